@@ -53,20 +53,13 @@ def fused(name: str, parts: Sequence[str], *options: str) -> Command:
 
 def ways() -> dict[str, list[Command]]:
     """The commands of every way, by the name of its row and of the file it ends with."""
-    counted = {way: [f"{way}.{m}.st" for m in (1, 2, 3)] for way in ("snapshots", "swag", "packed", "mimo", "heads")}
+    counted = {way: [f"{way}.{m}.st" for m in (1, 2, 3)] for way in ("packed", "mimo", "heads")}
     seeds = {way: [f"{way}.{m}.st" for m in NAMES] for way in ("deep", "lora", "batch-ensemble")}
-    constant = ["--schedule", "constant"]
     none = ["--merge", "none"]
     pruned = {way: [f"{way}.{m}.tuned.st" for m in NAMES] for way in ("taylor", "circuits")}
     return {
         "single": [trained("single")],
         "deep": [*seeded("deep", "--init", "random"), fused("deep", seeds["deep"], *none)],
-        "snapshots": [
-            trained("snapshots", "--ensemble", "snapshots:3"),
-            fused("snapshots", counted["snapshots"], *none),
-        ],
-        "swa": [trained("swa", *constant, "--ensemble", "swa:0.25,3")],
-        "swag": [trained("swag", *constant, "--ensemble", "swag:3,3,0.25,3"), fused("swag", counted["swag"], *none)],
         "lora": [*seeded("lora", "--ensemble", "lora:4,8"), fused("lora", seeds["lora"])],
         "batch-ensemble": [
             *seeded("batch-ensemble", "--ensemble", "batch-ensemble:0.1"),

@@ -210,24 +210,24 @@ MUTATIONS = (
     # --- training -----------------------------------------------------------------------------------------------------
     Mutation(
         "weights before the average",
-        "hydractl/methods/swa/averaging.py",
+        "examples/more_methods/hydractl_more_methods/averaging.py",
         "        if steps_made <= 0:\n            return False\n",
         "",
-        "tests/methods/test_averaging.py",
+        "tests/methods/test_more_methods.py",
     ),
     Mutation(
         "variance of SWAG",
-        "hydractl/methods/swa/averaging.py",
+        "examples/more_methods/hydractl_more_methods/averaging.py",
         "(self.squares[name] / (2 * self.count)).sqrt()",
         "(self.squares[name] / self.count).sqrt()",
-        "tests/methods/test_averaging.py",
+        "tests/methods/test_more_methods.py",
     ),
     Mutation(
         "the low-rank half of SWAG",
-        "hydractl/methods/swa/averaging.py",
+        "examples/more_methods/hydractl_more_methods/averaging.py",
         "math.sqrt(2 * (self.rank - 1))",
         "math.sqrt(2 * self.rank)",
-        "tests/methods/test_averaging.py",
+        "tests/methods/test_more_methods.py",
     ),
     Mutation(
         "the first step of a warm-up",
@@ -238,10 +238,10 @@ MUTATIONS = (
     ),
     Mutation(
         "the last cycle",
-        "hydractl/methods/snapshots.py",
+        "examples/more_methods/hydractl_more_methods/snapshots.py",
         "return start, min(self.steps_per_cycle, steps_left)",
         "return start, self.steps_per_cycle",
-        "tests/methods/test_snapshots.py -k cycles",
+        "tests/methods/test_more_methods.py",
     ),
     Mutation(
         "decay of norms and biases",

@@ -98,7 +98,6 @@ prune model --method cahp --data cal.X -o cahp.st
 prune model --method gate --keep 2 --data cal.X --order sequential -o gate.st
 prune model --method magnitude --keep 2
 extract-circuit model --val val.X --ood-val ood.X --share-from circuit.avg.json --share-sites 1 --keep 2 -o share.json
-finetune a.st --train train.X --epochs 2 --ensemble snapshots:2 -o snap.st
 finetune a.st --train train.X --steps 2 --ensemble batch-ensemble:0.1 -o batch.st
 finetune a.st --train train.X --steps 2 --ensemble deep:2 -o deep.st
 finetune a.st r1.st --train train.X --val val.X --steps 2 --lr 0.01,0.001 -o tuned/ --json
@@ -127,8 +126,6 @@ score --data cal.X --method taylor -v
 finetune model --train train.X --steps 2 --ensemble packed:2,2 -o packed.st
 finetune model --train train.X --steps 2 --ensemble mimo:2 -o mimo.st
 finetune model --train train.X --steps 2 --ensemble classifiers:2 -o classifiers.st
-finetune a.st --train train.X --steps 4 --ensemble swa:0.5,2 --config '{lr_floor: 0.1}' -o swa.st
-finetune a.st --train train.X --steps 4 --ensemble swag:2,2,0.5,2 --config '{lr_floor: 0.1}' -o swag.st
 laplace model --train train.X --val val.X -o laplace.st --json
 eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st \
   --test test.X --ood far=far.X -o ways.json

@@ -60,7 +60,7 @@ def test_every_row_is_made_and_nothing_twice(
     members = options["x-study"]["members"]
     members |= {"taylor": "--method taylor --keep 2", "mc-dropout": "--mc-dropout 0.1 --passes 2"}
     options["x-study"]["pretraining"] = "--epochs 1"
-    members |= {"deep": "--init random --epochs 1", "snapshots": "--epochs 2"}
+    members |= {"deep": "--init random --epochs 1"}
     Path("hydra.yaml").write_text(yaml.safe_dump(options))
     prepare = load("fashion-mnist", "prepare")
     monkeypatch.setattr(prepare, "VALIDATION", 24)
@@ -73,7 +73,7 @@ def test_every_row_is_made_and_nothing_twice(
     rows = {row["name"]: row for row in answer}
     assert list(rows) == list(study.Comparison("", members).rows)
     single = rows["single"]["cost"]["macs"]
-    for name in ("deep", "snapshots", "batch-ensemble", "mc-dropout"):
+    for name in ("deep", "batch-ensemble", "mc-dropout"):
         assert rows[name]["cost"]["macs"] == 2 * single, name
     assert rows["lora"]["cost"]["params"] < rows["deep"]["cost"]["params"]
     assert rows["hydra-circuit-tuned"]["cost"]["params"] < rows["members-circuit-tuned"]["cost"]["params"]

@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,8 @@ BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 PAGES = [*sorted((ROOT / "docs" / "numbers").glob("*.md")), ROOT / "benchmarks" / "README.md"]
 OTHER_PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_PROGRAMS = ("cd", "seq", "make", "nvidia-smi")
+PACKAGE = tomllib.loads((ROOT / "examples" / "more_methods" / "pyproject.toml").read_text(encoding="utf-8"))
+ROWS_OF_THE_PACKAGE = PACKAGE["project"]["entry-points"]["hydractl.methods"].keys()
 PASSED_ON = {
     "--search": ["extract-circuit", "MODEL", "--val", "VAL", "--ood-val", "OOD", "--budget", "1"],
     "--study": ["study", "MODEL", "-o", "FOLDER"],
@@ -123,9 +126,18 @@ def script_of(path: str) -> Path:
     return ROOT / name if (ROOT / name).is_file() else ROOT / "examples" / "comparison" / name
 
 
+def without_rows_of_the_package(words: list[str]) -> list[str]:
+    """The command without the rows of ``examples/more_methods/``, which is not installed here."""
+    if "--rows" not in words:
+        return words
+    place = words.index("--rows") + 1
+    rows = [row for row in words[place].split(",") if row not in ROWS_OF_THE_PACKAGE]
+    return [*words[:place], ",".join(rows), *words[place + 1 :]]
+
+
 def check_command(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "hydractl":
-        parse_verb(words[1:], folder)
+        parse_verb(without_rows_of_the_package(words[1:]), folder)
     elif words[:2] == ["python", "-c"]:
         compile(words[2], "command", "exec")
     elif words[0] == "python":

@@ -61,7 +61,6 @@ class Comparison:
             "single": lambda: self.predicted("single", model),
             "deep": lambda: self.apart(self.trained("deep")),
             "mc-dropout": lambda: self.predicted("mc-dropout", model, *self.options["mc-dropout"]),
-            "snapshots": lambda: self.apart(self.snapshots()),
             "batch-ensemble": lambda: self.apart(self.trained("batch-ensemble")),
             "lora": lambda: self.fused("lora", self.trained("lora")),
         }
@@ -100,16 +99,6 @@ class Comparison:
         """Members of the whole model that differ in what was trained, one for each seed."""
         words = ("finetune", self.model, *self.options[kind], "--resume", "-q")
         return {f"{kind}{seed}": step(f"{kind}{seed}.st", *words, "--seed", seed) for seed in SEEDS}
-
-    def snapshots(self) -> dict[str, str]:
-        """Members that one training went through."""
-        paths = [RUNS / f"snapshots.{cycle}.st" for cycle in range(1, len(SEEDS) + 1)]
-        if not all(path.exists() for path in paths):
-            run(
-                *("finetune", self.model, *self.options["snapshots"], "--ensemble", f"snapshots:{len(SEEDS)}"),
-                *("--resume", "-q", "-o", str(RUNS / "snapshots.st")),
-            )
-        return {f"snapshot{cycle}": str(path) for cycle, path in enumerate(paths, 1)}
 
     def pruned(self, name: str) -> str:
         """A member with heads removed."""

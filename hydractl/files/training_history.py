@@ -67,7 +67,7 @@ def training_text(training: TrainingRecord) -> str:
     """
     assert training.epochs
     last = training.epochs[-1]
-    weights = "weights of several steps"
+    weights = "no epoch chosen"
     if training.kept_epoch is not None:
         weights = f"epoch {training.kept_epoch} of {last.epoch} kept"
     facts = [weights, f"{training.steps} steps", f"last loss {last.loss:.4f}"]
@@ -160,19 +160,13 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
         return None
     last = history[-1]
 
-    # Find the epoch whose weights were kept. A snapshot has no chosen epoch: its weights are those at its end.
-    is_snapshot = "cycle" in settings
-    kept = last["epoch"] if is_snapshot else settings.get("kept_epoch")
-
-    # An average of weights belongs to no epoch; all others must have one.
-    is_average = "averaged" in settings
-    if is_average and kept is not None:
-        return None
-    if not is_average and type(kept) is not int:
+    # Find the epoch whose weights were kept. Weights that a method has collected or averaged belong to no epoch.
+    kept = settings.get("kept_epoch")
+    if kept is not None and type(kept) is not int:
         return None
     return TrainingRecord(
         member=member,
-        steps=settings.get("cycle_end", last["steps"]),
+        steps=last["steps"],
         kept_epoch=kept,
         n=_samples_of(seen, settings.get("train")),
         n_val=_samples_of(seen, settings.get("val")),

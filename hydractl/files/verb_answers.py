@@ -30,13 +30,10 @@ class LearningRateTrial(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedFile(Record):
-    """One of several files of a training: of a cycle of its learning rate, of a member, or of a draw."""
+    """One of several files of a training, each of which has a member."""
 
     output: str = needed("The file.")
-    cycle: Count | None = described("Number of the cycle that it ends.")
-    steps: Count | None = described("Number of steps made by its end.")
-    member: Count | None = described("Number of the member.")
-    draw: Count | None = described("Number of the draw, from 1.")
+    member: Count = needed("Number of the member, from 1.")
     sha256: str | None = described("SHA-256 of the file; not of a plan.")
 
 
@@ -49,7 +46,7 @@ class TrainingPlan(Record):
     samples: Count = needed("Number of training samples.")
     steps: Count = needed("Number of steps.")
     cost: Mapping[str, Count] = needed("What the model takes: parameters, multiply-adds of a sample, bytes.")
-    snapshots: Sequence[TrainedFile] | None = described("The files, where the training has several.")
+    files: Sequence[TrainedFile] | None = described("The files, where the training has several.")
     val_left_out: Count | None = described("Validation samples that are left out, as they are training data.")
     warnings: Sequence[str] = sparse("What is odd about the data and the course, in sentences.", list)
 
@@ -61,7 +58,7 @@ class FinetuneAnswer(Record):
     schema: str = needed(SCHEMA_TEXT)
     plan: TrainingPlan = inline()
     epochs: Sequence[EpochRecord] = needed("Its epochs in order.")
-    kept_epoch: Count | None = needed("The epoch whose weights were kept; null of snapshots and averages.")
+    kept_epoch: Count | None = needed("The epoch whose weights were kept; null where none was chosen.")
     stopped_early: bool | None = needed("Whether it ended for want of a better validation accuracy.")
     lr: float = needed("The learning rate.")
     trained_params: Count | None = described("How many numbers were trained; not of one that was finished before.")

@@ -24,10 +24,7 @@ from hydractl.methods.study_rows import StudyRow
 
 METHODS: Registry[Method] = Registry(__name__, __path__, "METHOD", helpers=("base", "method", "study_rows"))
 
-_FIRST = (
-    *("deep", "snapshots", "swa", "swag", "lora", "batch_ensemble", "abnn"),
-    *("packed", "mimo", "masksembles", "classifiers"),
-)
+_FIRST = ("deep", "lora", "batch_ensemble", "packed", "mimo", "classifiers")
 """The methods that come first in help texts, in this order; the others follow by name."""
 
 

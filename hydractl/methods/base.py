@@ -11,6 +11,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hydractl.training.adapters import Adapter
     from hydractl.training.course import CourseOptions
     from hydractl.training.members import MemberMaker
@@ -168,8 +170,6 @@ class MethodOptions:
         kind: the text before the colon of ``--ensemble``.
         summary: one sentence for the help about what the method does; it names the arguments by their metavars.
         example: example values of the arguments, as text.
-        needs_cosine: whether the learning rate always follows a cosine, so that ``--schedule`` must not ask for another
-            shape.
 
     Raises:
         ValueError: an argument is out of range. The caller puts the kind before the message.
@@ -178,7 +178,6 @@ class MethodOptions:
     kind: ClassVar[str]
     summary: ClassVar[str]
     example: ClassVar[str] = ""
-    needs_cosine: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -258,9 +257,13 @@ class MethodOptions:
         """Return the adapter that is trained instead of the weights; None to train the weights."""
         return None
 
-    def class_weight(self) -> float:
-        """Return the weight in the loss of the classes that the seed of a training draws; 1 for none."""
-        return 1.0
+    def class_weights(self, seed: int) -> Callable[[int], Tensor] | None:
+        """Return a function from the number of classes to their weights ``[C]`` in the loss; None for equal weights.
+
+        Args:
+            seed: the seed of the training, for weights that are drawn.
+        """
+        return None
 
     def together(self) -> MemberMaker | None:
         """Return the object that makes the members if one training trains several; None for one member."""
@@ -290,15 +293,6 @@ class SeededOptions(MethodOptions):
     def of_one_training(self) -> MethodOptions:
         """Return the same options for one member."""
         return dataclasses.replace(self, members=1)
-
-
-@dataclass(frozen=True)
-class CourseMethodOptions(MethodOptions):
-    """Options of a method that does not keep the weights of one epoch."""
-
-    def sets_aside(self, request: FinetuneRequest) -> list[str]:
-        """Return the names of the options that would choose an epoch."""
-        return ["patience", "min_delta"]
 
 
 @dataclass(frozen=True)

@@ -643,7 +643,7 @@ def _member_words(trained: TrainingRecord) -> str:
 def _weights_words(trained: TrainingRecord) -> str:
     """Return words on which epoch's weights were kept, e.g. ``epoch 3 of 5 kept``."""
     if trained.kept_epoch is None:
-        return "weights of several steps"
+        return "no epoch chosen"
     last = 0
     for epoch in trained.epochs or ():
         if epoch.epoch is not None:

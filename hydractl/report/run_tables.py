@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -22,7 +22,6 @@ from hydractl.files.verb_answers import (
     PlannedTraining,
     PlannedTrainings,
     RecipeSetting,
-    TrainedFile,
     TrainedMember,
 )
 from hydractl.report.rich_parts import UNKNOWN, table
@@ -41,7 +40,7 @@ from hydractl.report.texts import (
 
 
 def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
-    """Return a finished training: learning rates that were tried, epochs, files of snapshots, and the loss by step."""
+    """Return a finished training: learning rates that were tried, epochs, files of members, and the loss by step."""
     parts: list[RenderableType] = []
     if answer.grid:
         trials = _trials_table(answer.grid, answer.lr)
@@ -49,9 +48,10 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
 
     epochs = _epochs_table(answer.epochs, answer.kept_epoch)
     parts.append(epochs)
-    if answer.plan.snapshots:
-        snapshots = _snapshots_table(answer.plan.snapshots)
-        parts += [Text(""), snapshots]
+    if answer.plan.files:
+        rows = [[str(file.member), file.output] for file in answer.plan.files]
+        members = table("members", ("member", "file"), rows, left=0)
+        parts += [Text(""), members]
 
     curve = answer.loss_curve
     if curve:
@@ -79,35 +79,6 @@ def _epoch_figures(epoch: EpochRecord) -> list[str]:
     return [number(figure) for figure in figures]
 
 
-_NUMBERS_OF_FILES: Mapping[str, Callable[[TrainedFile], int | None]] = {
-    "draw": lambda file: file.draw,
-    "member": lambda file: file.member,
-    "cycle": lambda file: file.cycle,
-    "steps": lambda file: file.steps,
-}
-"""The function that reads a column's number from a file of a training, by the title of the column."""
-
-
-def _snapshots_table(files: Sequence[TrainedFile]) -> RenderableType:
-    """Return a table of the files of one training, which are members, draws of a posterior, or snapshots of cycles."""
-    # All files of one training are of the same kind, so the first one tells it.
-    first = files[0]
-    title = "members"
-    if first.draw is not None:
-        columns = ["draw"]
-    elif first.member is not None:
-        columns = ["member"]
-    else:
-        title = "snapshots"
-        columns = ["cycle", "steps"]
-
-    rows = []
-    for file in files:
-        numbers = [_NUMBERS_OF_FILES[column](file) for column in columns]
-        rows.append([*map(str, numbers), file.output])
-    return table(title, (*columns, "file"), rows, left=0)
-
-
 def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
     """Return a table of several finished trainings, one line each."""
     columns = ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step")
@@ -118,7 +89,7 @@ def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
 def _member_cells(member: TrainedMember) -> list[str]:
     """Return the cells of one of several trainings; its figures are those of the epoch whose weights were kept."""
     training = member.training
-    kept_number = training.kept_epoch or len(training.epochs)  # the last epoch if none was chosen, as for snapshots
+    kept_number = training.kept_epoch or len(training.epochs)  # the last epoch if none was chosen
     kept_epoch = EpochRecord()  # nothing is known unless it is found
     for epoch in training.epochs:
         if epoch.epoch == kept_number:
@@ -196,8 +167,8 @@ def planned_training(planned: PlannedTraining, width: int) -> RenderableType:
     """Return the plan of one training: its recipe, its number of steps, and the files it would write."""
     plan = planned.plan
     outputs = [plan.output]
-    if plan.snapshots is not None:
-        outputs = [file.output for file in plan.snapshots]
+    if plan.files is not None:
+        outputs = [file.output for file in plan.files]
     files = ", ".join(outputs)
     work = f"{plan.steps} steps on {plan.samples} samples; would write {files}"
     recipe = _recipe_table(planned.recipe)

@@ -424,7 +424,7 @@ class FinetuneSettings(Prescribed, SideBySide):
 
     @property
     def outputs(self) -> int | None:
-        """The number of models that a training of an ensemble writes, e.g. its snapshots; None if it writes one."""
+        """The number of models that a training of an ensemble writes, e.g. of packed:3 three; None if it writes one."""
         if self.ensemble is None:
             return None
         return self.ensemble.models()
@@ -473,9 +473,8 @@ class FinetuneSettings(Prescribed, SideBySide):
         if self.ensemble is not None:
             unused |= dict.fromkeys(self.ensemble.sets_aside(self), "ensemble")
 
-        # Only the cosine has a floor. Some ensembles follow a cosine whatever --schedule says.
-        ensemble_follows_cosine = self.ensemble is not None and self.ensemble.needs_cosine
-        if self.schedule != "cosine" and not ensemble_follows_cosine:
+        # Only the cosine has a floor. Where a method sets the schedule aside, the cosine is in effect.
+        if self.schedule != "cosine" and "schedule" not in unused:
             unused["lr_floor"] = "schedule"
         return unused
 

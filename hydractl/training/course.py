@@ -50,7 +50,7 @@ class LeftModel:
     Attributes:
         weights: the trained parameters, by name.
         steps: the step after which the model had these weights; later epochs do not belong to its history.
-        facts: the provenance entries of this model, in addition to those of the training.
+        facts: numbers for its provenance, such as which of the models it is.
     """
 
     weights: Mapping[str, Tensor]
@@ -82,10 +82,6 @@ class Course:
 
     # --- the weights that it leaves -----------------------------------------------------------------------------------
 
-    def planned(self) -> list[dict[str, int]]:
-        """Return what is known before the training of each of several models that it leaves; empty for one model."""
-        return []
-
     def collects(self, steps: int) -> bool:
         """Return whether the course collects the weights after so many steps."""
         return False
@@ -102,7 +98,7 @@ class Course:
         return []
 
     def facts(self) -> Mapping[str, int]:
-        """Return further provenance entries for the one model that the training leaves, e.g. ``{"averaged": 20}``."""
+        """Return numbers for the provenance of the one model that the training leaves."""
         return {}
 
     # --- saving and going on ------------------------------------------------------------------------------------------

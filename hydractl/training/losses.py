@@ -9,7 +9,6 @@ batch is computed again for its gradients, as in GradCache (Gao et al. 2021, arX
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -105,22 +104,10 @@ class CrossEntropy(Loss):
             logits = self.model.member_logits(inputs)[0]
         logits = _at_least_float32(logits)
         options = self.options
-        if options.class_weight != 1 and self._class_weights is None:
-            weights = class_weights(logits.shape[1], options.class_weight, options.seed)
+        if options.class_weights is not None and self._class_weights is None:
+            weights = options.class_weights(logits.shape[1])
             self._class_weights = weights.to(logits)
         return F.cross_entropy(logits, labels, weight=self._class_weights, label_smoothing=options.label_smoothing)
-
-
-def class_weights(classes: int, weight: float, seed: int) -> Tensor:
-    """Return the weights ``[C]`` of classes: 1, and another one of as many as the root of C, which the seed draws.
-
-    Source: Franchi et al. 2024 (ABNN), their code; the others are equal so that members specialise in some classes.
-    """
-    weights = torch.ones(classes)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(classes, generator=generator)[: math.isqrt(classes)]
-    weights[drawn] = weight
-    return weights
 
 
 class OfMembers(CrossEntropy):

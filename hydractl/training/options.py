@@ -5,7 +5,10 @@ Nothing here knows where the values come from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from hydractl.training.adapters import Adapter
 from hydractl.training.course import Course, CourseOptions, Length, ScheduleOptions
@@ -83,15 +86,13 @@ class LossOptions:
         name: ``cross-entropy`` or ``contrastive``.
         label_smoothing: of the cross-entropy.
         autocast: the dtype that activations are computed in, or None.
-        class_weight: the weight of some classes in the cross-entropy, where that of the others is 1.
-        seed: draws these classes.
+        class_weights: returns the weights ``[C]`` of C classes in the cross-entropy; None for equal weights.
     """
 
     name: str = "cross-entropy"
     label_smoothing: float = 0.0
     autocast: str | None = None
-    class_weight: float = 1.0
-    seed: int = 0
+    class_weights: Callable[[int], Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

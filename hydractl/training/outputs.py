@@ -36,18 +36,7 @@ from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
 # The settings in an output's provenance that record results; all others decided the result.
-_RESULTS = (
-    "history",
-    "kept_epoch",
-    "stopped_early",
-    "grid",
-    "parent",
-    "cycle",
-    "cycle_end",
-    "averaged",
-    "draw",
-    "member",
-)
+_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "course", "member")
 
 
 @dataclass(frozen=True)
@@ -181,7 +170,7 @@ def numbered(output: str, number: int) -> str:
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, object], trained: Trained) -> list[str]:
     """Write the model or models that a training leaves.
 
-    There are three cases: one model; members that were trained together; or models of several steps, e.g. snapshots.
+    There are three cases: one model; members that were trained together; or models that the course has collected.
 
     Args:
         outputs: one output for each model.
@@ -201,7 +190,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     parent = dict(opened.source.description.provenance)
     common_details = {**decisive, "lr": trained.lr, "parent": parent}
 
-    # Case 1: the training has collected the weights of several steps.
+    # Case 1: the course of the training has collected several models.
     if trained.models:
         return _write_left_models(outputs, opened, common_details, trained)
 
@@ -221,14 +210,14 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
 
 
 def _results_of_one_model(trained: Trained) -> dict[str, object]:
-    """Return provenance entries on how a training went, if it leaves one set of final weights, not e.g. snapshots."""
+    """Return provenance entries on how a training went, if it leaves one set of final weights."""
     outcome = trained.outcome
     return {
         "history": outcome["epochs"],
         "kept_epoch": outcome["kept_epoch"],
         "stopped_early": outcome["stopped_early"],
         "grid": _short_grid(trained),
-        **trained.facts,
+        "course": dict(trained.facts) or None,
     }
 
 
@@ -247,7 +236,7 @@ def _short_grid(trained: Trained) -> list[dict[str, object]] | None:
 def _write_left_models(
     outputs: Sequence[Output], opened: Opened, details: Mapping[str, object], trained: Trained
 ) -> list[str]:
-    """Write each of several models that one training leaves, e.g. snapshots.
+    """Write each of several models that the course of a training has collected.
 
     The training's model gets the weights of each in turn, and keeps those of the last one.
 
@@ -273,7 +262,7 @@ def _write_left_models(
             "history": history,
             "stopped_early": False,
             "grid": _short_grid(trained),
-            **left.facts,
+            "course": {"steps": left.steps, **left.facts},
         }
         digest = _write_output(output, opened, run, model.stock_tensors(), details_of_left)
         digests.append(digest)

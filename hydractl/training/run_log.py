@@ -1,8 +1,7 @@
 """The log of a training: lines of JSON, and events for trackers. It has times and speeds, unlike the outputs.
 
 The first line is ``{"schema": "hydractl.training-log/1", ...}``. Then follow lines with ``"event"``: ``step``,
-``epoch``, ``candidate`` (one of several learning rates), ``cycle`` (the end of a cycle of snapshots), ``resumed``,
-``end``.
+``epoch``, ``candidate`` (one of several learning rates), ``resumed``, ``end``, and those of a method's own.
 """
 
 from __future__ import annotations

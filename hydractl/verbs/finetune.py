@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,7 +48,7 @@ from hydractl.verbs.finetune_members import check_files, on_first_device, recipe
 from hydractl.verbs.opening import announce_reading, model_options, renaming_doubts, start_options
 from hydractl.verbs.outcome import Outcome
 
-SCHEMA = "hydractl.finetune/1"
+SCHEMA = "hydractl.finetune/2"
 
 _NOT_DECISIVE = (
     *("compile", "checkpoint_blocks"),  # the result is the same, to rounding
@@ -258,14 +258,14 @@ def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: 
     samples = len(opened.train_set)
     steps = options.total_steps(samples)
     cost = cost_of(source.description, source.tensors)
-    models = _planned_models(options, samples)
+    options.begin_course(samples)  # raises an error if there are too few steps
     plan = TrainingPlan(
         output=str(files.paths[-1]),
         model=source.name,
         samples=samples,
         steps=steps,
         cost=cost,
-        snapshots=_planned_files(files, models),
+        files=_planned_files(files),
         val_left_out=opened.left_out or None,
     )
 
@@ -284,28 +284,11 @@ def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: 
     return plan
 
 
-def _planned_files(files: RunFiles, models: Sequence[Mapping[str, int]]) -> list[TrainedFile] | None:
-    """Return the output files with what is known of the model in each; None if the training writes one model.
-
-    Args:
-        files: the paths that the training writes to.
-        models: for each output file, in order, what is known of its model, e.g. ``{"member": 1}``; empty for one model.
-    """
-    if not models:
+def _planned_files(files: RunFiles) -> list[TrainedFile] | None:
+    """Return the output files with the number of the member in each; None if the training writes one model."""
+    if len(files.paths) == 1:
         return None
-    planned = []
-    for path, facts in zip(files.paths, models, strict=True):
-        planned.append(TrainedFile.from_json({"output": str(path), **facts}))
-    return planned
-
-
-def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]:
-    """Return what is known of each model if a training writes several, e.g. ``{"member": 1}``; empty for one model."""
-    course = options.begin_course(samples)  # raises an error if there are too few steps
-    if options.together is None:
-        return course.planned()
-    members = range(1, options.together.members + 1)
-    return [{"member": number} for number in members]
+    return [TrainedFile(output=str(path), member=number) for number, path in enumerate(files.paths, start=1)]
 
 
 def _check_training(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
@@ -395,17 +378,17 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
 
     Most options are copied from the setting of the same name. Only those that differ in name or form are given here.
     """
-    # What an ensemble method changes: the model (by an adapter), the course of the training (such as snapshots),
-    # whether members are trained together, or the weight of some classes. None, or a weight of 1, means no change.
+    # What an ensemble method changes: the model (by an adapter), the course of the training, whether members are
+    # trained together, or the weights of classes. None means no change.
     adapter = None
     course = None
     together = None
-    class_weight = 1.0
+    class_weights = None
     if settings.ensemble is not None:
         adapter = settings.ensemble.adapter()
         course = settings.ensemble.course()
         together = settings.ensemble.together()
-        class_weight = settings.ensemble.class_weight()
+        class_weights = settings.ensemble.class_weights(settings.seed)
     names_of_new_head = None
     if settings.new_head:
         class_names = model_options(settings).labels
@@ -432,7 +415,7 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         optimizer=optimizer,
         schedule=schedule,
         course=course,
-        loss=settings.fill(LossOptions, name=settings.loss, class_weight=class_weight),
+        loss=settings.fill(LossOptions, name=settings.loss, class_weights=class_weights),
         together=together,
     )
 
@@ -574,12 +557,12 @@ def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: Traini
 
 def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
     """Return the plan with the digest of each file if there are several files; a plan of one file unchanged."""
-    if plan.snapshots is None:
+    if plan.files is None:
         return plan
-    snapshots = []
-    for file, digest in zip(plan.snapshots, digests, strict=True):
-        snapshots.append(replace(file, sha256=digest))
-    return replace(plan, snapshots=snapshots)
+    files = []
+    for file, digest in zip(plan.files, digests, strict=True):
+        files.append(replace(file, sha256=digest))
+    return replace(plan, files=files)
 
 
 def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:

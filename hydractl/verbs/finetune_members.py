@@ -30,7 +30,7 @@ from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side, thread
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
 
-SCHEMA = "hydractl.finetunes/1"
+SCHEMA = "hydractl.finetunes/2"
 
 _REPLACED = (
     "output",
@@ -272,12 +272,12 @@ def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
     """Return the plan of another member of the same model with the output paths replaced by those of ``files``."""
     last_path = files.paths[-1]
     plan = replace(other, output=str(last_path))
-    if plan.snapshots is None:
+    if plan.files is None:
         return plan
-    snapshots_with_paths = []
-    for snapshot, path in zip(plan.snapshots, files.paths, strict=True):
-        snapshots_with_paths.append(replace(snapshot, output=str(path)))
-    return replace(plan, snapshots=snapshots_with_paths)
+    files_of_member = []
+    for file, path in zip(plan.files, files.paths, strict=True):
+        files_of_member.append(replace(file, output=str(path)))
+    return replace(plan, files=files_of_member)
 
 
 def recipe_in_effect(settings: FinetuneSettings) -> dict[str, RecipeSetting]:

@@ -106,7 +106,7 @@ def test_what_was_given_no_name_is_removed() -> None:
 
 
 def test_several_trainings_are_the_members_of_one_model() -> None:
-    trained = hydractl.finetune("a.st", train=(X, Y), ensemble="snapshots:2", epochs=2)
+    trained = hydractl.finetune("a.st", train=(X, Y), ensemble="classifiers:2", epochs=1)
     assert [member.name for member in trained.members] == ["tuned.1", "tuned.2"]
     with pytest.raises(hydractl.errors.UsageError, match="2 models"):
         trained.load()

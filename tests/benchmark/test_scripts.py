@@ -34,7 +34,7 @@ COMMANDS = {
     "approximate_circuits": ("vit.st", *DATA, "--budget", "1", "--approx", "lazy:2,bfloat16", *ONCE, "-o", "out.json"),
     "big_models": ("vit_tiny_patch16_224", "--keep", "2", "--folder", ".", "-o", "out.json"),
     "data_throughput": ("--limit", "4", "--batch-size", "2", "--workers", "0", *ONCE, "-o", "out.json"),
-    "ensemble_cost": ("--ways", "swa", *ONCE, "--batch-size", "1", "--folder", "runs", "-o", "out.json"),
+    "ensemble_cost": ("--ways", "heads", *ONCE, "--batch-size", "1", "--folder", "runs", "-o", "out.json"),
     "eval_of_files": ("--before", "..", "--images", "4", "--distinct", "2", "--workers", "1", *ONCE, "-o", "out.json"),
     "eval_overhead": ("--model", SIZED, "--samples", "4", "--batch-size", "4", *ONCE),
     "extract_circuit": ("vit.st", *DATA, "--objective", "avg", "--steps", "1", "-o", "out.json"),

@@ -110,7 +110,7 @@ def test_what_a_kind_is_asked_for_is_written_as_it_is_read(kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "must begin with one of deep, snapshots, "),
+        ("", "must begin with one of deep, lora, "),
         ("pakced:3,2", "not 'pakced'; did you mean packed?"),
         ("packed", "must be packed:M,ALPHA[,GAMMA], such as packed:3,2, not 'packed'"),
         ("packed:3,2,1,1", "must be packed:M,ALPHA[,GAMMA], such as packed:3,2, not 'packed:3,2,1,1'"),

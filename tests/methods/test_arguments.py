@@ -10,9 +10,8 @@ from hydractl.cli.app import main
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("snapshots:1", "--ensemble snapshots: M must be at least 2, not 1; such as snapshots:3"),
-        ("swa:1", "--ensemble swa: START must be less than 1, not 1.0"),
-        ("swa:0", "--ensemble swa: START must be greater than 0, not 0.0"),
+        ("packed:1,2", "--ensemble packed: M must be at least 2, not 1; such as packed:3,2"),
+        ("batch-ensemble:0.1,0", "--ensemble batch-ensemble: M must be at least 1, not 0"),
         ("lora:0,1", "--ensemble lora: RANK must be at least 1, not 0"),
         ("mimo:x", "--ensemble mimo: M must be a whole number, not 'x'"),
     ],

@@ -393,10 +393,8 @@ def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.C
     parts, wholes = ([Path(f"{one}.{number}.st") for number in (1, 2, 3)] for one in ("part", name))
     assert [path.read_bytes() for path in parts] == [path.read_bytes() for path in wholes]
     found = answer(capsys, *command, "--resume")
-    assert [(one["output"], one["member"]) for one in found["snapshots"]] == [
-        (str(p), n) for n, p in enumerate(parts, 1)
-    ]
-    assert found["sha256"] == found["snapshots"][-1]["sha256"]
+    assert [(one["output"], one["member"]) for one in found["files"]] == [(str(p), n) for n, p in enumerate(parts, 1)]
+    assert found["sha256"] == found["files"][-1]["sha256"]
     run(*command, "--resume", "--config", "{label_smoothing: 0.2}", code=3)
 
 

@@ -191,7 +191,7 @@ def test_a_column_that_no_row_knows_is_left_out() -> None:
 @pytest.mark.fault(73)
 def test_a_training_without_validation_data_shows_no_dashes() -> None:
     epoch = {"steps": 1, "loss": 2.3, "val_accuracy": None, "val_nll": None}
-    training = {"schema": "hydractl.finetune/1", "output": "a.st", "model": "a", "samples": 3, "steps": 2, "cost": {}}
+    training = {"schema": "hydractl.finetune/2", "output": "a.st", "model": "a", "samples": 3, "steps": 2, "cost": {}}
     course = {"epochs": [epoch | {"epoch": n} for n in (1, 2)], "kept_epoch": 2, "stopped_early": False, "lr": 0.1}
     document = {**training, **course, "sha256": "ab"}
     shown = "\n".join(drawn(render(document, 80), console()))

@@ -86,7 +86,7 @@ def test_members_are_averaged_in_rows_of_pruned_members_alone() -> None:
     pruned |= {"circuits", "taylor", "circuits-tuned", "taylor-tuned"}
     assert merges.keys() == {None, "none"}
     assert merges[None] == pruned
-    assert {"deep", "deep-random", "snapshots", "batch-ensemble", "packed", "heads"} < merges["none"]
+    assert {"deep", "deep-random", "batch-ensemble", "packed", "heads"} < merges["none"]
 
 
 def test_a_deep_ensemble_starts_from_the_checkpoint_with_new_classifiers_where_there_are_any() -> None:

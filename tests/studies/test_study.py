@@ -556,7 +556,6 @@ def test_what_was_calibrated_before_is_set_aside_and_said_so(copy: Path, capsys:
     ("options", "problem"),
     [
         ({"--rows": "taylor"}, "--rows taylor needs --train"),
-        ({"--rows": "swa", "--train": "train.npz"}, "--rows swa: a training of 40 steps or more is needed"),
         ({"--ood": "noise=noise.npz?"}, "noise.npz?"),
         ({"--threshold": "5"}, "--threshold must be id:P"),
         ({"--ood-score": "mcm"}, "--ood-score mcm is of class texts, and vit is not zero-shot"),
@@ -609,11 +608,11 @@ def test_the_names_of_rows_are_those_there_are() -> None:
 GRID = ["--train", "train.npz", "--epochs", "3", "--batch-size", "2", "--lr", "0.0001,0.01"]
 
 
-LAST_OF_ROW = {"trained": "trained0", "snapshots": "snapshots.3", "swa": "swa", "masksembles": "masksembles.1"}
+LAST_OF_ROW = {"trained": "trained0", "heads": "heads.1", "mimo": "mimo.3"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("made_rows", ["trained,swa", *marked_release([",".join(LAST_OF_ROW)])])
+@pytest.mark.parametrize("made_rows", ["trained,heads", *marked_release([",".join(LAST_OF_ROW)])])
 def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kill(
     made_rows: str, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

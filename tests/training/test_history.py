@@ -100,9 +100,10 @@ def test_of_a_long_training_some_epochs_are_told() -> None:
     assert training_text(found) == "epoch 30 of 200 kept, 400 steps, last loss 0.0050, validation accuracy 0.5000"
 
 
-def test_of_a_snapshot_its_last_epoch_is_told() -> None:
-    (found,) = trainings_of([described({"history": HISTORY[:7], "cycle": 2, "cycle_end": 15})])
-    assert (found.kept_epoch, found.steps, len(found.epochs)) == (7, 15, 7)
+def test_of_weights_that_belong_to_no_epoch_none_is_told() -> None:
+    (found,) = trainings_of([described({"history": HISTORY[:7], "course": {"steps": 15}})])
+    assert (found.kept_epoch, found.steps, len(found.epochs)) == (None, 14, 7)
+    assert training_text(found).startswith("no epoch chosen, 14 steps, ")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_of_a_snapshot_its_last_epoch_is_told() -> None:
         None,
         {},
         {"history": [], "kept_epoch": 1},
-        {"history": HISTORY},
+        {"history": HISTORY, "kept_epoch": "1"},
         {"history": [{"epoch": 1, "steps": 2}], "kept_epoch": 1},
         {"history": [{"epoch": 1, "steps": 2, "loss": float("nan")}], "kept_epoch": 1},
         {"history": [{"epoch": "1", "steps": 2, "loss": 1.0}], "kept_epoch": 1},

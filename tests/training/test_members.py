@@ -68,7 +68,7 @@ if "--seed=1" in words:
     sys.exit("error: the loss is nan at step 1\\nhint: lower --lr")
 plan = {"output": "x.st", "model": "x", "samples": 1, "steps": 1, "cost": {}}
 course = {"epochs": [], "kept_epoch": 0, "stopped_early": False, "lr": 0.1, "sha256": "0"}
-print(json.dumps({"schema": "hydractl.finetune/1", **plan, **course, "words": words}))
+print(json.dumps({"schema": "hydractl.finetune/2", **plan, **course, "words": words}))
 """
 
 
@@ -142,7 +142,7 @@ def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
     run(*members, "--ensemble", "deep:2", "--devices", "cpu,cpu", "--resume", "--json")
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert found["schema"] == "hydractl.finetunes/1"
+    assert found["schema"] == "hydractl.finetunes/2"
     assert [(m["name"], m["seed"], m["output"], m["steps"]) for m in found["members"]] == [
         ("part.0", 4, "part.0.st", 60),
         ("part.1", 5, "part.1.st", 60),
@@ -251,13 +251,13 @@ def test_a_dry_run_lists_what_would_run(capsys: pytest.CaptureFixture[str], monk
         ("x.2", 2, 9, "x.2"),
     ]
     assert (found["devices"], found["threads"]) == (["cpu", "cpu"], 2)
-    cycles = ["--steps", "4", "--ensemble", "snapshots:2", "-o", "./"]
+    together = ["--steps", "4", "--ensemble", "classifiers:2", "-o", "./"]
     pruned("a.st", "b.st")
     capsys.readouterr()
-    run("finetune", "a.st", "b.st", *DATA, *cycles, "--dry-run", "--json")
+    run("finetune", "a.st", "b.st", *DATA, *together, "--dry-run", "--json")
     found = json.loads(capsys.readouterr().out)
-    outputs = [[one["output"] for one in member["snapshots"]] for member in found["members"]]
-    assert outputs == [[f"{n}.tuned.{cycle}.st" for cycle in (1, 2)] for n in "ab"]
+    outputs = [[one["output"] for one in member["files"]] for member in found["members"]]
+    assert outputs == [[f"{n}.tuned.{number}.st" for number in (1, 2)] for n in "ab"]
     assert not list(Path().glob("x*"))
 
 

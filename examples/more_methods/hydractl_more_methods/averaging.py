@@ -117,13 +117,6 @@ class Averaging(Course):
         warmup = min(whole_warmup, self.start)
         return rate_share(step, self.start, warmup, shape, floor)
 
-    def planned(self) -> list[dict[str, int]]:
-        """Return the number of each member that will be drawn."""
-        plan = []
-        for number in range(1, self.options.members + 1):
-            plan.append({"draw": number})
-        return plan
-
     def collects(self, steps: int) -> bool:
         """Return whether the weights after this many steps are collected: evenly spread, the last time at the end."""
         steps_made = steps - self.start

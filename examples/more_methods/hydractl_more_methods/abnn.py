@@ -6,7 +6,9 @@ Franchi et al., Make Me a BNN: A Simple Strategy for Estimating Bayesian Uncerta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ from hydractl.methods.method import Method
 from hydractl.methods.study_rows import BySeeds, StudyRow
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hydractl.training.adapters import Adapter
 
 
@@ -40,13 +44,16 @@ class AbnnOptions(SeededOptions):
             return [f"--ensemble abnn with PRIOR{request.where('ensemble')} does not go with --loss contrastive"]
         return []
 
-    def class_weight(self) -> float:
-        """Return the weight of the drawn classes."""
-        return self.prior
+    def class_weights(self, seed: int) -> Callable[[int], Tensor] | None:
+        """Return the function that weighs classes by PRIOR, as the seed draws them; None if all weigh the same."""
+        if self.prior == 1:
+            return None
+        noise = import_module("hydractl_more_methods.noise")
+        return partial(noise.class_weights, weight=self.prior, seed=seed)
 
     def adapter(self) -> Adapter:
         """Return the adapter that puts noise of this standard deviation on the norms."""
-        noise = import_module("hydractl.methods.abnn.noise")
+        noise = import_module("hydractl_more_methods.noise")
         adapter: Adapter = noise.NoisyNorms(self.std)
         return adapter
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydractl_more_methods.averaging import AverageOptions, Averaging
 from rich.console import Console
 
 from hydractl.errors import UsageError
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.methods.swa.averaging import AverageOptions, Averaging
 from hydractl.model.runtime import HydraModel
 from hydractl.report.terminal import render
 from hydractl.training import loop
@@ -118,13 +118,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, *SWAG, "-o", "whole.st", "--resume")  # finished before
-    assert [(one["output"], one["draw"]) for one in found["snapshots"]] == [("whole.1.st", 1), ("whole.2.st", 2)]
+    assert [(one["output"], one["member"]) for one in found["files"]] == [("whole.1.st", 1), ("whole.2.st", 2)]
     assert (found["output"], found["kept_epoch"]) == ("whole.2.st", None) and "val_accuracy" in found["epochs"][0]
     made = read_header("whole.2.st").description["provenance"]["settings"]  # type: ignore[index]
     assert made["ensemble"] == {"kind": "swag", "members": 2, "rank": 3, "start": 0.5, "count": 4}
-    assert (made["averaged"], made["draw"]) == (4, 2)
+    assert made["course"] == {"steps": 18, "averaged": 4, "draw": 2}
     run("--info", "swa.st")
-    assert "weights of several steps, 18 steps" in capsys.readouterr().out
+    assert "no epoch chosen, 18 steps" in capsys.readouterr().out
     mean, one, two = tensors("swa.st"), tensors("whole.1.st"), tensors("whole.2.st")
     apart = [float((a[name] - b[name]).norm()) for a, b in ((one, mean), (two, mean), (one, two)) for name in mean]
     assert 0 < max(apart) < 1

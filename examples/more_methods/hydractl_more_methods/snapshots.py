@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.methods.base import CourseMethodOptions, FinetuneRequest, argument
+from hydractl.methods.base import FinetuneRequest, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 from hydractl.training.course import Course, LeftModel, Length, ScheduleOptions, rate_share, warmup_steps
+from hydractl_more_methods.collecting import CollectingOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SnapshotsOptions(CourseMethodOptions):
+class SnapshotsOptions(CollectingOptions):
     """``snapshots:M``: members are the weights at the ends of cycles."""
 
     kind = "snapshots"
@@ -35,7 +36,6 @@ class SnapshotsOptions(CourseMethodOptions):
         "for a.st"
     )
     example = "3"
-    needs_cosine = True
 
     cycles: int = argument("M", int, at_least=2)
 
@@ -127,13 +127,6 @@ class Cycles(Course):
         step_of_cycle = step - start
         return rate_share(step_of_cycle, steps, warmup, self.schedule.shape, self.schedule.floor)
 
-    def planned(self) -> list[dict[str, int]]:
-        """Return the number of each cycle and the steps made at its end."""
-        plan = []
-        for number, end in enumerate(self.ends, start=1):
-            plan.append({"cycle": number, "steps": end})
-        return plan
-
     def collects(self, steps: int) -> bool:
         """Return whether a cycle ends after this number of steps."""
         current_cycle = len(self.snapshots)
@@ -154,8 +147,7 @@ class Cycles(Course):
         models: list[LeftModel] = []
         for weights, end in zip(self.snapshots, self.ends, strict=True):
             number = len(models) + 1
-            facts = {"cycle": number, "cycle_end": end}
-            models.append(LeftModel(weights, end, facts))
+            models.append(LeftModel(weights, end, {"cycle": number}))
         return models
 
     def progress(self) -> dict[str, int]:

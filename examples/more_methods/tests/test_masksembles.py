@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from hydractl_more_methods.masks import draw_masks
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from hydractl.files.checkpoint import DictTensors
-from hydractl.methods.masksembles.masks import draw_masks
 from hydractl.model.loading import build_model
 from tests.methods.test_together import PLAIN, batches, near, state_of, together, train
 from tests.pico import images, inputs, shared_stock, source_of, stock
@@ -137,5 +137,5 @@ def test_few_neurons_are_divided_too(neurons: int, dealt: tuple[int, float]) -> 
 
 
 def test_the_page_counts_what_is_stored() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "ensembles.md"
+    page = Path(__file__).resolve().parents[1] / "README.md"
     assert "| [Masksembles](#masksembles) | T | P, in all | fused: P + (M - 1) d m L | M |" in page.read_text("utf-8")

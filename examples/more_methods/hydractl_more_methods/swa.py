@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hydractl.methods.base import CourseMethodOptions, FinetuneRequest, argument
+from hydractl.methods.base import FinetuneRequest, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import ByTraining, StudyRow
+from hydractl_more_methods.collecting import CollectingOptions
 
 if TYPE_CHECKING:
     from hydractl.training.course import CourseOptions
 
 
 @dataclass(frozen=True)
-class AveragingOptions(CourseMethodOptions):
+class AveragingOptions(CollectingOptions):
     """Options of a method that collects weights at the end of a training, at a learning rate above zero."""
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
@@ -59,7 +60,7 @@ class SwaOptions(AveragingOptions):
 
     def course(self) -> CourseOptions:
         """Return the course that averages weights."""
-        averaging = import_module("hydractl.methods.swa.averaging")
+        averaging = import_module("hydractl_more_methods.averaging")
         options: CourseOptions = averaging.AverageOptions(start=self.start, count=self.count)
         return options
 

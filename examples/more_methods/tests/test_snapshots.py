@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from hydractl_more_methods.snapshots import Cycles
 from torch.nn import functional as F
 
 import hydractl
@@ -22,9 +21,8 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.methods.snapshots import Cycles
+from hydractl.methods import read_ensemble
 from hydractl.model.runtime import HydraModel
-from hydractl.report.terminal import render
 from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import TrainingContext
@@ -128,15 +126,13 @@ def test_each_cycle_leaves_an_ordinary_checkpoint(capsys: pytest.CaptureFixture[
     answer = json.loads(capsys.readouterr().out)
     names = [f"s.{number}.st" for number in (1, 2, 3, 4)]
     assert sorted(path.name for path in Path().glob("s*")) == [*names, "s.log.jsonl"]
-    assert [(one["output"], one["cycle"], one["steps"]) for one in answer["snapshots"]] == list(
-        zip(names, (1, 2, 3, 4), ENDS, strict=True)
-    )
+    assert [(one["output"], one["member"]) for one in answer["files"]] == list(zip(names, (1, 2, 3, 4), strict=True))
     assert (answer["output"], answer["kept_epoch"], answer["stopped_early"]) == ("s.4.st", None, False)
-    assert len({one["sha256"] for one in answer["snapshots"]}) == 4
+    assert len({one["sha256"] for one in answer["files"]}) == 4
     for name, number, end in zip(names, (1, 2, 3, 4), ENDS, strict=True):
         made = provenance(name)
         assert made["ensemble"] == {"kind": "snapshots", "cycles": 4}
-        assert (made["cycle"], made["cycle_end"]) == (number, end)
+        assert made["course"] == {"cycle": number, "steps": end}
         assert [epoch["steps"] for epoch in made["history"]] == [steps for steps in (6, 12, 18) if steps <= end]
         assert "val_accuracy" in answer["epochs"][0]
     events = [json.loads(line) for line in Path("s.log.jsonl").read_text().splitlines()]
@@ -162,19 +158,6 @@ def test_a_snapshot_is_what_a_training_of_its_own_would_give() -> None:
     assert all(torch.equal(one.read(name), snapshot.read(name)) for name in one.names())
 
 
-def test_a_person_is_told_of_each() -> None:
-    ends = [{"output": f"s.{number}.st", "cycle": number, "steps": 4 * number} for number in (1, 2)]
-    epoch = {"epoch": 1, "steps": 8, "loss": 0.5}
-    plan = {"output": "s.2.st", "model": "s", "samples": 8, "steps": 8, "cost": {}, "snapshots": ends}
-    course = {"epochs": [epoch], "kept_epoch": None, "stopped_early": False, "lr": 0.1, "loss_curve": [0.6, 0.5]}
-    document = {"schema": "hydractl.finetune/1", **plan, **course, "sha256": "ab"}
-    console = Console(record=True, width=80, file=io.StringIO())
-    console.print(render(document, 80))
-    told = [line.split() for line in console.export_text().splitlines()]
-    assert ["1", "4", "s.1.st"] in told and ["2", "8", "s.2.st"] in told
-    assert not [line for line in told if "kept" in line]
-
-
 @pytest.mark.long
 def test_folders_are_numbered_too() -> None:
     import timm
@@ -196,7 +179,7 @@ def test_every_output_is_claimed_before_the_training(capsys: pytest.CaptureFixtu
     assert sorted(path.name for path in Path().glob("s.*")) == ["s.3.st"]
     assert not list(Path().glob(".s.*"))
     run(*TRAIN, "-o", "s.st", "--force", "-q")
-    assert provenance("s.3.st")["cycle"] == 3
+    assert provenance("s.3.st")["course"]["cycle"] == 3
 
 
 def test_a_dry_run_names_all_outputs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,7 +235,7 @@ def test_killed_while_it_writes_it_writes_all_anew(capsys: pytest.CaptureFixture
     run(*TRAIN, "-o", "s.st", "--resume", "--json")
     found = capsys.readouterr()
     assert "the training of s.1.st s.2.st s.3.st s.4.st is finished: nothing to do" in found.err
-    assert [one["cycle"] for one in json.loads(found.out)["snapshots"]] == [1, 2, 3, 4]
+    assert [one["member"] for one in json.loads(found.out)["files"]] == [1, 2, 3, 4]
     run(*TRAIN, "-o", "s.st", "--resume", "--config", "{label_smoothing: 0.2}", code=3)
     Path("s.2.st").unlink()
     run(*TRAIN, "-o", "s.st", "--resume", "-q", code=5)  # not finished, and some of its outputs are in the way
@@ -285,6 +268,8 @@ def test_what_chooses_among_weights_is_refused() -> None:
         with pytest.raises(UsageError, match=complaint):
             settings(ensemble="snapshots:3", val="v.npz", **more)
     assert settings(ensemble="snapshots:3", schedule="cosine", lr_floor=0.1).lr_floor == 0.1
+    with pytest.raises(ValueError, match="snapshots: M must be at least 2, not 1; such as snapshots:3"):
+        read_ensemble("snapshots:1")
 
 
 def test_what_only_a_recipe_says_gives_way() -> None:

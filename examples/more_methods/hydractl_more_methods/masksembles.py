@@ -32,7 +32,7 @@ class MasksemblesOptions(TogetherOptions):
 
     def together(self) -> MemberMaker:
         """Return the maker of the network with this many masks."""
-        masks = import_module("hydractl.methods.masksembles.masks")
+        masks = import_module("hydractl_more_methods.masks")
         maker: MemberMaker = masks.Masksembles(self.members, self.scale)
         return maker
 

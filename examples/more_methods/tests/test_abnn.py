@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hydractl_more_methods.noise import Noise, NoisyNorms, class_weights
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -15,7 +16,6 @@ from torch.nn.utils import parametrize
 import hydractl
 from hydractl.files.checkpoint import FileTensors
 from hydractl.methods import read_ensemble
-from hydractl.methods.abnn.noise import Noise, NoisyNorms
 from hydractl.model.loading import build_model
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.options import WeightOptions
@@ -80,15 +80,19 @@ def test_the_noise_is_that_of_the_authors_layer() -> None:
 def test_a_prior_gives_each_training_its_weights_of_classes() -> None:
     options = read_ensemble("abnn:0.1,3,5")
     assert str(options) == "abnn:0.1,3,5" and str(read_ensemble("abnn:0.1,3")) == "abnn:0.1,3"
-    assert options.of_one_training().class_weight() == 5 and read_ensemble("abnn:0.1").class_weight() == 1
+    assert read_ensemble("abnn:0.1").class_weights(0) is None
     settings = FinetuneSettings(model=["base.st"], train="train.npz", ensemble=options.of_one_training(), seed=4)
-    loss = train_options(settings).loss
-    assert (loss.class_weight, loss.seed) == (5, 4)
+    weigh = train_options(settings).loss.class_weights
+    assert weigh is not None
+    weights = weigh(10)
+    assert sorted(weights.tolist()) == [1.0] * 7 + [5.0] * 3, "as many as the root of the number of classes"
+    assert torch.equal(weights, class_weights(10, 5.0, seed=4))
+    assert not torch.equal(weights, class_weights(10, 5.0, seed=5))
 
 
 def test_norms_and_the_classifier_are_trained() -> None:
-    """As docs/ensembles.md counts them."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "ensembles.md"
+    """As the README counts them."""
+    page = Path(__file__).resolve().parents[1] / "README.md"
     assert "| 2 d (2 L + 1) + (d + 1) C |" in page.read_text(encoding="utf-8")
     model = build_model(source_of(shared_stock("class-token"), "class-token"))
     adapter = NoisyNorms(STD)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydractl.methods.base import argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
-from hydractl.methods.swa import AveragingOptions
+from hydractl_more_methods.swa import AveragingOptions
 
 if TYPE_CHECKING:
     from hydractl.training.course import CourseOptions
@@ -40,7 +40,7 @@ class SwagOptions(AveragingOptions):
 
     def course(self) -> CourseOptions:
         """Return the course that averages weights and draws the members around their average."""
-        averaging = import_module("hydractl.methods.swa.averaging")
+        averaging = import_module("hydractl_more_methods.averaging")
         options: CourseOptions = averaging.AverageOptions(
             start=self.start,
             count=self.count,

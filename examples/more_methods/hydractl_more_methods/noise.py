@@ -6,6 +6,7 @@ the training, so that the output is an ordinary checkpoint.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -67,6 +68,18 @@ class NoisyNorms:
             if getattr(norm, "bias", None) is not None:
                 names.add(f"{path}.bias")
         return names
+
+
+def class_weights(classes: int, weight: float, seed: int) -> Tensor:
+    """Return the weights ``[C]`` of classes: 1, and another one of as many as the root of C, which the seed draws.
+
+    Source: the code of Franchi et al.; the others are equal so that members specialise in some classes.
+    """
+    weights = torch.ones(classes)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(classes, generator=generator)[: math.isqrt(classes)]
+    weights[drawn] = weight
+    return weights
 
 
 def _norms(model: HydraModel) -> dict[str, Any]:

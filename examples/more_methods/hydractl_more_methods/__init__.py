@@ -1,0 +1,1 @@
+"""ABNN, Masksembles, snapshots, SWA and SWAG, each in a module that declares its ``METHOD``."""

@@ -1,0 +1,59 @@
+"""The package of ``examples/more_methods/``, installed as a user would have it: its tests, and its rows of a study."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "examples" / "more_methods"
+
+
+def install(place: Path) -> dict[str, str]:
+    """Leave in a folder what ``pip install -e`` of the package does, and return an environment that has it."""
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = place / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", encoding="utf-8"
+    )
+    points = configparser.ConfigParser()
+    points.read_dict(project["entry-points"])
+    with (info / "entry_points.txt").open("w", encoding="utf-8") as file:
+        points.write(file)
+    paths = map(str, [ROOT, PACKAGE, place])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"}
+
+
+def pytest_of_the_package(place: Path, *arguments: str) -> None:
+    """Run tests of the package in a process of its own, for this one has listed the methods that are installed."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(
+        [*command, f"--rootdir={ROOT}", f"-c={ROOT / 'pyproject.toml'}", str(PACKAGE / "tests")],
+        cwd=ROOT,
+        env=install(place),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_tests_pass(tmp_path: Path) -> None:
+    pytest_of_the_package(tmp_path, "-m", "not long")
+
+
+@pytest.mark.long
+@pytest.mark.fault(6)
+def test_its_long_tests_pass(tmp_path: Path) -> None:
+    pytest_of_the_package(tmp_path, "-m", "long and not release")
+
+
+@pytest.mark.release
+def test_its_tests_for_a_release_pass(tmp_path: Path) -> None:
+    pytest_of_the_package(tmp_path, "-m", "release")
