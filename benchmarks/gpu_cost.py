@@ -12,8 +12,8 @@ model with the library's.
 
 Every row is measured in rounds with the single model of the same format, batch and mode, to which its ratios are, and
 written before the next is begun. The most informative come first: bfloat16 at batch 4, compiled and with CUDA graphs,
-then eager, then with hydractl's own CUDA graphs (``load(..., graphs=True)``). The time is bounded from the start of the
-script; what it does not allow is said. What the columns mean: docs/numbers/gpu-cost.md.
+then eager. The time is bounded from the start of the script; what it does not allow is said. What the columns mean:
+docs/numbers/gpu-cost.md.
 """
 
 from __future__ import annotations
@@ -67,8 +67,6 @@ FIRST = "first member alone"
 DEEP = "deep ensemble"
 UNBATCHED = ", not batched"
 PAPER_S_BATCH = 4
-WITH_GRAPH = ("compiled", "graphs")
-"""The modes in which a call is one CUDA graph: of torch.compile, or of hydractl."""
 _LARGE = 32
 """The batch from which on a GPU is busy with any of the models."""
 PAPER = 1.07
@@ -215,7 +213,7 @@ class Models:
         """
         if name not in self._built:
             model = self._build_by_name(name)
-            self._operators[name] = operators(model)  # now, because a model with graphs replays them all at once
+            self._operators[name] = operators(model)
             self._built[name] = model
         return self._built[name]
 
@@ -321,7 +319,7 @@ def plan(options: argparse.Namespace) -> list[Place]:
             for mode in options.modes:
                 for batch in options.batches:
                     # A graph is for small batches; at the larger ones launching takes no time beside computing.
-                    has_graph = mode in WITH_GRAPH
+                    has_graph = mode == "compiled"
                     if has_graph and (batch >= _LARGE or dtype != options.dtypes[0]):
                         continue
                     names_here = names
@@ -333,9 +331,9 @@ def plan(options: argparse.Namespace) -> list[Place]:
         first_dtype = place.dtype == options.dtypes[0]
         is_paper_s = place.batch_size == PAPER_S_BATCH
         if is_paper_s:
-            step = {"compiled": 0, "eager": 1, "graphs": 2}[place.mode] if first_dtype else 3
+            step = {"compiled": 0, "eager": 1}[place.mode] if first_dtype else 2
         else:
-            step = 6 if not first_dtype else 5 if place.mode in WITH_GRAPH else 4
+            step = 5 if not first_dtype else 4 if place.mode == "compiled" else 3
         return not is_paper_s, options.arch.index(place.arch), step
 
     return sorted(places, key=rank)  # rows of one rank stay in order
@@ -440,8 +438,6 @@ class Measuring:
             model = self._models_of(place).model(name)
             inputs = self._models_of(place).model(SINGLE).example_inputs(place.batch_size, 0)
             compile_mode = self._options.compile_mode if place.mode == "compiled" else None
-            if isinstance(model, HydraModel):
-                model.graphs = (place.batch_size,) if place.mode == "graphs" else None
             self._calls[name] = self._device.prepared(model, inputs, compile_mode)
         return self._calls[name]
 
@@ -470,7 +466,7 @@ def aims(record: Record) -> list[dict[str, Any]]:
         if row["dtype"] != "bfloat16" or row["batch_size"] != PAPER_S_BATCH or not _is_batched(row["model"]):
             continue
         is_plain = row["model"].startswith("fused, 0 ")
-        aim = PAPER if row["mode"] == "eager" and is_plain else EQUAL if row["mode"] in WITH_GRAPH else None
+        aim = PAPER if row["mode"] == "eager" and is_plain else EQUAL if row["mode"] == "compiled" else None
         if aim is None:
             continue
         low, high = row["ratio_ci"]
@@ -538,7 +534,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arch", type=words, default=words(ARCHITECTURES), help="of timm, bert-base, open_clip:NAME")
     parser.add_argument("--dtypes", type=words, default=["bfloat16", "float32"])
     parser.add_argument("--batches", type=numbers, default=[1, 4, 32, 128])
-    parser.add_argument("--modes", type=words, default=["compiled", "eager", "graphs"])
+    parser.add_argument("--modes", type=words, default=["compiled", "eager"])
     parser.add_argument("--compile-mode", default="reduce-overhead", help="of torch.compile")
     parser.add_argument("--shared", type=numbers, default=[0, 6, 10], help="numbers of leading sites in common")
     parser.add_argument(

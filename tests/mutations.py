@@ -116,20 +116,6 @@ MUTATIONS = (
         "tests/model/test_pooling.py",
     ),
     Mutation(
-        "a recording of weights that have changed",
-        "hydractl/model/graphs.py",
-        "return versions_of(self._tensors) == self._versions",
-        "return True",
-        "tests/model/test_graphs.py",
-    ),
-    Mutation(
-        "an answer that the next replay overwrites",
-        "hydractl/model/graphs.py",
-        "return self.output[:, :samples].clone()",
-        "return self.output[:, :samples]",
-        "tests/model/test_graphs.py",
-    ),
-    Mutation(
         "cost of another fused model",
         "hydractl/model/cost.py",
         'document["members"] = heads_of_members\n',

@@ -88,7 +88,7 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(
 @pytest.mark.long
 def test_a_second_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "g.json"
-    few = ["--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--modes", "eager,graphs", "--shared", "2"]
+    few = ["--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--modes", "eager,compiled", "--shared", "2"]
     whole = run(*few, "--batched", "on", "-o", file)
     of_one_launch = ["single", "whole + circuit, last 2", "fused, 2 shared"]
     names = [*of_one_launch, *NAMES[-4:], *of_one_launch]
@@ -123,7 +123,7 @@ def test_the_rows_that_say_most_come_first(script: ModuleType) -> None:
         arch=["vit", "bert"],
         dtypes=["bfloat16", "float32"],
         batches=[1, 4, 32],
-        modes=["compiled", "eager", "graphs"],
+        modes=["compiled", "eager"],
         shared=[0],
         late=[],
         batched=[True, False],
@@ -133,23 +133,20 @@ def test_the_rows_that_say_most_come_first(script: ModuleType) -> None:
     paper_s_batch = [
         ("bfloat16", 4, "compiled"),
         ("bfloat16", 4, "eager"),
-        ("bfloat16", 4, "graphs"),
         ("float32", 4, "eager"),
     ]
     others = [
         ("bfloat16", 1, "eager"),
         ("bfloat16", 32, "eager"),
         ("bfloat16", 1, "compiled"),
-        ("bfloat16", 1, "graphs"),
         ("float32", 1, "eager"),
         ("float32", 32, "eager"),
     ]
     assert list(order) == [
         (arch, *rest) for part in (paper_s_batch, others) for arch in ("vit", "bert") for rest in part
     ]
-    for mode in ("compiled", "graphs"):
-        names = [place.model for place in places if place.mode == mode and place.arch == "vit"]
-        assert names == ["single", "fused, 0 shared"] * 2
+    names = [place.model for place in places if place.mode == "compiled" and place.arch == "vit"]
+    assert names == ["single", "fused, 0 shared"] * 2
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,6 @@ def load(
     *,
     compile: bool = False,
     whole_last_block: bool = False,
-    graphs: bool | Sequence[int] = False,
 ) -> HydraModel:
     """Read the weights of a model and return it as an ``nn.Module`` in eval mode.
 
@@ -221,11 +220,9 @@ def load(
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: the dtype to compute in.
         arch: the architecture of a bare safetensors file.
-        compile: compile the whole network with torch.compile at its first call.
+        compile: compile the whole network with torch.compile at its first call. A loaded model takes a mode:
+            ``model.compile(mode="reduce-overhead")`` runs it as CUDA graphs.
         whole_last_block: run the last block for all tokens, as the library does, instead of those that are read.
-        graphs: run batches as CUDA graphs, padded to 1, 2, 4, 8, 16 or 32 samples, or to the sizes that are given, such
-            as ``(1, 8)``. This is for inference in small batches on a GPU, under ``torch.inference_mode()``. Elsewhere
-            batches are padded in the same way. See :attr:`HydraModel.graphs`.
 
     Returns:
         A model whose call returns log p ``[batch, classes]`` of the averaged prediction.
@@ -234,7 +231,7 @@ def load(
         UserWarning: a CPU computes in ``dtype`` slower than in float32; it says how many times slower (measured).
     """
     opened = open(model, arch=arch)
-    return opened.load(device, dtype, compile=compile, whole_last_block=whole_last_block, graphs=graphs)
+    return opened.load(device, dtype, compile=compile, whole_last_block=whole_last_block)
 
 
 def save(

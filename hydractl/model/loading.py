@@ -17,7 +17,6 @@ from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.detection import stored_detector
-from hydractl.model.graphs import batch_sizes_of
 from hydractl.model.machine import slow_format
 from hydractl.model.matching import check_agreement, named_by_data
 from hydractl.model.runtime import HydraModel, log_mean_softmax
@@ -111,7 +110,6 @@ def load_source(
     *,
     compile: bool = False,
     whole_last_block: bool = False,
-    graphs: bool | Sequence[int] = False,
 ) -> HydraModel:
     """Build the model of a source for a Python program. Warn if the dtype is slow here, or a graph drops a cascade.
 
@@ -121,20 +119,10 @@ def load_source(
         dtype: the name of the dtype.
         compile: whether to compile the model. Then all members run for all samples, because a graph has no cascade.
         whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
-        graphs: the batch sizes for which the model runs as CUDA graphs (:attr:`HydraModel.graphs`); True means
-            :data:`hydractl.model.graphs.BATCH_SIZES`. Then, too, all members run for all samples.
 
     Returns:
         The model; its ``lineage`` is set to the digests of the checkpoints from which it was made.
-
-    Raises:
-        UsageError: if ``graphs`` are no batch sizes, or the model is to be compiled as well.
     """
-    batch_sizes = batch_sizes_of(graphs)
-    if compile and batch_sizes is not None:
-        raise UsageError(
-            "give only one of compile, graphs", hint='compile(mode="reduce-overhead") has CUDA graphs, too'
-        )
     device_type = resolve_device(device).type
     slow = _slow_format(resolve_dtype(dtype), device_type)
     if slow is not None:
@@ -145,11 +133,6 @@ def load_source(
         if model.cascade is not None:
             warnings.warn("compiled, all members run for all samples: a graph has no cascade", stacklevel=4)
         model.compile()
-    if batch_sizes is not None:
-        if model.cascade is not None:
-            warnings.warn("with graphs, all members run for all samples: a graph has no cascade", stacklevel=4)
-            model.cascade = None
-        model.graphs = batch_sizes
     return model
 
 

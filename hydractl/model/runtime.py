@@ -34,7 +34,6 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.context import RunContext
 from hydractl.model.detection import Detector, read_features
-from hydractl.model.graphs import PaddedRuns, batch_sizes_of
 from hydractl.model.laplace import attach_posteriors, has_posterior, logits_of_towers
 from hydractl.model.prediction import Chosen, Prediction, prediction_of
 from hydractl.model.prompted import STAND_INS, PromptedClasses
@@ -49,7 +48,7 @@ class HydraModel(nn.Module):
     call.
 
     ``copy.deepcopy``, ``pickle`` and ``torch.save`` (to be loaded with ``weights_only=False``) give a model that shares
-    nothing with this one. The copy is not compiled and has no :attr:`graphs` even if this model has: set them again.
+    nothing with this one. The copy is not compiled even if this model is.
 
     Attributes:
         description: what the checkpoint says about itself.
@@ -101,7 +100,6 @@ class HydraModel(nn.Module):
         self.attentions = assembly.attentions
         self.chains = assembly.chains
         self._compiled_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._graphs: PaddedRuns | None = None
 
         # What was fitted to the model and is stored with it.
         self._stored: Mapping[str, Any] = description.extra
@@ -115,7 +113,7 @@ class HydraModel(nn.Module):
         # Classes given by name; and all that must be forgotten when weights change, also that of zero-shot views of
         # this model, which share its weights.
         self.prompted: PromptedClasses | None = None
-        self._kept_of_weights: weakref.WeakSet[PromptedClasses | PaddedRuns] = weakref.WeakSet()
+        self._kept_of_weights: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         if description.labels and self.classes is None:
             self._set_classes(description.labels, description.prompt or [DEFAULT_PROMPT])
         self.to(device)  # moves the buffers, which the library created on the CPU
@@ -154,7 +152,6 @@ class HydraModel(nn.Module):
         if self._compiled_with is not None:
             args, options = self._compiled_with
             view.compile(*args, **options)
-        view.graphs = self.graphs
         view._set_classes(class_names, templates)
 
         # What was fitted to the classes of the checkpoint does not fit these classes.
@@ -231,7 +228,7 @@ class HydraModel(nn.Module):
             self.prompted.read(log, f"{name}: prompts")
 
     def train(self, mode: bool = True) -> HydraModel:
-        """Set the mode, as in torch. Features of prompts, stacked weights and recordings are dropped and made again."""
+        """Set the mode, as in torch. Features of prompts and stacked weights are dropped and made again."""
         self._forget_what_weights_gave()
         super().train(mode)
         self._stack_weights_if_compiled()
@@ -244,7 +241,7 @@ class HydraModel(nn.Module):
         return self
 
     def _forget_what_weights_gave(self) -> None:
-        """Drop features of prompts and recordings, because the weights may change in ways that cannot be seen."""
+        """Drop features of prompts, because the weights may change in ways that cannot be seen."""
         for kept in list(self._kept_of_weights):
             kept.forget()
 
@@ -284,7 +281,6 @@ class HydraModel(nn.Module):
     def side_by_side(self, together: bool | None) -> None:
         for chain in self.chains:
             chain.side_by_side = together
-        self._forget_recordings()
 
     @property
     def batched(self) -> bool | None:
@@ -303,41 +299,7 @@ class HydraModel(nn.Module):
     def batched(self, together: bool | None) -> None:
         for chain in self.chains:
             chain.batched = together
-        self._forget_recordings()
         self._stack_weights_if_compiled()
-
-    @property
-    def graphs(self) -> Sequence[int] | None:
-        """The batch sizes for which this model runs as CUDA graphs, in ascending order; None means that it never does.
-
-        A batch is padded to the next size with copies of its first sample, and the answers to these are cut off. A
-        larger batch runs as it is. So does every batch with gradients, in training mode, under autocast, in a cascade,
-        and while heads are gated or observed.
-
-        The first batch of a shape is recorded, which takes several runs; later ones are replayed. A text of another
-        length is another shape: 64 shapes have a recording at a time. Weights that change are noticed, except for
-        writes through ``.data``: call :meth:`eval` after them. Hooks that users add to modules do not run in a replay.
-
-        On other devices than CUDA the padded batch is computed as usual.
-        """
-        return None if self._graphs is None else self._graphs.batch_sizes
-
-    @graphs.setter
-    def graphs(self, batch_sizes: Sequence[int] | None) -> None:
-        self._graphs = None
-        if batch_sizes is None:
-            return
-        if self._compiled_with is not None:
-            raise UsageError("a compiled model has no graphs of its own", hint='compile(mode="reduce-overhead")')
-        sizes = batch_sizes_of(batch_sizes)
-        if sizes is not None:
-            self._graphs = PaddedRuns(sizes)
-            self._kept_of_weights.add(self._graphs)
-
-    def _forget_recordings(self) -> None:
-        """Drop the recordings of this model, because a setting has changed."""
-        if self._graphs is not None:
-            self._graphs.forget()
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -378,12 +340,6 @@ class HydraModel(nn.Module):
 
         If a cascade stops a sample at its first member, that member's logits stand for those of all members.
         """
-        if self._graphs is None or torch.compiler.is_compiling():
-            return self.eager_logits(inputs)
-        return self._graphs.member_logits(self, inputs)
-
-    def eager_logits(self, inputs: Any) -> Tensor:
-        """Return the logits of every member as :meth:`member_logits` does, without :attr:`graphs`."""
         if self.cascade is not None and self._runs_in_stages():
             rows_of = functools.partial(_rows_that_go_on, self.cascade)
             return self.staged_logits(inputs, self.cascade.member, rows_of)
@@ -458,7 +414,6 @@ class HydraModel(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch has no types there
         self.preprocess = self.family.collate(self.description.preprocess)
         self._compiled_with = None
-        self._graphs = None
         self._kept_of_weights = weakref.WeakSet()
         if self.prompted:
             self._kept_of_weights.add(self.prompted)
@@ -651,7 +606,6 @@ class HydraModel(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the whole network in place as one graph (``torch.compile``); fail if a part cannot be compiled."""
         vars(self).pop("member_logits", None)  # removes what an earlier call has set, so that the method is seen again
-        self.graphs = None
         self._compiled_with = (args, options)
         options = {"fullgraph": True, **options}
         self.member_logits = torch.compile(self.member_logits, *args, **options)  # type: ignore[method-assign]
@@ -684,7 +638,7 @@ class HydraModel(nn.Module):
         return tensors
 
 
-_NOT_COPIED = ("preprocess", "member_logits", "_compiled_with", "_graphs", "_kept_of_weights")
+_NOT_COPIED = ("preprocess", "member_logits", "_compiled_with", "_kept_of_weights")
 """Attributes that a copy creates again: functions, and what the model shares with other models."""
 
 

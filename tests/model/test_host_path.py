@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hydractl.families.base import State
 from hydractl.files.checkpoint import DictTensors
@@ -23,7 +25,8 @@ from hydractl.model.context import RepeatedMasks, RunContext
 from hydractl.model.runtime import HydraModel
 from hydractl.model.stacking import StackCache
 from tests.fusion.test_batched import EQUAL, NEARLY, SHARED, batched, one_weight, own_weights, planned
-from tests.pico import close, inputs, shared_stock, source_of
+from tests.pico import VARIANTS, close, inputs, shared_stock, source_of
+from tests.spread import ONE_OF_EACH, marked_release
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TWELVE = "vit_tiny_patch16_224?pretrained=0&img_size=32&embed_dim=24&depth=12&num_heads=3&num_classes=5"
@@ -97,6 +100,50 @@ def test_a_mask_is_repeated_once_in_a_run() -> None:
     assert masks.of(padding.clone(), 2) is not repeated
     of_all_samples = torch.ones(1, 1, 7, 7)
     assert masks.of(of_all_samples, 2) is of_all_samples
+
+
+class OnTheHost(TorchDispatchMode):
+    """Collects the operators that a model on the meta device, which stands for a GPU, gives to the host.
+
+    On a GPU each of them copies to the device and waits for it, or a mask as an index is counted, and no CUDA graph can
+    hold that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        tensors = [value for value in tree_leaves([args, kwargs, result]) if isinstance(value, Tensor)]
+        by_mask = name == "index" and any(tensor.dtype == torch.bool for tensor in tensors[1:])
+        if by_mask or any(tensor.device.type == "cpu" for tensor in tensors):
+            self.names.add(name)
+        return result
+
+
+HOST = ("dinov3", "sapiens2", "deberta-v3")
+"""The models that compute something on the host in every run: the library's positions of tokens."""
+
+
+@pytest.mark.parametrize(
+    "variant", [*ONE_OF_EACH, *marked_release(v for v in VARIANTS if v not in ONE_OF_EACH and v not in HOST)]
+)
+@torch.no_grad()
+def test_a_gpu_is_never_waited_for(variant: str) -> None:
+    model = batched(own_weights(variant, NEARLY)).to("meta")  # batched as on a GPU
+    batch: Any = inputs(variant)
+    if isinstance(batch, dict):
+        batch = {name: tensor.to("meta") for name, tensor in batch.items()}
+    else:
+        batch = batch.to("meta")
+    model.member_logits(batch)  # makes what is kept from run to run
+    on_the_host = OnTheHost()
+    # While a graph is captured, transformers does not look at the numbers in masks.
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True), on_the_host:
+        model.member_logits(batch)
+    assert on_the_host.names == set()
 
 
 # --- nothing is out of date -------------------------------------------------------------------------------------------
