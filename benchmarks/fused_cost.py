@@ -5,8 +5,7 @@
 
 Members keep so many heads of every site, drawn at random, and the heads of the first member in the sites that they
 share; all have the weights of MODEL. A last fused model is made of members of different weights, nothing of it
-averaged. ``--export onnx,onnx-int8`` adds the single model and two of the fused ones as exported files. Everything is
-done by hydractl's own commands, which are printed.
+averaged. Everything is done by hydractl's own commands, which are printed.
 """
 
 from __future__ import annotations
@@ -50,19 +49,6 @@ def prepare(folder: Path, model: str, heads: int, shared: list[int], members: in
     return found
 
 
-def exported(models: list[str], formats: str) -> list[str]:
-    """Write models as other formats; returns their MODEL arguments."""
-    paths = [model.split("=") for model in models]
-    found = []
-    for one in formats.split(","):
-        word, end = {"onnx": ("onnx", ".onnx"), "onnx-int8": ("int8", ".int8.onnx"), "pt2": ("pt2", ".pt2")}[one]
-        for name, path in paths:
-            file = Path(path).with_suffix(end)
-            hydractl("export", path, "--format", one, "-o", file, "--force", "-q")
-            found.append(f"{name}-{word}={file}")
-    return found
-
-
 def show(path: Path) -> None:
     """A table of the rows as for docs/numbers/."""
     print("\n| batch | model | time (95 %) | mult-adds | time over mult-adds | of peak | parameters |")
@@ -71,9 +57,7 @@ def show(path: Path) -> None:
         low, high = row["ratio_ci"]
         time = f"{row['ratio']:.2f} ({low:.2f}..{high:.2f}) | {row['mac_ratio']:.2f}"
         over = f"{row['ratio'] / row['mac_ratio']:.2f}"
-        # An exported file has no count of its parameters, and int8 no peak to compare with.
-        share, params = row["peak_share"], row["params"]
-        rest = f"{over} | {'' if share is None else f'{share:.0%}'} | {'' if params is None else f'{params:,}'}"
+        rest = f"{over} | {row['peak_share']:.0%} | {row['params']:,}"
         print(f"| {row['batch_size']} | {row['model']} | {time} | {rest} |")
 
 
@@ -85,7 +69,6 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8, help="heads kept at every site")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--shared", default="0,6,10", help="numbers of leading sites with the same heads")
-    parser.add_argument("--export", default="", help="formats of further rows: onnx, onnx-int8, pt2")
     parser.add_argument("--batch-size", default="1,8")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("-o", "--output", type=Path, default=None)
@@ -95,8 +78,6 @@ def main() -> None:
     fused = prepare(options.folder, options.model, options.heads, shared, options.members)
     output = options.output or options.folder / "bench.json"
     models = [f"single={options.folder / 'base.st'}", *fused]
-    if options.export:
-        models += exported([models[0], fused[0], fused[len(shared) - 1]], options.export)
     measure = ["--batch-size", options.batch_size, "--rounds", options.rounds, "--warmup", 1]
     hydractl("bench", *models, "--compare", "stock,members,deep", *measure, "-o", output, "--force")
     show(output)

@@ -507,7 +507,7 @@ def bench(name: str) -> str:
     for (model, dtype), by_batch in rows.items():
         one = by_batch[batches[0]]
         cells = [f"{model}, {dtype}" if several else model, f"{one['mac_ratio']:.2f}"]
-        cells.append("" if one["params"] is None else f"{one['params']:,}")
+        cells.append(f"{one['params']:,}")
         for size in batches:
             low, high = by_batch[size]["ratio_ci"]
             cells += [f"{by_batch[size]['latency_ms']['median']:,.0f} ms"] if several else []

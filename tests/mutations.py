@@ -264,34 +264,13 @@ MUTATIONS = (
         "self.scale = alpha",
         "tests/methods/test_lora.py",
     ),
-    # --- exports and hub ----------------------------------------------------------------------------------------------
+    # --- exports ------------------------------------------------------------------------------------------------------
     Mutation(
         "the calibration in a graph",
         "hydractl/exports/answer.py",
         "Block(logits, self._chosen.calibration, IN_GRAPH)",
         "Block(logits, None, IN_GRAPH)",
         "tests/exports/test_whole_answer.py",
-    ),
-    Mutation(
-        "the places of samples in a check",
-        "hydractl/exports/checking.py",
-        "answer.predicted[batch.indices] = prediction.predicted",
-        "answer.predicted[: len(prediction)] = prediction.predicted",
-        "tests/exports/test_checking.py",
-    ),
-    Mutation(
-        "mult-adds of texts of another length",
-        "hydractl/exports/opened.py",
-        "        if self.max_length is not None:\n            return None\n        return int",
-        "        return int",
-        "tests/exports/test_opened.py",
-    ),
-    Mutation(
-        "weights beside a file",
-        "hydractl/exports/opened.py",
-        "files = (self.path, weights_file)",
-        "files = (self.path,)",
-        "tests/exports/test_opened.py",
     ),
     # --- data ---------------------------------------------------------------------------------------------------------
     Mutation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import threading
 import urllib.error
@@ -146,6 +147,30 @@ def test_the_library_loads_a_pruned_folder(folder: Path, tmp_path: Path, variant
     else:
         found = [one["score"] for one in with_transformers(where, sample)]
     assert sorted(found) == pytest.approx(expected, abs=1e-5)
+
+
+def test_mlflow_answers_as_predict_does(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    hydractl.calibrate(folder / "h.st", val=folder / "data.npz", threshold="id:0.1", device="cpu", output="best.st")
+    page = (Path(__file__).resolve().parents[1] / "docs" / "interop.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("\n## MLflow\n")
+    code, saving = re.findall(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    Path("mlflow_hydra.py").write_text(code, encoding="utf-8")
+    exec(saving, {})
+    pixels = np.load(folder / "data.npz")["x"][:9]
+    contents = []
+    for image in pixels:
+        content = io.BytesIO()
+        Image.fromarray(image).save(content, "PNG")
+        contents.append(content.getvalue())
+    answer = mlflow.pyfunc.load_model("best.mlflow").predict(pandas.DataFrame({"image": contents}))
+    rows = hydractl.predict("best.st", data=pixels, device="cpu").rows
+    assert answer["is_ood"].tolist() == [row["is_ood"] for row in rows]
+    assert answer["ood_score"].tolist() == pytest.approx([row["ood_score"] for row in rows])
+    assert [str(label) for label in answer["predicted"]] == [str(row["predicted"]) for row in rows]
 
 
 def test_ray_data_says_of_every_row_what_a_single_process_says(

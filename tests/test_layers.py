@@ -27,7 +27,6 @@ ROOMS = (
         "verbs",
         "studies",
         "settings",
-        "serving",
         "circuit",
         "benchmark",
         "evaluation",

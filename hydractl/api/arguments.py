@@ -52,7 +52,7 @@ Tower: TypeAlias = Literal["visual", "text", "both"]
 Order: TypeAlias = Literal["sequential", "one-shot"]
 Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
 Mergeable: TypeAlias = Literal["mlp", "norm", "embed", "none", "auto"]
-ExportFormat: TypeAlias = Literal["onnx", "onnx-int8", "pt2", "mlflow", "triton"]
+ExportFormat: TypeAlias = Literal["onnx", "pt2"]
 Baseline: TypeAlias = Literal["stock", "members", "deep"]
 Part: TypeAlias = Literal[
     "patch",
@@ -77,7 +77,7 @@ class EveryVerb(TypedDict, total=False):
 
 
 class OpensModels(EveryVerb, total=False):
-    """Arguments of every verb that opens models and data: all but ``report``."""
+    """Arguments of every verb that opens models and data: all but ``export`` and ``report``."""
 
     output: Path | None
     limit: int | None
@@ -95,7 +95,7 @@ class OnModels(OpensModels, total=False):
 
 
 class InBatches(OnModels, total=False):
-    """Arguments of every verb with one batch size and one number format: all but ``bench``."""
+    """Arguments of every verb with one batch size and one number format: all but ``bench`` and ``export``."""
 
     workers: int | None
     dtype: Dtype
@@ -239,15 +239,17 @@ class FuseArguments(InBatches, total=False):
     cascade_score: str
 
 
-class ExportArguments(OpensModels, total=False):
-    """Arguments of :func:`hydractl.export`, which computes on the CPU in float32."""
+class ExportArguments(EveryVerb, total=False):
+    """Arguments of :func:`hydractl.export`, which computes on the CPU in float32, and reads no data."""
 
+    output: Path | None
+    max_length: int | None
+    labels: str | Sequence[str] | None
+    prompt: str | Sequence[str]
+    arch: str | None
+    seed: int
     format: ExportFormat | Sequence[ExportFormat]
     input: Literal["float32", "uint8"]
-    test: Data | None
-    ood: NamedData
-    workers: int | None
-    batch_size: int
 
 
 class ProbabilityArguments(InBatches, total=False):

@@ -530,9 +530,8 @@ def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **optio
 
     Args:
         model: any model.
-        path: the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``.
-            Without it the file is named after the model.
-        options: ``test`` and ``ood`` measure what the rounding of ``onnx-int8`` does.
+        path: the ``.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``. Without it the file
+            is named after the model.
 
     Returns:
         The files with their checks; ``files`` are their paths.

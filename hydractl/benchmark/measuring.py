@@ -24,8 +24,7 @@ from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import BenchModel, preparation_of, with_ratios
 from hydractl.data import batches
 from hydractl.data.base import Dataset
-from hydractl.errors import HydraError, InputError, NonFiniteError
-from hydractl.exports.opened import ExportedModel
+from hydractl.errors import HydraError, NonFiniteError
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import first_line
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
@@ -116,13 +115,11 @@ def _peak_share(row: BenchRow, peak: float | None) -> float | None:
         peak: the most mult-adds per second that the machine computes with floats; None if not measured.
 
     Returns:
-        The share; None if the peak or the mult-adds are not known, or the model computes with integers.
+        The share; None if the peak is not known.
     """
-    cost = row.cost
-    computes_with_integers = cost.kind == "onnx-int8"
-    if peak is None or cost.macs is None or computes_with_integers:
+    if peak is None:
         return None
-    macs_per_s = cost.macs * row.timing.throughput_per_s
+    macs_per_s = row.cost.macs * row.timing.throughput_per_s
     return macs_per_s / peak
 
 
@@ -155,7 +152,6 @@ def _measure_dtype(
 
         # One result for each model at this batch size.
         for row, cost in zip(rows, served_costs, strict=True):
-            compile_mode = contest.modes[row.name]
             measured.append(
                 BenchRow(
                     model=row.name,
@@ -163,8 +159,8 @@ def _measure_dtype(
                     batch_size=batch_size,
                     dtype=dtype,
                     device=str(device),
-                    compile=compile_mode is not None,
-                    compile_mode=compile_mode,
+                    compile=mode is not None,
+                    compile_mode=mode,
                     timing=timed(runs[row.name], runs_of_first, batch_size, options.seed),
                     peak_memory_bytes=contest.peak_memory_bytes[row.name],
                     cost=cost,
@@ -264,7 +260,6 @@ class Contest:
         inputs: for each model, the batches that a call is timed on (all of them); None: one batch of random inputs.
 
     Attributes:
-        modes: by model, the mode in which it is compiled; None if it is not. Exported files are never compiled.
         peak_memory_bytes: by model, the bytes of its weights and inputs plus the most that a call adds; None if the
             device does not count them. Set by :meth:`run`.
     """
@@ -303,16 +298,10 @@ class Contest:
             torch.compiler.reset()
             self._graphs_before = _compiled_graphs()
 
-        # How each model is called: compiled, unless it is an exported file.
-        self.modes: dict[str, str | None] = {}
+        # How each model is called.
         self._calls: dict[str, Callable[[Any], Tensor]] = {}
         for name, model in models.items():
-            if mode is None or isinstance(model, ExportedModel):
-                self.modes[name] = None
-                self._calls[name] = model
-            else:
-                self.modes[name] = mode
-                self._calls[name] = _compile(model, mode)
+            self._calls[name] = model if mode is None else _compile(model, mode)
 
     def _draw_inputs(self, batch_size: int, seed: int) -> dict[str, list[Inputs]]:
         """Return one batch of random inputs for each model; models with the same kind of inputs get the same object."""
@@ -358,7 +347,7 @@ class Contest:
             NonFiniteError: it returns NaN or infinity.
             HydraError: it cannot run, or was not compiled although that was asked for.
         """
-        mode = self.modes[name]
+        mode = self.mode
         try:
             if mode is not None:
                 # First uncompiled: values that a model computes once and keeps must not become a part of its graph.
@@ -368,8 +357,6 @@ class Contest:
                 for _ in range(_RECORDING):
                     output = self._call(name)
             is_finite = bool(torch.isfinite(output).all())
-        except InputError:  # an exported file that is broken
-            raise
         except Exception as error:
             verb = "run" if mode is None else "be compiled and run"
             message = f"{name} cannot {verb} ({self.where}): {first_line(error)}"

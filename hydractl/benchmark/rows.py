@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
-from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.families.base import ModelFamily
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.meta_device import plain_sizes
@@ -24,17 +23,14 @@ from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.metrics.cascade import Cascade, stored_cascade
 from hydractl.model.cost import cost_of, parameters, staged_macs, total_cost, weight_bytes
-from hydractl.model.loading import ModelArgument, find_models, resolve_device, resolve_dtype
+from hydractl.model.loading import ModelArgument, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import log_mean_softmax, move
-from hydractl.model.source import ModelOptions, Source, member_source, with_max_length
+from hydractl.model.source import Source, member_source, with_max_length
 from hydractl.model.stored import check_finite_weights, zeroed
 from hydractl.report.texts import input_text
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"
-
-Contestant = ModelArgument | ExportedFile
-"""One MODEL of a bench."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +38,16 @@ class BenchModel:
     """What one row of a bench runs; its weights are not read yet.
 
     Attributes:
-        kind: ``model`` (a MODEL), ``onnx``, ``onnx-int8`` or ``pt2`` (a MODEL that is an exported file), ``stock`` (the
-            library's own model on the first MODEL's weights), ``member`` (one member of a fused model), ``members``
-            (all of its members, one after another) or ``deep`` (copies of the first MODEL, one after another).
+        kind: ``model`` (a MODEL), ``stock`` (the library's own model on the first MODEL's weights), ``member`` (one
+            member of a fused model), ``members`` (all of its members, one after another) or ``deep`` (copies of the
+            first MODEL, one after another).
         model: the model to run; its name is the name of the row.
         whole_last_block: whether the last block runs for all tokens, and not only for those that are read out;
             ``stock`` always runs all of it.
     """
 
     kind: str
-    model: Contestant
+    model: ModelArgument
     whole_last_block: bool = False
 
     @property
@@ -69,18 +65,13 @@ class BenchModel:
 
     def build(self, device: str, dtype: str) -> Any:
         """Read the weights and build the module to run, ``inputs -> log p [B, classes]``."""
-        if isinstance(self.model, ExportedFile):
-            return self.model.build()
         if self.kind == STOCK:
             return build_stock(self.model.sources[0], device, dtype)
         model = self.model.build(device, dtype, whole_last_block=self.whole_last_block)
         return model.with_classes()
 
     def cost(self) -> BenchCost:
-        """Return the cost that is known without a measurement; for an exported file, what the file says."""
-        if isinstance(self.model, ExportedFile):
-            return self._cost_of_file(self.model)
-
+        """Return the cost that is known without a measurement."""
         # The size and the multiply-adds, of the library's own model or of all members together. A cascade also has the
         # parts of them that its first member and the rest need.
         sources = self.model.sources
@@ -110,18 +101,6 @@ class BenchModel:
         """Return parameters, mult-adds of one sample, and bytes of one model."""
         return cost_of(source.description, source.tensors, whole_last_block=self.whole_last_block)
 
-    def _cost_of_file(self, file: ExportedFile) -> BenchCost:
-        """Return the cost of an exported file, which does not say how many parameters it has."""
-        return BenchCost(
-            kind=self.kind,
-            input=input_of(file),
-            checkpoint_bytes=file.file_bytes,
-            members=file.members,
-            params=None,
-            macs=file.macs,
-            mac_ratio=None,
-        )
-
     def _staged_macs(self) -> tuple[int, int] | tuple[None, None]:
         """Return the mult-adds of the first member of a cascade, and those of the others; None if it is no cascade."""
         if self.cascade is None:
@@ -132,50 +111,12 @@ class BenchModel:
 
 
 def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:
-    """Return the costs with their ratio of mult-adds to the first row; None if one of the two is not known."""
-    first = costs[0].macs
-    costs_with_ratio = []
-    for cost in costs:
-        ratio = None
-        if cost.macs is not None and first is not None:
-            ratio = cost.macs / first
-        costs_with_ratio.append(replace(cost, mac_ratio=ratio))
-    return costs_with_ratio
-
-
-def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contestant]:
-    """Return every MODEL of a bench in order, found and checked by its header; no weights are read.
-
-    Args:
-        texts: each MODEL as on the command line: an exported file (``.onnx`` or ``.pt2``), or what other commands take.
-        options: how to open them; ``max_length`` also applies to exported files.
-
-    Raises:
-        UsageError, InputError: a model cannot be opened, or an option does not fit it.
-    """
-    exported: dict[str, ExportedFile] = {}
-    for text in texts:
-        file = exported_file(text)
-        if file is None:
-            continue
-        if options.max_length is not None:
-            file = file.at_length(options.max_length)
-        exported[text] = file
-
-    # Open the other models together, so that one message lists the problems of all. They come back in the same order.
-    others = [text for text in texts if text not in exported]
-    opened = iter(find_models(others, options))
-    contestants: list[Contestant] = []
-    for text in texts:
-        if text in exported:
-            contestants.append(exported[text])
-        else:
-            contestants.append(next(opened))
-    return contestants
+    """Return the costs with their ratio of mult-adds to the first row."""
+    return [replace(cost, mac_ratio=cost.macs / costs[0].macs) for cost in costs]
 
 
 def bench_rows(
-    models: Sequence[Contestant], compare: Sequence[str], *, whole_last_block: bool = False
+    models: Sequence[ModelArgument], compare: Sequence[str], *, whole_last_block: bool = False
 ) -> list[BenchModel]:
     """Return the rows of a bench in order: each MODEL, followed by the rows that ``--compare`` makes from it.
 
@@ -197,13 +138,13 @@ def bench_rows(
 
     rows: list[BenchModel] = []
     for model in models:
-        rows.append(_row_of_contestant(model))
+        rows.append(BenchModel("model", model))
         if model is first:
             if STOCK in compare and stock is not None:
                 rows.append(_row_of_stock(first, stock))
-            if DEEP in compare and first.sources:
+            if DEEP in compare:
                 rows.append(_row_of_copies(first, most_members))
-        if MEMBERS in compare and isinstance(model, ModelArgument) and _fused_members(model) > 1:
+        if MEMBERS in compare and _fused_members(model) > 1:
             rows += _rows_of_members(model)
 
     counts = Counter(row.name for row in rows)
@@ -214,23 +155,16 @@ def bench_rows(
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
 
 
-def _row_of_stock(first: Contestant, stock: Source) -> BenchModel:
+def _row_of_stock(first: ModelArgument, stock: Source) -> BenchModel:
     """Return the row of the library's own model, with the weights of the first MODEL in ``stock``."""
     stock_model = ModelArgument(f"{first.name}.stock", [stock])
     return BenchModel(STOCK, stock_model)
 
 
-def _row_of_copies(first: Contestant, copies: int) -> BenchModel:
+def _row_of_copies(first: ModelArgument, copies: int) -> BenchModel:
     """Return the row of several copies of the first MODEL that run one after another."""
     sources = [first.sources[0]] * copies
     return BenchModel(DEEP, ModelArgument(f"{first.name}.deep", sources))
-
-
-def _row_of_contestant(model: Contestant) -> BenchModel:
-    """Return the row of a MODEL."""
-    if isinstance(model, ExportedFile):
-        return BenchModel(model.kind, model)
-    return BenchModel("model", model)
 
 
 def _refuse_comparisons(problems: Sequence[str]) -> None:
@@ -248,7 +182,9 @@ def _refuse_comparisons(problems: Sequence[str]) -> None:
     raise UsageError(f"{len(problems)} problems with --compare", hint=hint, problems=problems)
 
 
-def _comparison_problems(first: Contestant, compare: Sequence[str], *, has_fused: bool, has_stock: bool) -> list[str]:
+def _comparison_problems(
+    first: ModelArgument, compare: Sequence[str], *, has_fused: bool, has_stock: bool
+) -> list[str]:
     """Return why some of the comparisons are not possible with these models; empty if all are possible.
 
     Args:
@@ -271,27 +207,22 @@ def _comparison_problems(first: Contestant, compare: Sequence[str], *, has_fused
     return problems
 
 
-def input_of(model: Contestant) -> BenchInput:
+def input_of(model: ModelArgument) -> BenchInput:
     """Return the shape of one sample: ``image`` ``[channels, height, width]``, or the number of ``tokens``."""
-    if isinstance(model, ExportedFile):
-        example = model.example_inputs()
-    else:
-        family, preprocess = preparation_of(model)
-        example = family.example_inputs(preprocess, 1, 0)
+    family, preprocess = preparation_of(model)
+    example = family.example_inputs(preprocess, 1, 0)
     if isinstance(example, Tensor):
         return BenchInput(image=list(example.shape[1:]))
     ids = next(iter(example.values()))
     return BenchInput(tokens=ids.shape[1])
 
 
-def preparation_of(model: Contestant) -> tuple[ModelFamily, Preprocessing]:
+def preparation_of(model: ModelArgument) -> tuple[ModelFamily, Preprocessing]:
     """Return the family that prepares the samples of a model, and the settings by which it does so."""
-    if isinstance(model, ExportedFile):
-        return model.family, model.preprocess
     return model.sources[0].family, model.sources[0].description.preprocess
 
 
-def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
+def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgument]:
     """Return the models, changed so that all take inputs of the same shape.
 
     Models of images must do so already. Models of texts all cut their texts at the shortest of their lengths, and a
@@ -321,15 +252,11 @@ def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
     shortest = min(text_lengths.values())
     lengths = ", ".join(f"{name} {length}" for name, length in text_lengths.items())
     log.warn(f"the models cut texts at different lengths ({lengths}): all run on {shortest} tokens; see --max-length")
-    return [_at_length(model, shortest) for model in models]
-
-
-def _at_length(model: Contestant, tokens: int) -> Contestant:
-    """Return the model with its texts cut at this number of tokens."""
-    if isinstance(model, ExportedFile):
-        return model.at_length(tokens)
-    sources = [with_max_length(source, tokens) for source in model.sources]
-    return replace(model, sources=sources)
+    cut_models = []
+    for model in models:
+        sources = [with_max_length(source, shortest) for source in model.sources]
+        cut_models.append(replace(model, sources=sources))
+    return cut_models
 
 
 def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
@@ -371,17 +298,15 @@ def _rows_of_members(fused: ModelArgument) -> list[BenchModel]:
     ]
 
 
-def _fused_members(model: Contestant) -> int:
-    """Return how many members are fused into a model: 1 for a single model, 0 for several or an exported file."""
+def _fused_members(model: ModelArgument) -> int:
+    """Return how many members are fused into a model: 1 for a single model, 0 for several."""
     if len(model.sources) != 1:
         return 0
     return len(model.sources[0].description.masks)
 
 
-def _kind_in_words(model: Contestant) -> str:
+def _kind_in_words(model: ModelArgument) -> str:
     """Return what kind of model this is, in the words of a message: ``sliced``, ``fused``, ``one model`` and so on."""
-    if not model.sources:
-        return "an exported file"
     if len(model.sources) > 1:
         return f"{len(model.sources)} models one after another"
     if _fused_members(model) > 1:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.watching import WatchOfAll
 from hydractl.model.arriving import one_behind
 from hydractl.model.prediction import Chosen, Prediction
-from hydractl.model.runtime import move
+from hydractl.model.runtime import HydraModel, move
 
 PredictionRow = dict[str, Any]
 """The line of one sample in the output: its fields by name."""
@@ -105,24 +105,6 @@ class LineForm:
     members: bool = False
 
 
-class Predictor(Protocol):
-    """A model that can predict: a loaded checkpoint, or an exported file.
-
-    Attributes:
-        labels: the names of the classes; None if they have only numbers.
-        preprocess: a function from a list of raw samples to inputs.
-    """
-
-    labels: list[str] | None
-    preprocess: Callable[[list[Any]], Any]
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the weights; inputs are moved to their device and dtype. An exported file has none."""
-
-    def start_predicting(self, inputs: Any) -> Callable[[], Prediction]:
-        """Start on a batch; return a function that returns predictions, OOD scores, flags and so on."""
-
-
 class Predicting:
     """Predicts the samples of a data set window by window.
 
@@ -136,7 +118,13 @@ class Predicting:
     """
 
     def __init__(
-        self, model: Predictor, name: str, dataset: Dataset, form: LineForm, batch_size: int, workers: int | None = None
+        self,
+        model: HydraModel,
+        name: str,
+        dataset: Dataset,
+        form: LineForm,
+        batch_size: int,
+        workers: int | None = None,
     ) -> None:
         self._model = model
         self._name = name
@@ -196,31 +184,26 @@ class Predicting:
         Raises:
             NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
         """
-        parameter = next(self._model.parameters(), None)
-        device = torch.device("cpu")
-        if parameter is not None:  # an exported file has no weights
-            device = parameter.device
-        for indices, finish in one_behind(self._started_batches(order, parameter), device):
+        parameter = next(self._model.parameters())
+        for indices, finish in one_behind(self._started_batches(order, parameter), parameter.device):
             with self._naming_batch(indices), torch.inference_mode():
                 prediction = finish()
             yield indices, prediction
 
     def _started_batches(
-        self, order: Sequence[int], parameter: nn.Parameter | None
+        self, order: Sequence[int], parameter: nn.Parameter
     ) -> Iterator[tuple[Sequence[int], Callable[[], Prediction]]]:
         """Start the model on each batch; yield the indices of its samples, and a function that returns its prediction.
 
         Args:
             order: the indices of all samples to run, in this order.
-            parameter: a weight of the model; None for an exported file, which takes inputs as they are.
+            parameter: a weight of the model; inputs are moved to its device and dtype.
         """
         all_batches = batches(
             self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order
         )
         for batch in self._readable_batches(all_batches, order):
-            inputs = batch.inputs
-            if parameter is not None:
-                inputs = move(inputs, parameter.device, parameter.dtype)
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
             with self._naming_batch(batch.indices), torch.inference_mode():
                 finish = self._model.start_predicting(inputs)
             yield batch.indices, finish

@@ -256,8 +256,6 @@ def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions
     if is_predictions(refs[0]):
         raise UsageError(f"calibrate writes a checkpoint, and {text} is a predictions file", hint="give the model")
     (argument,) = find_models([text], opening)
-    if not argument.sources:
-        raise UsageError(f"calibrate writes a checkpoint, and {text} is an exported file", hint="give the model")
 
     # A zero-shot model without class names takes those of the data on which it is calibrated.
     if options.data.val is not None:

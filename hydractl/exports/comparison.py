@@ -34,7 +34,6 @@ class _Differences:
 
     Attributes:
         path, runtime: the file and the program that runs it, for messages.
-        exact: whether a difference above the tolerance is an error; otherwise differences are only measured.
         chosen: the choices of ``calibrate`` for the model.
         allowed: the tolerance of logits and probabilities.
         probabilities, member_logits, score: the largest absolute difference of each output so far.
@@ -44,7 +43,6 @@ class _Differences:
 
     path: Path
     runtime: str
-    exact: bool
     chosen: Chosen
     allowed: float
     probabilities: float = 0.0
@@ -62,7 +60,7 @@ class _Differences:
             outputs: the outputs of the file for the same inputs, by name.
 
         Raises:
-            HydraError: if the outputs have other names or shapes, or (for an exact file) differ too much.
+            HydraError: if the outputs have other names or shapes, or differ too much.
         """
         model_outputs = expectation.outputs
         size = _size_in_words(expectation.inputs)
@@ -92,7 +90,7 @@ class _Differences:
             size: the size of the inputs in words, for messages.
 
         Raises:
-            HydraError: if the file is exact and the difference is above the tolerance.
+            HydraError: if the difference is above the tolerance.
         """
         difference = _largest_difference(outputs[name], wanted[name])
         agrees = difference <= self.allowed
@@ -129,7 +127,7 @@ class _Differences:
             size: the size of the inputs in words, for messages.
 
         Raises:
-            HydraError: if the file is exact and a score differs by more than its tolerance.
+            HydraError: if a score differs by more than its tolerance.
         """
         wanted_scores = expectation.outputs[OOD_SCORE]
         allowed = _allowed_of_scores(wanted_scores)  # [B]
@@ -142,7 +140,7 @@ class _Differences:
         # If rounding alone moves a score by more than its tolerance, no graph can agree, and the message says so.
         moves_too_far = expectation.by_rounding > allowed
         score_depends_on_rounding = bool(moves_too_far.any())
-        if self.exact and not all_agree and score_depends_on_rounding:
+        if not all_agree and score_depends_on_rounding:
             raise self._depends_on_rounding(size, largest_difference)
         self._refuse_unless_allowed(OOD_SCORE, size, largest_difference, largest_allowed, agrees=all_agree)
         self.score = max(self.score, largest_difference)
@@ -157,7 +155,7 @@ class _Differences:
             size: the size of the inputs in words, for messages.
 
         Raises:
-            HydraError: if the file is exact and a flag changed although its score is not close to the threshold.
+            HydraError: if a flag changed although its score is not close to the threshold.
         """
         threshold = self.chosen.threshold
         assert threshold is not None
@@ -168,7 +166,7 @@ class _Differences:
         scores = wanted[OOD_SCORE]
         distance_to_threshold = (scores - threshold).abs()
         wrongly_changed = changed & (distance_to_threshold > _allowed_of_scores(scores))
-        if self.exact and bool(wrongly_changed.any()):
+        if bool(wrongly_changed.any()):
             raise self._failed_in_runtime(f"{IS_OOD} on {size} differs from the model")
 
     def _add_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
@@ -180,8 +178,7 @@ class _Differences:
             size: the size of the inputs in words, for messages.
 
         Raises:
-            HydraError: if the file is exact and a class entered or left a set although its nonconformity score is not
-                close to the threshold.
+            HydraError: if a class entered or left a set although its nonconformity score is not close to the threshold.
         """
         conformal = self.chosen.conformal
         assert conformal is not None
@@ -194,7 +191,7 @@ class _Differences:
         scores = nonconformity(probabilities, conformal.method)  # [B, classes]
         distance_to_threshold = (torch.from_numpy(scores) - conformal.qhat).abs()
         wrongly_changed = changed & (distance_to_threshold > self.allowed)
-        if self.exact and bool(wrongly_changed.any()):
+        if bool(wrongly_changed.any()):
             raise self._failed_in_runtime(f"{CONFORMAL_SET} on {size} differs from the model")
 
     def _depends_on_rounding(self, size: str, difference: float) -> HydraError:
@@ -207,7 +204,7 @@ class _Differences:
         )
 
     def _refuse_unless_allowed(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool) -> None:
-        """Raise an error if the file is exact and an output differs too much, or by NaN or infinity.
+        """Raise an error if an output differs too much, or by NaN or infinity.
 
         Args:
             name: the output.
@@ -216,8 +213,6 @@ class _Differences:
             allowed: its tolerance, for the message.
             agrees: whether all differences are within their tolerances.
         """
-        if not self.exact:
-            return
         if not math.isfinite(difference) or not agrees:
             by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
             raise self._failed_in_runtime(f"{name} on {size} {by_how_much}")
@@ -235,7 +230,7 @@ def _three_digits(number: float) -> float:
 
 
 def compare_with_model(
-    path: Path, run: Runner, runtime: str, expected: Sequence[Expectation], chosen: Chosen, *, exact: bool
+    path: Path, run: Runner, runtime: str, expected: Sequence[Expectation], chosen: Chosen
 ) -> ExportCheck:
     """Run an exported file on several inputs, and compare its outputs with those of its model.
 
@@ -245,17 +240,16 @@ def compare_with_model(
         runtime: the name of the program that runs the file, for messages.
         expected: several inputs, each with the model's outputs for them.
         chosen: the choices of ``calibrate`` for the model.
-        exact: whether the outputs must be equal up to rounding in float32; otherwise differences are only measured.
 
     Returns:
         The largest differences and the tolerances.
 
     Raises:
-        HydraError: if the file does not run, has other outputs, or (if ``exact``) differs by more than the tolerance.
+        HydraError: if the file does not run, has other outputs, or differs by more than the tolerance.
     """
     largest_logit = _largest_logit(expected)
     allowed = TOLERANCE * max(1.0, largest_logit)
-    worst = _Differences(path, runtime, exact, chosen, allowed)
+    worst = _Differences(path, runtime, chosen, allowed)
     for expectation in expected:
         try:
             outputs = run(expectation.inputs)
@@ -278,30 +272,22 @@ def _largest_logit(expected: Sequence[Expectation]) -> float:
 def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
     """Return the record of a check for the answer of ``export``.
 
-    Entries about an output that the graph does not have are None. Tolerances are None if the file is not exact.
+    Entries about an output that the graph does not have are None.
 
     Args:
         worst: the largest differences.
         expected: the inputs that were compared, with the model's outputs.
     """
     outputs = expected[0].outputs
-    has_score = OOD_SCORE in outputs
-
-    # The tolerances, for a file that must be exact.
-    tolerance = None
-    if worst.exact:
-        tolerance = _three_digits(worst.allowed)
-    score_tolerance = None
-    if worst.exact and has_score:
-        score_tolerance = _three_digits(worst.score_allowed)
 
     # Each of the outputs that a graph need not have.
     score = None
     score_max_abs = None
-    if has_score:
+    score_tolerance = None
+    if OOD_SCORE in outputs:
         score = worst.chosen.score
         score_max_abs = _three_digits(worst.score)
-
+        score_tolerance = _three_digits(worst.score_allowed)
     flags_changed = None
     if IS_OOD in outputs:
         flags_changed = worst.flags
@@ -315,7 +301,7 @@ def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> Expor
         probabilities_max_abs=_three_digits(worst.probabilities),
         member_logits_max_abs=_three_digits(worst.member_logits),
         max_abs_logit=_three_digits(_largest_logit(expected)),
-        tolerance=tolerance,
+        tolerance=_three_digits(worst.allowed),
         score=score,
         score_max_abs=score_max_abs,
         score_tolerance=score_tolerance,

@@ -7,20 +7,15 @@ import hashlib
 import importlib.util
 import math
 import os
-import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 
 from hydractl.errors import HydraError, UsageError
-from hydractl.exports import archive
-from hydractl.exports.answer import OUTPUTS
 from hydractl.exports.graph import Graph, NamedTensors
-from hydractl.exports.onnx_graph import files_beside, read_onnx, shapes_of_graph
-from hydractl.exports.shapes import GraphShapes
 from hydractl.families.reading import first_line, quiet_logger, refused_as
 from hydractl.files.version import __version__
 
@@ -36,8 +31,6 @@ OPSET = 20
 
 _LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 _EXTERNAL_FROM = 1024  # tensors with fewer bytes stay in the graph even if there is a second file of weights
-_NO_LIMIT = 2**62
-_WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 _OURS = "hydractl."  # the beginning of the names of hydractl's metadata in an ONNX file
 _PAGE = 4096  # tensors in a second file start at multiples of this, so that they can be mapped into memory
 
@@ -47,15 +40,11 @@ class Format(Protocol):
 
     Attributes:
         ending: the ending of its files, e.g. ``.onnx``.
-        exact: whether the outputs of a file equal those of the model up to rounding in float32.
         has_weights_beside: whether weights may go into a second file if they do not fit into one.
-        bytes_per_weight: the approximate number of bytes for one weight.
     """
 
     ending: str
-    exact: bool
     has_weights_beside: bool
-    bytes_per_weight: int
 
     def require(self) -> None:
         """Raise a UsageError if libraries for this format are not installed; the message names them."""
@@ -65,23 +54,6 @@ class Format(Protocol):
 
     def runner(self, path: Path) -> tuple[Runner, str]:
         """Load a file; return a function that runs it with as many threads as torch, and the name of the runtime."""
-
-    def facts(self, path: Path) -> ExportedFacts:
-        """Read the metadata, the inputs and the outputs of a file, without running anything in it."""
-
-
-class ExportedFacts(NamedTuple):
-    """What can be read from a file without loading it.
-
-    Attributes:
-        metadata: hydractl's metadata; empty for a file from another program.
-        shapes: the inputs and outputs of the graph.
-        data: other files to which the graph refers for weights.
-    """
-
-    metadata: dict[str, str]
-    shapes: GraphShapes
-    data: Sequence[Path]
 
 
 class WeightsFile:
@@ -120,9 +92,7 @@ class Pt2:
     """The format of ``torch.export``, which plain PyTorch can run."""
 
     ending = ".pt2"
-    exact = True
     has_weights_beside = False
-    bytes_per_weight = 4
 
     def require(self) -> None:
         """Do nothing, because only torch is needed."""
@@ -132,18 +102,14 @@ class Pt2:
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        """Load a file; return a function from inputs to outputs by name, and the name of the runtime.
-
-        torch loads a copy that is written from what was checked, never the file itself.
-        """
-        with archive.opened(path) as checked, tempfile.TemporaryFile() as copy:
-            checked.copy(copy)
-            with (
-                refused_as(f"cannot read {path}"),
-                quiet_logger("torch.export"),
-                warnings.catch_warnings(action="ignore"),
-            ):
-                module = torch.export.load(copy).module()
+        # torch takes a path only if it ends in .pt2, and a file that is not checked yet has another name.
+        with (
+            open(path, "rb") as handle,
+            refused_as(f"cannot read {path}"),
+            quiet_logger("torch.export"),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            module = torch.export.load(handle).module()
 
         def run(inputs: NamedTensors) -> NamedTensors:
             with torch.no_grad():
@@ -152,18 +118,12 @@ class Pt2:
         version = torch.__version__.split("+")[0]
         return run, f"torch {version}"
 
-    def facts(self, path: Path) -> ExportedFacts:
-        with archive.opened(path) as checked:
-            return ExportedFacts(checked.metadata, checked.shapes(), [])
-
 
 class Onnx:
     """The format ONNX, written by torch's own exporter and run by ONNX Runtime."""
 
     ending = ".onnx"
-    exact = True
     has_weights_beside = True
-    bytes_per_weight = 4
 
     def require(self) -> None:
         # torch needs onnx and onnxscript to write a file, and the check needs onnxruntime to run it.
@@ -195,8 +155,7 @@ class Onnx:
         _forget_sources(model)
         if data is not None:
             _move_weights(model, data)
-        message = onnx_ir.serde.serialize_model(model)
-        proto = self._finished_message(message)
+        proto = onnx_ir.serde.serialize_model(model)
 
         # The metadata.
         proto.producer_name = "hydractl"
@@ -209,15 +168,7 @@ class Onnx:
             proto.metadata_props.add(key=f"{_OURS}{key}", value=value)
         handle.write(proto.SerializeToString(deterministic=True))
 
-    def _finished_message(self, proto: Any) -> Any:
-        """Return the message of protobuf to write, without metadata; subclasses can change it here."""
-        return proto
-
     def runner(self, path: Path) -> tuple[Runner, str]:
-        """Load a file; return a function from inputs to outputs by name, and the name of the runtime.
-
-        Outputs with names that hydractl does not use are not computed.
-        """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -226,15 +177,9 @@ class Onnx:
         # Idle threads would otherwise keep the processor busy.
         options.add_session_config_entry("session.force_spinning_stop", "1")
 
-        # Load the bytes that were checked, because the file could have changed since. The runtime then needs to know
-        # the folder of a second file of weights.
-        _, content = read_onnx(path)
-        folder = os.path.abspath(path.parent)
-        options.add_session_config_entry(_WEIGHTS_BESIDE, folder)
         with refused_as(f"cannot read {path}"):
-            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-        names = [output.name for output in session.get_outputs() if output.name in OUTPUTS]
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
 
         def run(inputs: NamedTensors) -> NamedTensors:
             arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
@@ -244,113 +189,9 @@ class Onnx:
 
         return run, f"onnxruntime {onnxruntime.__version__}"
 
-    def facts(self, path: Path) -> ExportedFacts:
-        model, _ = read_onnx(path)
-        metadata = {}
-        for entry in model.metadata_props:
-            if entry.key.startswith(_OURS):
-                metadata[entry.key.removeprefix(_OURS)] = entry.value
-        return ExportedFacts(metadata, shapes_of_graph(model), files_beside(model, path))
 
-
-class OnnxInt8(Onnx):
-    """ONNX with constant weights in int8, through ONNX Runtime's dynamic quantisation.
-
-    Weights have seven bits and one scale for each output; activations have eight bits and one scale for each call. With
-    eight bits for weights, sums of products would overflow on x86 processors without VNNI, and answers would depend on
-    the machine.
-    """
-
-    ending = ".int8.onnx"
-    exact = False
-    has_weights_beside = False
-    bytes_per_weight = 1
-
-    def _finished_message(self, proto: Any) -> Any:
-        """Return the message with the weights of matrix products and embeddings rounded to int8.
-
-        Raises:
-            HydraError: if ONNX Runtime cannot round them.
-        """
-        import onnx
-        from onnxruntime.quantization import quantize_dynamic
-
-        proto = _with_constants_computed(proto)
-        proto.graph.ClearField("value_info")  # stored shapes would be wrong after the quantiser transposes weights
-        proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")  # prevents a warning
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "int8.onnx")
-            operators_to_round = ["MatMul", "Gather"]  # without convolutions, for which runtimes give different results
-            nodes_in_float64 = _nodes_in_float64(proto)
-            try:
-                quantize_dynamic(
-                    proto,
-                    path,
-                    op_types_to_quantize=operators_to_round,
-                    nodes_to_exclude=nodes_in_float64,
-                    per_channel=True,
-                    reduce_range=True,
-                )
-            except Exception as error:
-                raise HydraError(f"ONNX Runtime cannot round the weights: {first_line(error)}") from error
-            return onnx.load_model(path)
-
-
-FORMATS: dict[str, Format] = {"onnx": Onnx(), "onnx-int8": OnnxInt8(), "pt2": Pt2()}
+FORMATS: dict[str, Format] = {"onnx": Onnx(), "pt2": Pt2()}
 """The formats by their names for ``--format``."""
-
-
-def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the format of a file by the ending of its name; None if it is not an exported file.
-
-    If several endings fit (``.onnx`` and ``.int8.onnx``), the longest decides.
-    """
-    name = os.fspath(path)
-    kinds = [kind for kind, export_format in FORMATS.items() if name.endswith(export_format.ending)]
-
-    def length_of_ending(kind: str) -> int:
-        return len(FORMATS[kind].ending)
-
-    return max(kinds, key=length_of_ending, default=None)
-
-
-def _nodes_in_float64(proto: Any) -> list[str]:
-    """Return the names of all nodes that compute in float64, i.e. everything after the logits and features.
-
-    A node counts if it casts to float64, or if an input is in float64 or comes from such a node.
-    """
-    import onnx
-
-    double = onnx.TensorProto.DOUBLE
-    # Names of tensors in float64, or computed from such tensors. At first these are constants.
-    tensors_in_float64: set[str] = set()
-    for initializer in proto.graph.initializer:
-        if initializer.data_type == double:
-            tensors_in_float64.add(initializer.name)
-    node_names = []
-    # ONNX sorts nodes, so that every node comes after the nodes that compute its inputs.
-    for node in proto.graph.node:
-        casts_to_float64 = node.op_type == "Cast" and node.attribute[0].i == double
-        takes_float64 = not tensors_in_float64.isdisjoint(node.input)
-        if casts_to_float64 or takes_float64:
-            tensors_in_float64.update(node.output)
-            node_names.append(node.name)
-    return node_names
-
-
-def _with_constants_computed(proto: Any) -> Any:
-    """Return the message with everything computed that depends only on constants, e.g. transposed weights.
-
-    The quantiser rounds only constant weights.
-    """
-    import onnx_ir
-    import onnxscript.optimizer
-
-    model = onnx_ir.serde.deserialize_model(proto)
-    with quiet_logger("onnxscript"):  # it warns about nodes that it does not change
-        onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
-    _forget_sources(model)
-    return onnx_ir.serde.serialize_model(model)
 
 
 def _onnx_model(graph: Graph) -> Any:

@@ -274,20 +274,6 @@ def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
     return channels_first.float().contiguous()
 
 
-def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
-    """Undo the normalisation: return images, uint8 ``[B, H, W, C]``, from inputs of the model, ``[B, C, H, W]``.
-
-    The result is exact if the transform resized images in bytes, as Pillow does. Otherwise the pixels are rounded.
-    """
-    mean = torch.tensor(image_format.mean, dtype=torch.float64)
-    std = torch.tensor(image_format.std, dtype=torch.float64)
-    channels_last = inputs.double().permute(0, 2, 3, 1)  # [B, C, H, W] -> [B, H, W, C]
-    from_0_to_1 = channels_last * std + mean
-    from_0_to_255 = 255 * from_0_to_1
-    whole_numbers = from_0_to_255.round().clamp(0, 255)
-    return whole_numbers.to(torch.uint8).contiguous()
-
-
 def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) -> dict[str, Tensor]:
     """Return texts with another number of tokens than the given ones; half of the first text is padding.
 

@@ -1,14 +1,13 @@
-"""Names, shapes and dtypes of the inputs and outputs of an exported file, in its metadata and in its graph."""
+"""Names, shapes and dtypes of the inputs and outputs of an exported file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from hydractl.exports.answer import MEMBER_LOGITS
-from hydractl.jsonio import shown
 
 Size = int | str
 """The size of a dimension. A dimension of any size has a text that says what it counts, e.g. ``batch``."""
@@ -29,23 +28,6 @@ class TensorShape(NamedTuple):
         sizes = ", ".join(map(str, self.shape))
         return f"{self.dtype} [{sizes}]"
 
-    def like(self, other: TensorShape) -> bool:
-        """Return whether dtype and shape are equal; the texts of dimensions of any size may differ."""
-        if self.dtype != other.dtype:
-            return False
-        return _without_names(self.shape) == _without_names(other.shape)
-
-
-def _without_names(shape: Sequence[Size]) -> list[int | None]:
-    """Return the sizes of the dimensions, with None for dimensions of any size."""
-    sizes: list[int | None] = []
-    for size in shape:
-        if isinstance(size, int):
-            sizes.append(size)
-        else:
-            sizes.append(None)
-    return sizes
-
 
 Shapes = Mapping[str, TensorShape]
 """Inputs or outputs by name."""
@@ -58,59 +40,13 @@ class GraphShapes(NamedTuple):
     outputs: Shapes
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON document that :meth:`from_json` can read."""
+        """Return the JSON document in the metadata of a file."""
         return {"inputs": _shapes_document(self.inputs), "outputs": _shapes_document(self.outputs)}
-
-    @classmethod
-    def from_json(cls, document: Any) -> GraphShapes:
-        """Read the inputs and outputs from a JSON document in an exported file.
-
-        Raises:
-            ValueError: if the document has another form; the message names the wrong part.
-        """
-        if not isinstance(document, Mapping) or set(document) != set(cls._fields):
-            raise ValueError(f"the shapes {shown(document)}")
-        inputs = _shapes(document["inputs"])
-        outputs = _shapes(document["outputs"])
-        return cls(inputs, outputs)
 
 
 def _shapes_document(shapes: Shapes) -> dict[str, Any]:
     """Return inputs or outputs as a JSON document."""
     return {name: {"dtype": tensor.dtype, "shape": tensor.shape} for name, tensor in shapes.items()}
-
-
-def _shapes(entries: Any) -> Shapes:
-    """Read inputs or outputs from a JSON document.
-
-    Args:
-        entries: the document: an object with the dtype and shape of each tensor, by name.
-
-    Raises:
-        ValueError: if the document or an entry has another form; the message names the first such entry.
-    """
-    if not isinstance(entries, Mapping):
-        raise ValueError(f"the shapes {shown(entries)}")
-    shapes = {}
-    for name, entry in entries.items():
-        shape = _tensor_shape(entry)
-        if shape is None:
-            raise ValueError(f"the shape {shown(entry)} of {shown(name)}")
-        shapes[name] = shape
-    return shapes
-
-
-def _tensor_shape(entry: Any) -> TensorShape | None:
-    """Read one entry ``{"dtype": "float32", "shape": ["batch", 10]}``; return None if it has another form."""
-    if not isinstance(entry, Mapping) or set(entry) != set(TensorShape._fields):
-        return None
-    dtype = entry["dtype"]
-    sizes = entry["shape"]
-    if not isinstance(dtype, str) or not isinstance(sizes, list):
-        return None
-    if not all(type(size) in (int, str) for size in sizes):  # type(), because a bool is an instance of int
-        return None
-    return TensorShape(dtype, tuple(sizes))
 
 
 def shapes_of_inputs(example: Mapping[str, Tensor], dynamic: Mapping[str, Mapping[int, Any]]) -> Shapes:

@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.errors import UsageError
-from hydractl.exports.checking import Answers, CheckData
 from hydractl.exports.comparison import compare_with_model
-from hydractl.exports.formats import FORMATS, Runner, WeightsFile, relocated
+from hydractl.exports.formats import FORMATS, WeightsFile, relocated
 from hydractl.exports.graph import Expectation, Graph, expectations, traced
 from hydractl.exports.metadata import metadata_of
-from hydractl.exports.opened import ExportedModel
 from hydractl.exports.shapes import Shapes
 from hydractl.families import classes_of
-from hydractl.families.base import ImageFormat
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import BESIDE, TensorSource, beside_infos, sha256_file
 from hydractl.files.description import Description
@@ -31,6 +28,7 @@ from hydractl.model.runtime import HydraModel
 MOST_IN_ONE_FILE = 2**31 - 2**26
 """The most bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less some room for the graph."""
 
+_BYTES_PER_WEIGHT = 4
 
 MOST_BANK_BYTES = 2**28
 """The most bytes of a bank (the stored training features of ``knn`` or ``nnguide``) in a file, for all members."""
@@ -75,8 +73,8 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         tensors: the weights of the model; only their sizes are used.
 
     Raises:
-        UsageError: if a library is not installed, a zero-shot model has no class names, the model has a cascade, the
-            bank of its OOD score is too large, or weights in int8 do not fit into one file.
+        UsageError: if a library is not installed, a zero-shot model has no class names, the model has a cascade, or the
+            bank of its OOD score is too large.
     """
     for kind in kinds:
         FORMATS[kind].require()
@@ -115,7 +113,7 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
 def _bytes_beside(tensors: TensorSource, start: str) -> int:
     """Return the total bytes of the tensors, other than weights, whose names begin with ``start``.
 
-    The number is the same for a checkpoint and an exported file, because no format rounds these tensors.
+    The number is the same for a checkpoint and an exported file.
     """
     return sum(info.nbytes for info in beside_infos(tensors, start))
 
@@ -127,20 +125,14 @@ def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
         kind: the format, e.g. ``onnx``.
         stem: the path of the file without its ending.
         weights: the number of weights of the model.
-        fitted_bytes: the bytes of all other tensors (fitted detectors and posteriors), which no format rounds.
-
-    Raises:
-        UsageError: if weights in int8 do not fit into one file; that format allows no second file.
+        fitted_bytes: the bytes of all other tensors (fitted detectors and posteriors).
     """
     export_format = FORMATS[kind]
     name = f"{stem.name}{export_format.ending}"
     path = stem.with_name(name)
 
     # One file has a limit of size. Larger weights go into a second file, if the format allows one.
-    weight_bytes = export_format.bytes_per_weight * weights
-    fits = weight_bytes + fitted_bytes <= MOST_IN_ONE_FILE
-    if kind == "onnx-int8" and not fits:
-        raise UsageError(f"--format {kind}: {weights:,} weights do not fit into one file", hint="--format onnx")
+    fits = _BYTES_PER_WEIGHT * weights + fitted_bytes <= MOST_IN_ONE_FILE
     data = None
     if export_format.has_weights_beside and not fits:
         data = path.with_name(f"{name}.data")
@@ -165,34 +157,6 @@ def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
         yield Claim(targets, outputs)
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """Everything against which the exported files of a model are checked.
-
-    Attributes:
-        model: the model; once it has been traced, only its settings can be used.
-        image_format: how graphs preprocess images in uint8; None if graphs take preprocessed inputs.
-        expected: several inputs, each with the model's outputs for them.
-        data: data on which files with rounded weights are measured, or None.
-        answers: the model's answers to ``data``; empty without data.
-    """
-
-    model: HydraModel
-    image_format: ImageFormat | None
-    expected: Sequence[Expectation]
-    data: CheckData | None
-    answers: Answers
-
-    def model_of_file(self, run: Runner) -> ExportedModel:
-        """Return an exported file as a model that takes the same inputs as the original model.
-
-        Args:
-            run: a function that runs the file.
-        """
-        model = self.model
-        return ExportedModel(run, model.family, model.description.preprocess, model.labels, self.image_format)
-
-
 class Claim:
     """Writes, checks and commits the exported files of a model.
 
@@ -212,7 +176,6 @@ class Claim:
         macs: int,
         seed: int,
         log: Log,
-        data: CheckData | None = None,
         *,
         uint8: bool = False,
     ) -> list[ExportedFileRecord]:
@@ -224,7 +187,6 @@ class Claim:
             macs: multiply-adds for one sample.
             seed: the seed of the random inputs for the check.
             log: receives one line for every file.
-            data: data on which files with rounded weights are measured, or None.
             uint8: whether graphs take images in uint8 and normalise them.
 
         Returns:
@@ -240,11 +202,8 @@ class Claim:
         longest = model.family.longest_text(model.description.preprocess)
 
         # Compute the model's own answers first, because tracing changes the model so that it cannot run any more.
-        expected_outputs = expectations(model, longest, seed, image_format)
-        answers = []
-        if data is not None:
-            answers = data.measure(model, log)
-        reference = _Reference(model, image_format, expected_outputs, data, answers)
+        expected = expectations(model, longest, seed, image_format)
+        chosen = Chosen.of(model.description.extra)
 
         graph = traced(model, longest, image_format)
         metadata = metadata_of(model.description, origins, macs, graph.shapes())
@@ -252,7 +211,7 @@ class Claim:
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
                 self._write_temporary(target, graph, {**metadata, "format": target.kind})
-                check = self._check_against_model(target, reference, log)
+                check = self._check_against_model(target, expected, chosen, log)
                 self._name_weights_finally(target)
                 written.append(self._written_record(target, graph, check))
                 progress.advance()
@@ -270,34 +229,25 @@ class Claim:
             check=check,
         )
 
-    def _check_against_model(self, target: Target, reference: _Reference, log: Log) -> ExportCheck:
+    def _check_against_model(
+        self, target: Target, expected: Sequence[Expectation], chosen: Chosen, log: Log
+    ) -> ExportCheck:
         """Run a written file under its temporary name, and compare its outputs with those of the model.
-
-        A file with rounded weights is also measured on the data of ``reference``, if there are any.
 
         Args:
             target: the file.
-            reference: the model's outputs and data.
+            expected: several inputs, each with the model's outputs for them.
+            chosen: the choices of ``calibrate`` for the model.
             log: receives one line.
 
         Raises:
             HydraError: if the file does not run, or differs from the model.
         """
-        export_format = FORMATS[target.kind]
-        exact = export_format.exact
         temporary = self._outputs[target.path].temporary
-        run, runtime = export_format.runner(temporary)
-        chosen = Chosen.of(reference.model.description.extra)
-        check = compare_with_model(target.path, run, runtime, reference.expected, chosen, exact=exact)
-
-        data = reference.data
-        on_data = None
-        if data is not None and not exact:
-            rounded_model = reference.model_of_file(run)
-            answers = data.measure(rounded_model, log)
-            on_data = data.compared(chosen, reference.answers, answers)
+        run, runtime = FORMATS[target.kind].runner(temporary)
+        check = compare_with_model(target.path, run, runtime, expected, chosen)
         log.detail(f"{target.path}: {runtime} runs it as the model does")
-        return replace(check, on_data=on_data)
+        return check
 
     def _write_temporary(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
         """Write the files of one target under their temporary names.

@@ -51,12 +51,12 @@ class BenchInput(Record):
 class BenchCost(Record):
     """What is known of a row before it runs: what it is, how large it is, and what one sample costs."""
 
-    kind: str | None = described("`model`; of an exported file its format; or of `--compare` the baseline.")
+    kind: str | None = described("`model`, or of `--compare` the baseline.")
     input: BenchInput | None = described("What it ran on.")
     checkpoint_bytes: Count | None = described("Size of the files; null where there are none.", null=True)
     members: Count | None = described("Number of members.")
-    params: Positive | None = needed("Number of stored parameters of all members; null where not known.")
-    macs: Positive | None = needed("Multiply-adds of one sample; null where they are not known.")
+    params: Positive = needed("Number of stored parameters of all members.")
+    macs: Positive = needed("Multiply-adds of one sample.")
     bytes: Count | None = described("Size of the stored weights.", null=True)
     params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
     first_macs: Count | None = described("Of a cascade, those of its first member.")

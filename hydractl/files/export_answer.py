@@ -10,39 +10,6 @@ from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundedFigures(Record, form="RoundedFigures"):
-    """What a model, or a file of it, reaches on the data of the check."""
-
-    accuracy: float = needed("Accuracy.")
-    auroc: Mapping[str, Number] = needed("By OOD set the AUROC; null where it cannot be told.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundedFlags(Record, form="RoundedFlags"):
-    """What rounding does to the flags of a data set."""
-
-    before: float = needed("Share of the samples that the model flags.")
-    after: float = needed("Share of the samples that the exported file flags.")
-    changed: float = needed("Share of the samples that only one of them flags.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundedOnData(Record, form="RoundedOnData"):
-    """What rounding the weights does on data."""
-
-    data: str = needed("Fingerprint of the ID data.")
-    n: Count = needed("Number of ID samples.")
-    score: str = needed("The OOD score that was taken.")
-    agreement: float = needed("Share of the ID samples with the same predicted class.")
-    before: RoundedFigures = needed("The model.")
-    after: RoundedFigures = needed("The exported file.")
-    score_moved: float = needed("Mean absolute difference of the OOD scores of all samples.")
-    flags: Mapping[str, RoundedFlags] | None = needed(
-        "What becomes of flags, of the ID samples under `id` and by OOD set; null without a threshold."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExportCheck(Record, form="ExportCheck"):
     """The check of an exported file against the model; differences have three digits."""
 
@@ -51,26 +18,25 @@ class ExportCheck(Record, form="ExportCheck"):
     probabilities_max_abs: float = needed("The largest difference of an averaged probability.")
     member_logits_max_abs: float = needed("The largest difference of a logit of a member.")
     max_abs_logit: float = needed("The largest logit of the model, without its sign.")
-    tolerance: Number = needed("The largest difference that is allowed; null where weights are rounded.")
+    tolerance: float = needed("The largest difference that is allowed.")
     score: str | None = needed("The OOD score of the graph; null where it has none.")
     score_max_abs: Number = needed("The largest difference of an OOD score; null without one.")
-    score_tolerance: Number = needed("The largest one that was allowed, of the largest score; null where none is held.")
+    score_tolerance: Number = needed("The largest one that was allowed, of the largest score; null without one.")
     flags_changed: Count | None = needed(
-        "Samples flagged otherwise, all that near the threshold where a tolerance is held; null without a threshold."
+        "Samples flagged otherwise, all that near the threshold; null without a threshold."
     )
     sets_changed: Count | None = needed("Samples with another prediction set, likewise; null without sets.")
-    on_data: RoundedOnData | None = described("What rounding weights does on the data of `--test`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFileRecord(Record, form="ExportedFile"):
-    """A file or folder that is, or would be, exported."""
+    """A file that is, or would be, exported."""
 
-    format: str = needed("Its format: `onnx`, `onnx-int8` or `pt2`, and of folders `mlflow` or `triton`.")
-    path: str = needed("The file, or the folder.")
+    format: str = needed("Its format: `onnx` or `pt2`.")
+    path: str = needed("The file.")
     data: str | None = described("The file that holds its weights, where that is another.")
-    bytes: Count | None = described("Its size, of a folder that of the model in it; not in a plan.")
-    sha256: str | None = described("SHA-256 of the file, or of the model in the folder; not in a plan.")
+    bytes: Count | None = described("Its size; not in a plan.")
+    sha256: str | None = described("SHA-256 of the file; not in a plan.")
     inputs: Mapping[str, str] | None = described("By input its number format and shape; not in a plan.")
     outputs: Mapping[str, str] | None = described("By output the same; not in a plan.")
     check: ExportCheck | None = described("How it was checked; not in a plan.")
@@ -86,5 +52,4 @@ class ExportAnswer(Record, form="Export"):
     arch: str = needed("Its architecture.")
     members: Count = needed("Number of its members.")
     exports: Sequence[ExportedFileRecord] = needed("The files.")
-    warnings: Sequence[str] | None = described("What makes a file less than it seems.")
     dry_run: bool | None = described("True in a plan.")

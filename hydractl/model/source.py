@@ -366,12 +366,22 @@ def _refuse_files_of_other_kinds(path: Path) -> None:
     Raises:
         InputError: for such a file; its ending tells.
     """
-    if path.suffix in (".onnx", ".pt2"):
-        raise InputError(
-            f"{path} is an exported file", hint="predict and bench run it; other verbs take the .st file it is of"
-        )
+    refuse_exported(path)
     if path.suffix.lower() in PICKLES and not is_state_dict(path):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
+
+
+def refuse_exported(path: Path) -> None:
+    """Refuse a file of ``export``: hydractl writes such files, and other programs open them.
+
+    Raises:
+        InputError: for such a file; its ending tells.
+    """
+    if path.suffix in (".onnx", ".pt2"):
+        raise InputError(
+            f"{path} is an exported file, which hydractl writes and does not open",
+            hint="give the .st file it was made of; docs/deploy.md has the lines that run and time it",
+        )
 
 
 def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:

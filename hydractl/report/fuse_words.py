@@ -13,7 +13,7 @@ from hydractl.files.fuse_answer import (
 from hydractl.report.texts import count_text, number
 
 LOST = 0.02
-"""The largest loss of accuracy or AUROC, by averaging or by rounding exported weights, without a warning."""
+"""The largest loss of accuracy or AUROC by averaging without a warning."""
 
 _WHOLE = "--merge none keeps members whole"
 

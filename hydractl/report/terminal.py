@@ -302,12 +302,10 @@ def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
 
 
 def _exported_words(file: ExportedFileRecord) -> str:
-    """Return words on the size of a file, and on how well it agrees with the model; rounded weights need not agree."""
+    """Return words on the size of a file, and on how well it agrees with the model."""
     check = file.check
     assert check is not None and file.bytes is not None  # the file was written
     size = _megabytes(file.bytes)
-    if check.tolerance is None:
-        return f"{size}; {check.runtime}, weights rounded to 8 bits"
     return f"{size}; {check.runtime} agrees with the model to {check.member_logits_max_abs:.0e}"
 
 

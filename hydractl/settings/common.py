@@ -21,10 +21,8 @@ general_option = partial(option, "General")
 # The rank of each source of a value: a higher rank wins. A built-in default has rank 0.
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
-FOLDER_FORMATS = {".mlflow": "mlflow", ".triton": "triton"}
-"""The format of an exported folder, by the ending of its name."""
-EXPORTED = {".int8.onnx": "onnx-int8", ".onnx": "onnx", ".pt2": "pt2", **FOLDER_FORMATS}
-"""The format of an exported file or folder, by the ending of its name; a longer ending stands before its own end."""
+EXPORTED = {".onnx": "onnx", ".pt2": "pt2"}
+"""The format of an exported file, by the ending of its name."""
 _NO_WEIGHTS = (
     *PICKLES,
     *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".html", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"),
@@ -445,7 +443,7 @@ class Common:
 
 @dataclass(kw_only=True)
 class Batched(Common):
-    """Options of every verb except ``bench``: one batch size and one number format."""
+    """Options of verbs that compute in one batch size and one number format."""
 
     dtype: str = run_option("Number format of the computation", "float32", choices=DTYPES)
     batch_size: int = run_option("Samples that are computed together [samples]", 64, at_least=1)

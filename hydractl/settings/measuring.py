@@ -119,22 +119,3 @@ class BenchSettings(Requiring, Measured):
                 f"--compile-mode reduce-overhead has no effect on a {kind} device: it is CUDA graphs",
                 hint="leave it out, or use --device cuda",
             )
-
-    def check_exported(self, files: list[str], kind: str) -> None:
-        """Check that exported files can be measured with these options.
-
-        Args:
-            files: their names; if empty, nothing is checked.
-            kind: the kind of the device, e.g. ``cuda``.
-
-        Raises:
-            UsageError: the other models would run on another device, in another format or in another way.
-        """
-        if not files:
-            return
-        problem = f"exported files run on the CPU, in float32 and as they were written: {', '.join(files)}"
-        as_written = self.dtype == ["float32"] and not self.whole_last_block
-        if not as_written:
-            raise UsageError(problem, hint="leave out --dtype and --whole-last-block")
-        if kind != "cpu":
-            raise UsageError(problem, hint="--device cpu")

@@ -140,8 +140,6 @@ VERBS: dict[str, Verb] = {
   hydractl export hydra.st
   # in two formats: hydra.onnx and hydra.pt2
   hydractl export hydra.st --format onnx,pt2
-  # weights of 8 bits, and what that does to the answers
-  hydractl export hydra.st --test test.npz --ood svhn=svhn.npz -o hydra.int8.onnx
 """,
     ),
     "eval": Verb(

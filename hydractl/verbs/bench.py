@@ -42,13 +42,12 @@ CONVENTIONS = {
     f"{NOISY:.0%} of the ratio; null for fewer than five rounds",
     "mac_ratio": "macs over the first model's",
     "share": "of a cascade, the share of samples that run all members; macs is the mean over the samples",
-    "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine; null for onnx-int8",
+    "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine",
     "peak_macs_per_s": "the best of six runs of a large product of two square matrices in this dtype, half of them "
     "before and half after the models ran, by as many threads",
-    "kind": "model: a MODEL as given; onnx, onnx-int8, pt2: an exported file, never compiled, params and bytes null, "
-    "its macs as it says, null for texts of another length; stock: the library's own model and attention on the "
-    "first MODEL's weights; members: the members of a fused MODEL one after another; member: its first member; deep: "
-    "copies of the first MODEL one after another, as many as the largest fused MODEL has members",
+    "kind": "model: a MODEL as given; stock: the library's own model and attention on the first MODEL's weights; "
+    "members: the members of a fused MODEL one after another; member: its first member; deep: copies of the first "
+    "MODEL one after another, as many as the largest fused MODEL has members",
     "params": "stored elements, all members",
     "bytes": "stored weights, without the headers of files",
     "peak_memory_bytes": "weights and inputs of this model, and the most one call adds to them; null where not counted",
@@ -59,15 +58,14 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     """Measure every model at every batch size and number format, write the figures, and check requirements on them."""
     with importing():
         from hydractl.benchmark.measuring import BenchOptions, measure_rows
-        from hydractl.benchmark.rows import bench_rows, find_contestants, on_one_input, open_samples, with_ratios
-        from hydractl.model.loading import resolve_device
+        from hydractl.benchmark.rows import bench_rows, on_one_input, open_samples, with_ratios
+        from hydractl.model.loading import find_models, resolve_device
         from hydractl.verbs.opening import announce_reading, model_options
 
     # The rows: the models and what they are compared with. Requirements are checked against their names.
     device = resolve_device(settings.device)
     settings.check_device(device.type)
-    models = find_contestants(settings.model, model_options(settings))
-    settings.check_exported([model.name for model in models if not model.sources], device.type)
+    models = find_models(settings.model, model_options(settings))
     if not settings.unequal_inputs:
         models = on_one_input(models, log)
     rows = bench_rows(models, settings.compare, whole_last_block=settings.whole_last_block)

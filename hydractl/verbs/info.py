@@ -40,7 +40,7 @@ _MOST_COMPARED = 1 << 21
 
 
 def describe(path: str | Path) -> InfoAnswer:
-    """Return what a checkpoint, a predictions file, an exported file, a folder, a ``.pth`` or a JSON artefact holds.
+    """Return what a checkpoint, a predictions file, a folder, a ``.pth`` or a JSON artefact holds.
 
     Raises:
         InputError: the file is none of these.
@@ -51,7 +51,9 @@ def describe(path: str | Path) -> InfoAnswer:
     if path.is_dir() or is_state_dict(path):
         return _describe_published(path)
     if path.suffix in (".onnx", ".pt2"):
-        return _describe_export(path)
+        from hydractl.model.source import refuse_exported
+
+        refuse_exported(path)
     try:
         with open(path, "rb") as handle:
             start = handle.read(64).lstrip()
@@ -86,23 +88,6 @@ def _describe_published(path: Path) -> InfoAnswer:
         parameters=sum(tensor.numel for tensor in infos),
         dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in infos}),
         note=f"does not describe itself; {arch_hint(tensors)}",
-    )
-
-
-def _describe_export(path: Path) -> InfoAnswer:
-    """Return what an exported file says about itself. It is checked as ``bench`` does, and nothing in it is run."""
-    from hydractl.exports.formats import EXPORT_SCHEMA
-    from hydractl.exports.opened import exported_at
-
-    exported = exported_at(path)
-    facts = exported.to_json()
-    facts["preprocess"] = _preprocess_without_vocabulary(exported.preprocess)
-    return InfoAnswer(
-        schema=INFO_SCHEMA,
-        file=str(path),
-        holds=EXPORT_SCHEMA,
-        bytes=exported.file_bytes,
-        told=facts,
     )
 
 

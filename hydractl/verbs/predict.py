@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -21,7 +21,6 @@ from hydractl.evaluation.predicting import (
     Part,
     Predicting,
     PredictionTally,
-    Predictor,
     Window,
     predicting_model_record,
     rows_of_part,
@@ -30,21 +29,18 @@ from hydractl.evaluation.predicting import (
 from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, windows_in
-from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     PREDICT_SCHEMA,
     REQUIRABLE,
     PlannedPredictions,
     PredictAnswer,
-    PredictingModelRecord,
 )
 from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
 from hydractl.metrics.watching import Reference, WatchOfAll
 from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, split_model
 from hydractl.report.watch_words import watch_lines
 from hydractl.settings.common import Common
@@ -67,50 +63,19 @@ REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
 
 
 @dataclass(frozen=True)
-class _OpenedModel:
-    """The MODEL, a checkpoint or an exported file, opened without reading its weights.
-
-    Attributes:
-        name: what to call it.
-        chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
-        members: the number of its members.
-        labels: the names of its classes; None if its classes have only numbers.
-        classes: the number of classes; 0 if only ``labels`` tells.
-        reads: ``image`` or ``text``.
-        facts: what else decides its predictions beside the digest, by key, e.g. ``dtype``.
-        digest: computes its SHA-256.
-        build: reads its weights.
-        sources: the checkpoint; empty for an exported file.
-    """
-
-    name: str
-    chosen: Chosen
-    members: int
-    labels: Sequence[str] | None
-    classes: int
-    reads: str
-    facts: Mapping[str, Any]
-    digest: Callable[[], str]
-    build: Callable[[Log], Predictor]
-    sources: Sequence[Source] = ()
-
-    def record(self) -> PredictingModelRecord:
-        """Return the entry for the model in the summary."""
-        return predicting_model_record(self.name, self.digest(), self.members, self.chosen)
-
-
-@dataclass(frozen=True)
 class _Plan:
     """What is predicted, and how it is written.
 
     Attributes:
-        model: the model that predicts.
+        model: the checkpoint that predicts; its weights are not read yet.
+        chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
         dataset: all inputs.
         samples: the indices of the inputs that this part predicts.
         form: what is written about each input.
     """
 
-    model: _OpenedModel
+    model: Source
+    chosen: Chosen
     dataset: Dataset
     samples: range
     form: LineForm
@@ -121,10 +86,10 @@ class _Plan:
 
         None if the model holds none, or they were predicted with other classes than the model has now.
         """
-        reference = self.model.chosen.reference
+        reference = self.chosen.reference
         if reference is None:
             return None
-        has_these_classes = reference.fits(self.model.labels, self.model.classes)
+        has_these_classes = reference.fits(self.model.description.labels, self.model.classes or 0)
         if not has_these_classes:
             return None
         return reference
@@ -133,9 +98,9 @@ class _Plan:
     def fields(self) -> list[str]:
         """The names of the fields of every line, in order."""
         fields = list(FIELDS)
-        if self.model.chosen.threshold is not None:
+        if self.chosen.threshold is not None:
             fields.append(FLAG)
-        if self.model.chosen.conformal is not None:
+        if self.chosen.conformal is not None:
             fields.append("set")
         if self.form.top:
             fields.append("top")
@@ -203,7 +168,7 @@ def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
             return Outcome({}, silent=True)
         return _dry_run(plan, path, report, settings)
 
-    announce_reading(plan.model.sources, log_of_team)
+    announce_reading([plan.model], log_of_team)
     if path is None:
         outcome = Outcome({})
         outcome.lines = _predict_line_by_line(plan, report, outcome, settings, log)
@@ -241,7 +206,7 @@ def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
         parts.run(settings, log)
         tally = _empty_tally(plan)
         rows = _rows_counted(parts.windows(tally), tally.add)
-        write_rows(output, rows, plan.fields, named_classes=plan.model.labels is not None)
+        write_rows(output, rows, plan.fields, named_classes=plan.model.description.labels is not None)
         parts.remove()
         answer = _sum_up(plan, tally, path, report_output, settings, log)
     return _outcome(answer, path, report, settings)
@@ -279,7 +244,7 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
     Raises:
         UsageError, InputError: the model or the inputs cannot be opened, or do not fit each other.
     """
-    model = _open_model(settings)
+    model = single_source(settings)
     if settings.inputs:
         inputs = list(settings.inputs)
     else:
@@ -287,8 +252,8 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
         inputs = [settings.data]  # in Python, data may also be an object that holds the samples
     dataset = open_inputs(
         inputs,
-        reads={model.name: model.reads},
-        labels=model.labels or [],
+        reads={model.name: model.description.reads},
+        labels=model.description.labels or [],
         limit=settings.limit,
         seed=settings.seed,
         on_bad=settings.on_bad,
@@ -298,27 +263,15 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
         part_to_predict = Part(*parse_part(settings.part))
     samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part_to_predict)
     form = LineForm(top=settings.top, members=settings.members)
-    return _Plan(model, dataset, samples, form)
-
-
-def _open_model(settings: PredictSettings) -> _OpenedModel:
-    """Open the MODEL, an exported file or a checkpoint, without reading its weights.
-
-    Raises:
-        UsageError: it is not a single model, its classes have no names, or an option is not for exported files.
-        InputError: the file cannot be read, or is broken.
-    """
-    file = exported_file(settings.model[0])
-    if file is not None:
-        return _open_exported_file(file, settings)
-    return _open_checkpoint(single_source(settings), settings)
+    chosen = Chosen.of(model.description.extra)
+    return _Plan(model, chosen, dataset, samples, form)
 
 
 def single_source(settings: Common) -> Source:
     """Return the checkpoint that MODEL names, for a command that predicts with one model.
 
     Raises:
-        UsageError: it is not a single model, it is an exported file, or its classes have no names.
+        UsageError: it is not a single model, or its classes have no names.
         InputError: the file cannot be read, or is broken.
     """
     text = settings.model[0]
@@ -329,90 +282,11 @@ def single_source(settings: Common) -> Source:
     if is_predictions(file):
         raise UsageError(f"{text} is a predictions file", hint="give the model")
     (argument,) = find_models([text], model_options(settings))
-    if not argument.sources:
-        raise UsageError(f"{text} is an exported file", hint="give the checkpoint that it was made of")
     source = replace(argument.sources[0], name=argument.name)
     is_zero_shot = not source.classes
     if is_zero_shot and not source.description.labels:
         raise UsageError(f"{source.name} is zero-shot, and its classes have no names", hint="name them: --labels FILE")
     return source
-
-
-def _open_checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
-    """Return a checkpoint as an opened model."""
-    description = source.description
-    labels = json_list(description.labels)
-
-    def build(log: Log) -> HydraModel:
-        """Read the weights, and compute what does not depend on the inputs: the features of class names."""
-        model = build_model(source, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
-        model.read_prompts(log, source.name)
-        return model
-
-    return _OpenedModel(
-        name=source.name,
-        chosen=Chosen.of(description.extra),
-        members=len(description.masks),
-        labels=labels,
-        classes=source.classes or 0,
-        reads=description.reads,
-        facts={
-            "dtype": settings.dtype,
-            "device": resolve_device(settings.device).type,
-            "whole_last_block": settings.whole_last_block,
-            "max_length": description.preprocess.get("max_length"),
-            "labels": labels,
-            "prompt": json_list(description.prompt),
-        },
-        digest=lambda: source.sha256,
-        build=build,
-        sources=[source],
-    )
-
-
-_NOT_FOR_FILES = ("arch", "labels", "prompt", "whole_last_block")
-"""Options that are only for checkpoints: an exported file has their effects fixed."""
-
-
-def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _OpenedModel:
-    """Return an exported file as an opened model.
-
-    Raises:
-        UsageError: an option asks for what an exported file cannot do.
-    """
-    # Options that only a checkpoint has, e.g. --labels. They are refused if they were given to this verb. A value that
-    # a settings file or a variable gives to all verbs at once is ignored.
-    for name in _NOT_FOR_FILES:
-        if settings.of_this_verb(name):
-            raise UsageError(
-                f"{settings.called(name)}{settings.where(name)} is for checkpoints: in an exported file it is settled",
-                hint="export its checkpoint again, or give the checkpoint",
-            )
-
-    # An exported file runs only on the CPU and in float32.
-    runs_as_asked = settings.dtype == "float32" and settings.device in ("auto", "cpu")
-    if not runs_as_asked:
-        raise UsageError(
-            f"exported files run on the CPU, in float32 and as they were written: {file.name}",
-            hint="give the checkpoint that it was made of",
-        )
-
-    # Texts may be cut at another length than the file's own.
-    opened = file
-    if settings.max_length is not None:
-        opened = file.at_length(settings.max_length)
-    return _OpenedModel(
-        name=opened.name,
-        chosen=opened.chosen,
-        members=opened.members,
-        labels=opened.labels,
-        classes=opened.classes,
-        reads=opened.reads,
-        facts={"max_length": opened.preprocess.get("max_length")},
-        # Both are slow, so they are functions: they run only if the digest or the predictions are needed.
-        digest=lambda: opened.sha256,
-        build=lambda log: opened.build(),
-    )
 
 
 def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
@@ -440,7 +314,7 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
         UsageError: a requirement names such a figure.
     """
     name = plan.model.name
-    has_threshold = plan.model.chosen.threshold is not None
+    has_threshold = plan.chosen.threshold is not None
     has_reference = plan.reference is not None
     requirements = settings.requirements()
     check_known(requirements, [name], REQUIRABLE, skip_first=False)
@@ -455,9 +329,9 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
 def _say_what_is_missing(plan: _Plan, log: Log) -> None:
     """Log, before predicting, what the model lacks for judging its inputs: a threshold, or a fitting reference."""
     name = plan.model.name
-    if plan.model.chosen.threshold is None:
+    if plan.chosen.threshold is None:
         log.info(f"{name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
-    if plan.model.chosen.reference is not None and plan.reference is None:
+    if plan.chosen.reference is not None and plan.reference is None:
         log.info(f"{name}: its reference was predicted with other classes, so nothing is compared with it")
 
 
@@ -472,8 +346,11 @@ def _predict_windows(plan: _Plan, start: int, settings: PredictSettings, log: Lo
     samples = range(start, plan.samples.stop)
     if not samples:
         return
+    # Read the weights, and compute what does not depend on the inputs: the features of class names.
+    model = build_model(plan.model, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
+    model.read_prompts(log, plan.model.name)
     predicting = Predicting(
-        plan.model.build(log),
+        model,
         plan.model.name,
         plan.dataset,
         plan.form,
@@ -556,7 +433,7 @@ def _predict_into_file(
             raise _nothing_readable(plan)
         tally = _empty_tally(plan)
         rows = _rows_counted(windows_in(files_of_team), tally.add)
-        write_rows(output, rows, plan.fields, named_classes=plan.model.labels is not None)
+        write_rows(output, rows, plan.fields, named_classes=plan.model.description.labels is not None)
         _remove(files_of_team)
         answer = _sum_up(plan, tally, path, report_output, settings, log)
     return _outcome(answer, path, report, settings)
@@ -623,17 +500,23 @@ def _claim_report(report: Path | None, settings: PredictSettings, stack: ExitSta
 
 def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
     """Return by key everything that decides the lines; an unfinished file with other values cannot be resumed."""
+    description = plan.model.description
     digest_of_ids = _sha256("\n".join(plan.dataset.ids))
     digest_of_inputs = _sha256(canonical_json([plan.dataset.spec, len(plan.dataset), digest_of_ids]))
     return {
-        "model": plan.model.digest(),
+        "model": plan.model.sha256,
         "inputs": digest_of_inputs,
         "samples": [plan.samples.start, plan.samples.stop],
         "batch_size": settings.batch_size,
         "on_bad": settings.on_bad,
         "top": settings.top,
         "members": settings.members,
-        **plan.model.facts,
+        "dtype": settings.dtype,
+        "device": resolve_device(settings.device).type,
+        "whole_last_block": settings.whole_last_block,
+        "max_length": description.preprocess.get("max_length"),
+        "labels": json_list(description.labels),
+        "prompt": json_list(description.prompt),
     }
 
 
@@ -662,7 +545,9 @@ def _sum_up(
     output_name = None
     if path is not None:
         output_name = str(path)
-    answer_of_tally = tally.answer(plan.model.record(), output_name)
+    model = plan.model
+    record = predicting_model_record(model.name, model.sha256, len(model.description.masks), plan.chosen)
+    answer_of_tally = tally.answer(record, output_name)
     answer = replace(answer_of_tally, part=settings.part)
     log.info(_summary_in_words(answer))
     if answer.watched is not None:

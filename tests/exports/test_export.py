@@ -25,7 +25,7 @@ from rich.console import Console
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.errors import UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.exports import formats as export_files
 from hydractl.exports import targets as export
 from hydractl.exports.graph import traced
@@ -309,14 +309,14 @@ def test_several_formats_go_beside_each_other(members: list[str]) -> None:
 
 @pytest.mark.release
 def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
-    kinds = "onnx,onnx-int8,pt2"
+    kinds = "onnx,pt2"
     code, _, err = run("export", "a.st", "--format", kinds, "-o", "h.onnx", "-q")
     assert code == 0, err
     again = ["-m", "hydractl", "export", "a.st", "--format", kinds, "-o", "again.onnx", "-q"]
     done = subprocess.run([sys.executable, *again], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.decode().split() == ["again.onnx", "again.int8.onnx", "again.pt2"]
-    for kind in ("onnx", "int8.onnx", "pt2"):
+    assert done.stdout.decode().split() == ["again.onnx", "again.pt2"]
+    for kind in ("onnx", "pt2"):
         assert Path(f"again.{kind}").read_bytes() == Path(f"h.{kind}").read_bytes()
 
 
@@ -353,7 +353,7 @@ def test_an_existing_file_is_replaced_where_that_is_asked_for(members: list[str]
         (["a.st", "--format", "pt2", "-o", "x.onnx"], "export --format pt2 writes no such file"),
         (["a.st", "-o", "-"], "--output - is for JSON, export writes weights"),
         (["a.st", "b.st"], "export takes one MODEL, not 2"),
-        (["a.st", "--format", "tflite"], "--format must be one of onnx, onnx-int8, pt2, mlflow, triton, not 'tflite'"),
+        (["a.st", "--format", "tflite"], "--format must be one of onnx, pt2, not 'tflite'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], message: str) -> None:
@@ -375,6 +375,36 @@ def test_the_way_to_an_exported_file_is_named(members: list[str]) -> None:
     with pytest.raises(UsageError, match="^save writes safetensors, not x.csv$") as caught:
         hydractl.save("a.st", "x.csv")
     assert caught.value.hint == "name it x.st"
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "predict x.onnx new.npz",
+        "bench x.pt2",
+        "eval x.onnx --test builtin:digits/test",
+        "calibrate x.pt2 --val builtin:digits/val --temperature fit",
+        "prune x.onnx --method random --keep 2",
+        "fuse a.st x.pt2 -o h.st",
+        "export x.onnx",
+        "--info x.pt2",
+    ],
+)
+def test_an_exported_file_is_no_model(members: list[str], words: str) -> None:
+    """Nothing of it is read, whatever it holds."""
+    for name in ("x.onnx", "x.pt2"):
+        Path(name).write_bytes(b"")
+    code, out, err = run(*words.split())
+    name = "x.onnx" if "x.onnx" in words else "x.pt2"
+    assert (code, out) == (3, "")
+    assert err == (
+        f"error: {name} is an exported file, which hydractl writes and does not open\n"
+        "hint: give the .st file it was made of; docs/deploy.md has the lines that run and time it\n"
+    )
+    assert "## ONNX Runtime, images" in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="is an exported file"):
+        hydractl.load(name)
 
 
 def test_a_missing_library_is_named(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

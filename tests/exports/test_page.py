@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
@@ -28,10 +30,13 @@ pickle.dump({name: value.tolist() for name, value in answer.items()}, open("answ
 """
 
 
-def snippets() -> list[str]:
-    """The Python snippets of the page: in hydractl, images and texts in ONNX Runtime, images in PyTorch."""
+def snippet(heading: str) -> str:
+    """The Python snippet of the page under a heading."""
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    _, _, section = page.partition(f"\n## {heading}\n")
+    found = re.search(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
 def run_alone(python: Path, snippet: str, folder: Path) -> dict[str, Any]:
@@ -48,7 +53,6 @@ def run_alone(python: Path, snippet: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.release
 def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with_hydractl, image_onnx, text_onnx, image_pt2 = snippets()
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 21, 3), dtype=np.uint8)).save("cat.png")
     labelled = (pixels, np.arange(12) % 3)
@@ -62,24 +66,24 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         claim.commit()
 
     in_hydractl: dict[str, Any] = {}
-    exec(with_hydractl, in_hydractl)
+    exec(snippet("In Python"), in_hydractl)
     expected = in_hydractl["answer"]
     in_torch: dict[str, Any] = {}
-    exec(image_pt2, in_torch)
+    exec(snippet("Plain PyTorch"), in_torch)
     assert np.allclose(in_torch["probabilities"], expected.probabilities, atol=1e-5)
 
     venv.create(tmp_path / "alone", with_pip=True)
     python = tmp_path / "alone" / "bin" / "python"
     constraints = ["-c", str(ROOT / "constraints.txt")]
     subprocess.run([python, "-m", "pip", "install", "-q", *constraints, *PACKAGES], check=True, capture_output=True)
-    answer = run_alone(python, image_onnx, tmp_path)
+    answer = run_alone(python, snippet("ONNX Runtime, images"), tmp_path)
     # Pillow resizes as the transform of timm does, to the bit.
     assert np.allclose(answer["probabilities"], expected.probabilities, atol=1e-5)
     assert np.allclose(answer["ood_score"], expected.ood_score, atol=1e-4)
     assert answer["is_ood"] == expected.is_ood.tolist()
     assert answer["conformal_set"] == expected.sets.tolist()
 
-    answer = run_alone(python, text_onnx, tmp_path)
+    answer = run_alone(python, snippet("ONNX Runtime, texts"), tmp_path)
     model = HydraModel(texts.description, texts.tensors)
     with torch.no_grad():
         prediction = model.predict(model.preprocess(["a fine film", "so dull !"]))
@@ -113,27 +117,50 @@ def drawn_images(seed: int) -> np.ndarray:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["onnx", pytest.param("pt2", marks=pytest.mark.release)])
-def test_predict_gives_the_rows_of_the_checkpoint(
-    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_file_gives_the_rows_of_predict(calibrated: Path, tmp_path: Path) -> None:
+    hydractl.export(calibrated, tmp_path / "best.onnx", input="uint8")
+    # Other samples than those whose scores the thresholds are: these lie on them.
+    rows = hydractl.predict(calibrated, data=drawn_images(2)).rows
+    session = onnxruntime.InferenceSession(tmp_path / "best.onnx", providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    answer = dict(zip(names, session.run(None, {"images": drawn_images(2)}), strict=True))
+    assert 0 < answer["is_ood"].sum() < 60
+    assert [row["is_ood"] for row in rows] == answer["is_ood"].tolist()
+    assert [row["ood_score"] for row in rows] == pytest.approx(answer["ood_score"].tolist(), abs=1e-4)
+    assert [row["confidence"] for row in rows] == pytest.approx(answer["probabilities"].max(axis=1).tolist(), abs=1e-4)
+    sets = [[str(index) for index in np.flatnonzero(classes)] for classes in answer["conformal_set"]]
+    assert [sorted(map(str, row["set"])) for row in rows] == sets
+
+
+@pytest.mark.long
+def test_a_file_is_timed(
+    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = {"input": "uint8"} if kind == "onnx" else {}
-    hydractl.export(calibrated, f"best.{kind}", **options)
-    # Other samples than those whose scores the thresholds are: these lie on them.
-    samples = {"data": drawn_images(2), "top": 2, "members": True, "batch_size": 16}
-    rows = hydractl.predict(calibrated, **samples).rows
-    answer = hydractl.predict(f"best.{kind}", **samples)
-    assert len(answer.rows) == 60
-    assert 0 < sum(row["is_ood"] for row in rows) < 60
-    for row, expected in zip(answer.rows, rows, strict=True):
-        assert list(row) == list(expected)
-        for key in ("confidence", "entropy", "mi", "ood_score"):
-            assert row[key] == pytest.approx(expected[key], abs=1e-4)
-        for key in ("id", "predicted", "set"):
-            assert row[key] == expected[key]
-        assert [entry["label"] for entry in row["top"]] == [entry["label"] for entry in expected["top"]]
-    part = hydractl.predict(f"best.{kind}", **samples, part="2/2").rows
-    assert part == answer.rows[-len(part) :]
-    with pytest.raises(hydractl.errors.UsageError, match="exported files run on the CPU"):
-        hydractl.predict(f"best.{kind}", data=drawn_images(0), dtype="bfloat16")
+    hydractl.export(calibrated, "images.onnx", input="uint8")
+    exec(snippet("Time"), {})
+    assert re.fullmatch(r"[0-9]+\.[0-9]{2} ms for 8 images\n", capsys.readouterr().out)
+
+
+@pytest.mark.long
+def test_weights_are_rounded_and_what_is_behind_features_is_not(
+    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hydractl.export(calibrated, "best.onnx", input="uint8")
+    exec(snippet("8-bit weights"), {})
+    answers = {}
+    for name in ("best.onnx", "best.int8.onnx"):
+        session = onnxruntime.InferenceSession(name, providers=["CPUExecutionProvider"])
+        answers[name] = session.run(["probabilities", "ood_score"], {"images": drawn_images(2)})
+    exact, exact_scores = answers["best.onnx"]
+    rounded, rounded_scores = answers["best.int8.onnx"]
+    assert 0 < np.abs(rounded - exact).max() < 0.1
+    assert np.corrcoef(rounded_scores, exact_scores)[0, 1] > 0.9
+    graph = onnx.load("best.int8.onnx").graph
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type in ("MatMul", "MatMulInteger")]
+    # Every weight of a product is rounded, but for those in float64.
+    kept = [node for node in products if node.op_type == "MatMul" and node.input[1] in kinds]
+    assert {kinds[node.input[1]] for node in kept} <= {onnx.TensorProto.DOUBLE}
+    assert len(products) - len(kept) > 4

@@ -17,14 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
-from hydractl.exports import program
 from hydractl.exports import targets as export
 from hydractl.exports.answer import GraphAnswer
 from hydractl.exports.formats import Onnx
-from hydractl.exports.graph import Graph, graph_answer_of, images_of_inputs, normalised, random_uint8_images, traced
+from hydractl.exports.graph import Graph, graph_answer_of, normalised, random_uint8_images, traced
 from hydractl.exports.graph_arrays import IN_GRAPH
 from hydractl.exports.targets import plan_exports
-from hydractl.families.base import ImageFormat
 from hydractl.files.checkpoint import FileTensors
 from hydractl.metrics.arrays import ON_ARRAYS
 from hydractl.metrics.calibrators import Calibration
@@ -223,17 +221,6 @@ def test_scores_are_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(nam
             for outputs in (by_runtime, by_torch):
                 answer = {name: outputs[f"{score}_{name}"] for name in wanted}
                 check(answer, wanted, chosen_by_score[score])
-
-    # What opens a .pt2 knows every operator of it.
-    for node in exported.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            program._operator(f"torch.ops.{node.target}")
-
-
-def test_images_come_back_from_what_a_model_takes() -> None:
-    image_format = ImageFormat((3, 8, 6), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic")
-    drawn_images = random_uint8_images(image_format, 4, seed=0)
-    assert torch.equal(images_of_inputs(normalised(drawn_images, image_format), image_format), drawn_images)
 
 
 @pytest.mark.long

@@ -63,10 +63,6 @@ def _results() -> None:
     _keep("journal", "c.json.journal")
     _unfinished_training(["finetune", "vit.st", *train, "--steps", "3", "--save-every", "1", "-o", "t.st"])
     _run("eval", "fused.st", "--test", "images.npz", "--allow-seen", "--predictions", "p.pred.st", "-o", "e.eval.json")
-    _run("prune", f"{MODEL}&depth=1", "--method", "random", "--keep", "1", "-o", "small.st")
-    for kind in ("pt2", "onnx"):
-        _run("export", "small.st", "--format", kind, "-o", f"small.{kind}")
-        _keep(kind, f"small.{kind}")
     _run("bench", "vit.st", "--rounds", "1", "--warmup", "1", "-o", "b.bench.json")
     _keep("checkpoint", "vit.st", "pruned.st", "fused.st")
     _keep("mask", "pruned.mask.json")

@@ -71,13 +71,6 @@ def _state_dict(path: Path) -> None:
         found.read(name)
 
 
-def _exported(path: Path) -> None:
-    """An exported file, checked; the libraries that run it see none of these."""
-    from hydractl.exports.opened import exported_at
-
-    exported_at(path).to_json()
-
-
 def _folder(path: Path) -> None:
     _model(path.parent)
 
@@ -183,18 +176,6 @@ READERS: dict[str, Reader] = {
         name="case.pth",
         commands=[["prune", CASE, "--arch", "torchvision:vit_b_16", *_PRUNE]],
         function=_state_dict,
-    ),
-    "pt2": Reader(
-        form="zip",
-        name="case.pt2",
-        commands=[["--info", CASE]],
-        function=_exported,
-    ),
-    "onnx": Reader(
-        form="bytes",
-        name="case.onnx",
-        commands=[["--info", CASE]],
-        function=_exported,
     ),
     "mask": Reader(
         form="json",

@@ -1,6 +1,6 @@
 """The interface of everything that an evaluation can measure: a provider gives the logits of its members.
 
-To measure something else, such as an exported file, write a subclass of :class:`LogitsProvider` that sets the
+To measure something else, write a subclass of :class:`LogitsProvider` that sets the
 attributes, and defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The defaults of the other
 methods are right for a provider without a file of stored logits that fits nothing. ``rows.find_rows`` opens providers.
 """

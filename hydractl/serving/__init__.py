@@ -1,1 +1,0 @@
-"""A model that answers over HTTP: what ``hydractl serve`` runs."""
