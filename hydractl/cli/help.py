@@ -40,9 +40,9 @@ INFO_EXAMPLES = """
 _LEFT = 26
 _WIDEST = 100
 _NOTE = (
-    "A switch is turned off by its --no- form. Every option can also be set by a variable (HYDRACTL_BATCH_SIZE=8) "
-    "or in hydra.yaml (batch_size: 8, at the top or under the name of the verb); a flag wins over a variable, "
-    "a variable over the file."
+    "A switch is turned off by its --no- form. Every option but --force can also be set by a variable "
+    "(HYDRACTL_BATCH_SIZE=8) or in hydra.yaml (batch_size: 8, at the top or under the name of the verb); a flag wins "
+    "over a variable, a variable over the file."
 )
 _SHARED_GROUPS = "Input and output, Running, General"
 """The groups of options that all verbs have. They come in this order, after the groups of the verb."""

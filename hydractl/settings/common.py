@@ -119,12 +119,14 @@ class Common:
         "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
         "zero-shot model [default: those of the checkpoint, else of the data]",
         metavar="FILE|NAME",
+        copied=True,
     )
     prompt: list[str] = file_option(
         "Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or give "
         "a file of templates, or openai-imagenet for CLIP's own 80 [default: A photo of a {label}.]",
         [],
         metavar="TEMPLATE|FILE",
+        copied=True,
     )
     tower: str | None = file_option(
         "The tower whose heads are meant, in a model with two towers [default: both]",
@@ -135,7 +137,7 @@ class Common:
         "[default: what the file says]",
         metavar="NAME",
     )
-    force: bool = file_option("Replace an output that exists", False, often=True)
+    force: bool = file_option("Replace an output that exists", False, often=True, flag_only=True)
     json: bool = file_option("Print the result as one JSON document", False)
     device: str = run_option(
         "The device to compute on",

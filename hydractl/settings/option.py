@@ -66,6 +66,8 @@ class Option:
         word: a word that is allowed instead of a number.
         default_text: what the help says of the default, if the value does not say it.
         writes: whether it names an output; any other text may name a file that is read.
+        copied: whether it may name a text file whose lines go into what is written, such as class names.
+        flag_only: whether it is given on the command line or in Python alone: no file and no variable can set it.
         often: whether the short help (``-h``) shows it, which has room for about a dozen options.
         name: the field of the settings dataclass.
         flagless: whether it has no flag, and can be given only in files, recipes, variables and Python calls.
@@ -97,6 +99,8 @@ class Option:
     word: str | None = None
     default_text: str | None = None
     writes: bool = False
+    copied: bool = False
+    flag_only: bool = False
     often: bool = False
     flagless: bool = False
     name: str = ""

@@ -20,7 +20,7 @@ from hydractl.settings.common import FLAG, RECIPE, SHARED_KEY, VARIABLE, VERB_KE
 from hydractl.settings.option import Option, Raw, Refusal, options_of
 from hydractl.settings.suggestions import ENVIRONMENT, about_option
 from hydractl.settings.verbs import SETTINGS
-from hydractl.settings.yaml_files import Contents, find_config
+from hydractl.settings.yaml_files import Contents, find_config, not_a_default
 
 _CONFIG, _DEBUG = "HYDRACTL_CONFIG", "HYDRACTL_DEBUG"
 
@@ -126,10 +126,49 @@ def merge(
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
         gathered.sources[item.name] = "default"  # a value that is added replaces this
+        if item.flag_only and environ.get(item.variable):
+            gathered.problems.append(not_a_default(item.variable, item.key))
         text = _deciding_text(item, settings_type.verb, flags, environ, config)
         if text is not None:
             gathered.add_text(item, text)
+            gathered.problems += _paths_out_of_folder(item, text, gathered.values.get(item.name), config)
     return gathered.settings(settings_type)
+
+
+def _paths_out_of_folder(item: Option, text: _TextWithSource, value: Any, config: Contents) -> list[str]:
+    """Return a problem for each path by which a ``hydra.yaml`` that was only found reaches out of its folder.
+
+    A folder of somebody else may bring such a file. Nobody named it, so what it names for writing has to stay below
+    the folder, and so has a text file whose lines would go into an output: it could be a secret of the user.
+
+    Args:
+        item: the option.
+        text: the text that decides it.
+        value: its typed value; None if it could not be read.
+        config: the contents of the file of defaults.
+    """
+    is_of_file = text.rank in (SHARED_KEY, VERB_KEY)
+    if config.folder is None or not is_of_file or not (item.writes or item.copied):
+        return []
+    paths = value or []
+    if isinstance(value, str):
+        paths = [value]
+
+    problems = []
+    folder = os.path.realpath(config.folder)
+    for path in paths:
+        try:
+            target = os.path.realpath(os.path.join(folder, os.path.expanduser(path)))
+        except ValueError:  # a NUL in the name: no file has it
+            continue
+        is_below = os.path.commonpath([folder, target]) == folder
+        is_meant = item.writes or os.path.isfile(target)  # else it is no file, but e.g. a template
+        if is_meant and not is_below:
+            problems.append(
+                f"{item.flag} {path} ({text.source}) leads out of this folder; give it on the command line, or say "
+                f"--config {config.name}"
+            )
+    return problems
 
 
 def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, object]) -> SettingsT:
@@ -197,7 +236,7 @@ def _deciding_text(
         return _TextWithSource(flag, "flag", FLAG)
 
     variable = environ.get(item.variable)
-    if variable:  # an empty one counts as not set: that is how a shell unsets it for one command
+    if variable and not item.flag_only:  # an empty one counts as not set: that is how a shell unsets it for one command
         raw: Raw = variable
         if item.many and not item.split:  # the items of a list without commas stand on a line each
             raw = variable.splitlines()

@@ -88,8 +88,8 @@ def _as_command(verb: str) -> str:
 
 
 COMMAND_LINE = Door(_as_flag, _as_command, negations=True, needs_flags=True)
-YAML_FILE = Door(_as_key, _as_command, lacks=("config",))
-ENVIRONMENT = Door(_as_variable, _as_command)
+YAML_FILE = Door(_as_key, _as_command, lacks=("config", "force"))
+ENVIRONMENT = Door(_as_variable, _as_command, lacks=("force",))
 
 
 def about_option(name: str, verb: str | None, door: Door) -> str:

@@ -33,12 +33,15 @@ class Contents:
 
     Attributes:
         name: the name of the file, as it was given.
+        folder: the folder in which the file was found; what it names for writing has to stay there. None if the user
+            named the file, who may write anywhere.
         shared: the top-level keys, for all verbs.
         verbs: the keys in each verb's own mapping.
         problems: the problems of keys and of the form of values.
     """
 
     name: str
+    folder: Path | None = None
     shared: dict[str, Raw] = field(default_factory=dict)
     verbs: dict[str, dict[str, Raw]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -56,12 +59,24 @@ class Contents:
     def add_unknown_key(self, key: str, line: int, verb: str | None = None) -> None:
         """Add a problem for a key that is no option: of the verb, or, at the top of the file, of any verb."""
         place = f"{self.name} line {line}"
-        if verb is None:
+        if key in _flag_only_keys():
+            self.problems.append(not_a_default(place, key))
+        elif verb is None:
             about = about_key_of_file(key)
             self.problems.append(f"{place}: unknown key {key!r}{about}")
         else:
             meant = about_option(key, verb, YAML_FILE)
             self.problems.append(f"{place}: unknown key {key!r} of {verb}{meant}")
+
+
+def not_a_default(place: str, key: str) -> str:
+    """Return the problem of a file or a variable that sets an option which only a command itself may give.
+
+    Args:
+        place: the line of the file, or the name of the variable.
+        key: the option.
+    """
+    return f"{place}: {key} cannot be a default; give --{key} with the command that is to replace an output"
 
 
 def _keys_of(settings_type: type[Common]) -> list[str]:
@@ -71,6 +86,11 @@ def _keys_of(settings_type: type[Common]) -> list[str]:
         if declared_option.key not in YAML_FILE.lacks:
             keys.append(declared_option.key)
     return keys
+
+
+def _flag_only_keys() -> list[str]:
+    """Return the keys of the options that neither a file nor a variable can set."""
+    return [declared_option.key for declared_option in options_of(Common) if declared_option.flag_only]
 
 
 def find_config(folder: Path | None, named: str | None) -> Contents:
@@ -95,6 +115,8 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         root = _parse_yaml(named, config.name)
     else:
         config = Contents(named or DEFAULT_NAME)
+        if named is None:
+            config.folder = folder
         path = (folder or Path()) / config.name
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 

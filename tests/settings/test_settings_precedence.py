@@ -40,8 +40,8 @@ def test_every_combination_of_sources(present: tuple[str, ...], merged: Callable
         ("prune", "samples", "7", 7),
         ("finetune", "lr", "1e-4", [1e-4]),
         ("finetune", "warmup", "500", 500.0),
-        ("prune", "force", "yes", True),
-        ("prune", "force", "off", False),
+        ("prune", "json", "yes", True),
+        ("prune", "json", "off", False),
         ("prune", "scope", "global", "global"),
         ("prune", "data", "no", "no"),
         ("bench", "batch_size", "1, 4", [1, 4]),
@@ -68,9 +68,9 @@ def test_text_means_the_same_in_every_source(
 
 
 def test_a_switch_can_be_turned_off_by_its_flag(merged: Callable[..., Any]) -> None:
-    settings = merged("prune", {**PRUNE, "force": False}, {"HYDRACTL_FORCE": "1"})
-    assert settings.force is False
-    assert settings.sources["force"] == "flag"
+    settings = merged("prune", {**PRUNE, "json": False}, {"HYDRACTL_JSON": "1"})
+    assert settings.json is False
+    assert settings.sources["json"] == "flag"
 
 
 def test_an_empty_variable_is_no_value(merged: Callable[..., Any]) -> None:

@@ -79,8 +79,10 @@ def test_keys_of_a_file(yaml: str, message: str, tmp_path: Path) -> None:
 
 
 def test_variables() -> None:
-    (line,) = unknown_variables({"HYDRACTL_FORC": "1"})
-    assert line.endswith("HYDRACTL_FORC is not read by hydractl; did you mean HYDRACTL_FORCE?")
+    (line,) = unknown_variables({"HYDRACTL_SEDE": "1"})
+    assert line.endswith("HYDRACTL_SEDE is not read by hydractl; did you mean HYDRACTL_SEED?")
+    (line,) = unknown_variables({"HYDRACTL_FORC": "1"})  # no variable sets --force
+    assert "HYDRACTL_FORCE" not in line
 
 
 @pytest.mark.parametrize(
