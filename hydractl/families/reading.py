@@ -6,8 +6,10 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,8 @@ BuiltT = TypeVar("BuiltT")
 LoadedT = TypeVar("LoadedT", bound=Any)  # hydractl.families.base.LoadedModel, which this file is below
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<file>[^@]+\.st))?")
+_PLAIN_NAME = re.compile(r"[\w+-]*(\.[\w+-]+)*", re.ASCII)
+"""A name as libraries give their own classes, functions and modules."""
 
 
 def first_line(error: BaseException) -> str:
@@ -99,8 +103,9 @@ def read_config(path: Path) -> dict[str, object] | None:
     """Read the ``config.json`` of a published folder; return None if it does not exist or is not a JSON object.
 
     Raises:
-        InputError: if the file cannot be read or is not JSON.
+        InputError: if the file cannot be read, is not JSON, or is a link out of its folder.
     """
+    refuse_link_elsewhere(path)
     try:
         document = parse_json(path.read_bytes(), str(path))
     except FileNotFoundError:
@@ -108,6 +113,69 @@ def read_config(path: Path) -> dict[str, object] | None:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     return document if isinstance(document, dict) else None
+
+
+def refuse_link_elsewhere(path: Path) -> None:
+    """Refuse a file of a published folder that is a link out of the folder.
+
+    Links to ``blobs/`` of the hub's cache are fine: the cache makes them itself, and they are named by a digest.
+
+    Raises:
+        InputError: naming the link.
+    """
+    if not path.is_symlink():
+        return
+    target = Path(os.path.realpath(path))
+    of_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+    if not of_cache and not target.is_relative_to(os.path.realpath(path.parent)):
+        raise InputError(f"{path} is a link out of its folder", hint="where you trust it, put a copy in its place")
+
+
+@contextlib.contextmanager
+def folder_for_library(files: Iterable[Path], documents: Mapping[str, Mapping[str, object]]) -> Iterator[Path]:
+    """Yield a folder for a library to read, in place of a published one; it exists inside the block.
+
+    The library sees these files and nothing else that the published folder holds. The configurations among them are
+    what is left of the published ones after they were looked at.
+
+    Args:
+        files: files of a published folder, which get links; those that do not exist are left out.
+        documents: the configurations by file name.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in files:
+            if file.exists():
+                (folder / file.name).symlink_to(os.path.realpath(file))
+        for file_name, document in documents.items():
+            # The order of the entries is that of the published file: it decides the order of tokens that are added.
+            (folder / file_name).write_text(json.dumps(document), encoding="utf-8")
+        yield folder
+
+
+def names_only(config: Mapping[str, object], without: Iterable[str] = ()) -> dict[str, object]:
+    """Return a configuration for a library, without texts that could lead it to a file, to a hub or to code.
+
+    Numbers and switches lead nowhere, whatever their keys. Texts are kept at any depth if they are plain names, such as
+    that of an activation: no path, address or name on a hub is one.
+
+    Args:
+        config: the configuration; it comes from a file and may hold anything.
+        without: keys that are left out at any depth, because the library looks for their plain names elsewhere.
+    """
+    left_out = frozenset(without)
+
+    def plain(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {key: plain(inner) for key, inner in value.items() if key not in left_out and not leads(inner)}
+        if isinstance(value, list):
+            return [plain(inner) for inner in value if not leads(inner)]
+        return value
+
+    def leads(value: object) -> bool:
+        return isinstance(value, str) and _PLAIN_NAME.fullmatch(value) is None
+
+    return {key: plain(value) for key, value in config.items() if key not in left_out and not leads(value)}
 
 
 def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:

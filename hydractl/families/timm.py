@@ -38,7 +38,9 @@ from hydractl.families.meta_device import on_meta_device
 from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels, stacked
 from hydractl.families.reading import (
     cached_by_config,
+    folder_for_library,
     from_hub,
+    names_only,
     published_weights,
     quiet_logger,
     read_config,
@@ -50,7 +52,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors
 from hydractl.files.header import CONVERT
 from hydractl.heads.mask import Site
-from hydractl.jsonio import canonical_json, shown
+from hydractl.jsonio import shown
 
 declare_operators()
 
@@ -79,6 +81,9 @@ _NOT_THE_MODEL = {
     *("cache_dir", "scriptable", "exportable", "no_jit", "features_only", "device", "dtype"),
 }
 
+
+# Entries that say where weights are published. A model is built from its configuration alone.
+_SOURCES = ("url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "custom_load")
 
 _FILES = (
     *("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit"),
@@ -326,7 +331,11 @@ class TimmViT(ModelFamily):
         settings = {}
         for key, value in preprocess.items():
             settings[key] = tuple(value) if isinstance(value, list) else value
-        with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
+        problem = f"timm cannot preprocess images with {shown(settings, 200)}"
+        unknown = sorted(settings.keys() - set(_PREPROCESS))
+        if unknown:
+            raise InputError(f"{problem}: unknown are {', '.join(map(shown, unknown))}")
+        with refused_as(problem):
             transform = timm.data.create_transform(**settings, is_training=False)
             # Transform a blank image, because timm checks some settings only then.
             transform(Image.new(mode, (width, height)))
@@ -467,6 +476,14 @@ def _is_known(name: str) -> bool:
     return timm.is_model(architecture)
 
 
+def is_plain_name(name: object) -> bool:
+    """Return whether a value from a file is the name of a model that timm has, perhaps with a tag.
+
+    timm would take other names for a repository on the hub (``hf-hub:``) or a folder (``local-dir:``).
+    """
+    return isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)?", name) is not None and _is_known(name)
+
+
 def _with_arguments(config: LibraryConfig, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration with these arguments added to, or replaced in, its section ``model_args``."""
     before = object_or_empty(config, "model_args")
@@ -585,14 +602,19 @@ def fill_timm_buffers(model: nn.Module) -> None:
 
 def _create_model(config: LibraryConfig) -> Any:
     """Build a model with random weights from its configuration, on the default device."""
-    _check_depth(config.get("architecture"), config.get("model_args"))
+    architecture = config.get("architecture")
+    arguments = config.get("model_args")
+    _check_depth(architecture, arguments)
+    problem = f"timm {timm.__version__} cannot build {shown(architecture)}"
+    if not is_plain_name(architecture):
+        raise InputError(f"{problem}: Unknown model")
+    foreign = _NOT_THE_MODEL & set(arguments) if isinstance(arguments, Mapping) else set()
+    if foreign:
+        raise InputError(f"{problem}: {', '.join(sorted(foreign))} are no arguments of a model")
+
     # timm's public way to build a model from a published configuration is a folder with only config.json.
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(canonical_json(config), encoding="utf-8")
-        architecture = shown(config.get("architecture"))
-        with refused_as(f"timm {timm.__version__} cannot build {architecture}"):
-            return timm.create_model(f"local-dir:{folder}", pretrained=False)
+    with folder_for_library([], {"config.json": names_only(config, _SOURCES)}) as folder, refused_as(problem):
+        return timm.create_model(f"local-dir:{folder}", pretrained=False)
 
 
 def _check_depth(name: object, arguments: object) -> None:

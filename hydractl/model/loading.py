@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
+from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.threshold import stored_score
@@ -127,6 +128,9 @@ def load_source(
     slow = _slow_format(resolve_dtype(dtype), device_type)
     if slow is not None:
         warnings.warn(slow, stacklevel=4)
+    foreign = foreign_tokens(source.description.preprocess)
+    if foreign is not None:
+        warnings.warn(f"{source.name}: {foreign}", stacklevel=4)
     model = build_model(source, device, dtype, whole_last_block=whole_last_block)
     model.lineage = source.bases
     if compile:

@@ -18,6 +18,7 @@ from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
 from hydractl.files.records import json_fields
 from hydractl.files.state_dict import StateDict, is_state_dict
+from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
 from hydractl.files.verb_answers import (
     ComparedMasks,
@@ -326,6 +327,7 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     """
     about_model = replace(
         info,
+        note=foreign_tokens(description.preprocess),
         content=_model_facts(description),
         results=_stored_results(description),
         seen=_texts_of_seen(description),
@@ -350,8 +352,10 @@ def _with_heads_of_members(info: InfoAnswer, masks: Sequence[HeadMask]) -> InfoA
     if len(head_maps) == 1:
         return replace(info, head_map=head_maps[0])
     if not _few_enough_to_compare(masks):
-        note = f"{len(head_maps)} members of many heads, too many to be compared"
-        return replace(info, head_maps=head_maps, note=note)
+        notes = [f"{len(head_maps)} members of many heads, too many to be compared"]
+        if info.note is not None:
+            notes.append(info.note)
+        return replace(info, head_maps=head_maps, note=". ".join(notes))
     with_maps = replace(info, head_maps=head_maps)
     overlaps = []
     for first, second in combinations(_named_masks(with_maps), 2):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.files.state_dict import StateDict
+from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source
@@ -53,7 +54,7 @@ def renaming_doubts(sources: Iterable[Source]) -> list[str]:
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
-    """Log what is special about the weights to be read: big, drawn by ``--seed``, from a pickle, or left out."""
+    """Log what is special about models to be read: big weights, drawn or pickled ones, foreign tokens, and so on."""
     sources = list(sources)
     for doubt in renaming_doubts(sources):
         log.warn(doubt)
@@ -72,9 +73,12 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
 
 
 def _announce_odd_weights(source: Source, log: Log) -> None:
-    """Log which weights of a model are drawn at random, come from a pickle, or are left out; usually none."""
+    """Log which weights of a model are drawn, pickled or left out, and tokens that look foreign; usually none."""
     name = source.name
     tensors = source.tensors
+    foreign = foreign_tokens(source.description.preprocess)
+    if foreign is not None:
+        log.warn(f"{name}: {foreign}")
     if source.drawn_by is not None:
         log.info(f"{name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
     if isinstance(tensors, StateDict):

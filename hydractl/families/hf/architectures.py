@@ -33,12 +33,19 @@ from hydractl.families.hf.decoders import (
 )
 from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
 from hydractl.families.meta_device import on_meta_device
-from hydractl.families.reading import cached_by_config, refused_as
+from hydractl.families.reading import cached_by_config, names_only, refused_as
 from hydractl.jsonio import shown
 
 # Entries that are not part of an architecture: they say how or by whom a file was written, or name the labels, which a
 # checkpoint stores separately.
 _NOT_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "attn_implementation", "id2label", "label2id")
+# Entries whose plain names transformers looks for elsewhere: code, kernels of the hub, files. It gets none of them.
+_ELSEWHERE = (
+    *("auto_map", "quantization_config", "transformers_weights", "gguf_file", "backbone", "backbone_config"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_attn_implementation_autoset"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal", "use_kernels"),
+    *("id2label", "label2id"),
+)
 _MOST_LAYERS = 1000
 _MOST_POSITIONS = 1 << 20
 _MOST_LABELS = 1 << 20
@@ -302,6 +309,11 @@ def without_traces(config: LibraryConfig) -> dict[str, object]:
     return architecture
 
 
+def for_transformers(config: LibraryConfig) -> dict[str, object]:
+    """Return what transformers gets of a configuration: nothing that names a file, a repository, code or a kernel."""
+    return names_only(config, _ELSEWHERE)
+
+
 @cached_by_config
 def meta_model(config: LibraryConfig) -> Any:
     """Build transformers' model from its configuration, in eval mode, with parameters on the meta device, real buffers.
@@ -328,7 +340,7 @@ def drawn_model(config: LibraryConfig) -> Any:
         InputError: if transformers cannot build the model.
     """
     name = class_name(config)
-    settings: dict[str, Any] = without_traces(config)
+    settings: dict[str, Any] = for_transformers(without_traces(config))
 
     labels: Any
     if name in TWO_TOWERS:

@@ -15,9 +15,9 @@ from transformers import AutoImageProcessor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat
-from hydractl.families.config_json import Preprocessing
+from hydractl.families.config_json import Preprocessing, object_in
 from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels
-from hydractl.families.reading import refused_as, write_config
+from hydractl.families.reading import folder_for_library, names_only, read_config, refused_as, write_config
 from hydractl.jsonio import shown
 
 PROCESSORS = (
@@ -27,6 +27,8 @@ PROCESSORS = (
 _PROCESSOR_FILE = "preprocessor_config.json"
 # Newer versions of transformers write the second file if there is also a tokenizer.
 _PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")
+# What names code of its own, whatever the name.
+_ELSEWHERE = ("auto_map",)
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 
 
@@ -48,7 +50,7 @@ def image_preprocess(
     Raises:
         InputError: if the processor is not supported or does not fit the model.
     """
-    processor = _read_processor(folder)
+    processor = _read_processor(folder, default)
     if processor is None:
         processor = _default_processor(default, size, patch)
     # Convert the settings to JSON and back, so that they are already as a checkpoint will store them.
@@ -64,18 +66,39 @@ def image_preprocess(
     return {"kind": "image", "input_size": shape, "processor": settings}
 
 
-def _read_processor(folder: Path) -> Any:
+def _read_processor(folder: Path, default: str) -> Any:
     """Return the image processor that a folder describes; None if it has no file for one.
 
+    Args:
+        folder: the published folder.
+        default: the class name of the processor if the file names none.
+
     Raises:
-        InputError: if transformers cannot read the file.
+        InputError: if the processor is not supported, or transformers cannot read the file.
     """
     possible_files = [folder / name for name in _PROCESSOR_FILES]
     existing_files = [file for file in possible_files if file.exists()]
     if not existing_files:
         return None
-    with refused_as(f"transformers cannot read {existing_files[0]}"):
-        return AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    # A file of transformers' newer versions describes the processors of all inputs.
+    settings = read_config(folder / _PROCESSOR_FILE)
+    of_all_inputs = read_config(folder / "processor_config.json") or {}
+    if isinstance(of_all_inputs.get("image_processor"), dict):
+        settings = dict(object_in(of_all_inputs, "image_processor", str(folder)))
+    if settings is None:
+        raise InputError(f"transformers cannot read {existing_files[0]}: it describes no image processor")
+
+    # Looked at before transformers sees it: other processors read files, or ask the hub for them.
+    older_name = str(settings.get("feature_extractor_type") or default).replace("FeatureExtractor", "ImageProcessor")
+    name = settings.get("image_processor_type") or older_name
+    if not isinstance(name, str) or name.removesuffix("Fast").removesuffix("Pil") not in PROCESSORS:
+        raise _unsupported(name)
+    document = {**names_only(settings, _ELSEWHERE), "image_processor_type": name}
+    with (
+        folder_for_library([], {_PROCESSOR_FILE: document}) as seen,
+        refused_as(f"transformers cannot read {existing_files[0]}"),
+    ):
+        return AutoImageProcessor.from_pretrained(str(seen), local_files_only=True, trust_remote_code=False)
 
 
 def _default_processor(name: str, size: tuple[int, int] | None, patch: int | None) -> Any:
@@ -243,8 +266,7 @@ def _build_processor(settings: object) -> Any:
     if isinstance(settings, Mapping):
         name = settings.get("image_processor_type")
     if not isinstance(settings, Mapping) or name not in PROCESSORS:
-        hint = f"supported: {', '.join(PROCESSORS)}"
-        raise InputError(f"transformers' image processor {shown(name)} is not supported", hint=hint)
+        raise _unsupported(name)
     # Check all sizes first: a huge one would make the processor fill the memory.
     for key in ("size", "crop_size", "pad_size"):
         sizes = settings.get(key) or {}
@@ -255,7 +277,13 @@ def _build_processor(settings: object) -> Any:
         raise InputError(f"the image processor has the patch_size and max_num_patches {shown(patch_settings)}")
     with refused_as(f"transformers cannot build its {name}"):
         processor_class = getattr(transformers, name)
-        return processor_class.from_dict(dict(settings))
+        return processor_class.from_dict(names_only(settings, _ELSEWHERE))
+
+
+def _unsupported(name: object) -> InputError:
+    """Return the error for an image processor that is not supported."""
+    hint = f"supported: {', '.join(PROCESSORS)}"
+    return InputError(f"transformers' image processor {shown(name)} is not supported", hint=hint)
 
 
 def _are_lengths(sizes: Mapping[str, object]) -> bool:

@@ -28,7 +28,7 @@ from hydractl.families.hf.architectures import (
 from hydractl.families.hf.decoders import longest_text_of
 from hydractl.families.hf.images import image_preprocess
 from hydractl.families.hf.texts import text_preprocess
-from hydractl.families.reading import refused_as
+from hydractl.families.reading import folder_for_library, refused_as
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.jsonio import shown
@@ -164,9 +164,15 @@ def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tup
     if is_body:
         config.num_labels = 2
     # transformers draws missing tensors at random; forking keeps the state of the caller's generator.
-    with refused_as(f"transformers cannot read the weights in {folder}"), quiet(), torch.random.fork_rng(devices=[]):
+    # transformers would look at other files, too: an adapter's may name another model.
+    with (
+        folder_for_library(_files_of_weights(folder), {}) as seen,
+        refused_as(f"transformers cannot read the weights in {folder}"),
+        quiet(),
+        torch.random.fork_rng(devices=[]),
+    ):
         return type(model).from_pretrained(
-            str(folder),
+            str(seen),
             config=config,
             local_files_only=True,
             use_safetensors=True,
@@ -176,6 +182,14 @@ def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tup
             ignore_mismatched_sizes=True,  # report all of them instead of raising an error at the first
             output_loading_info=True,
         )
+
+
+def _files_of_weights(folder: Path) -> list[Path]:
+    """Return the files that hold the weights of a folder: one, or several and their index."""
+    weights = folder / "model.safetensors"
+    if weights.exists():
+        return [weights]
+    return [folder / f"{weights.name}.index.json", *folder.glob("*.safetensors")]
 
 
 def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,8 +19,17 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hydractl.errors import InputError
 from hydractl.families.config_json import Preprocessing, is_whole_number
 from hydractl.families.hf.architectures import quiet
-from hydractl.families.reading import cached_by_config, read_config, refused_as, write_config
+from hydractl.families.reading import (
+    cached_by_config,
+    folder_for_library,
+    names_only,
+    read_config,
+    refuse_link_elsewhere,
+    refused_as,
+    write_config,
+)
 from hydractl.files.header import MAX_HEADER_BYTES
+from hydractl.files.tokenizer_text import PACKED, unpacked
 from hydractl.jsonio import canonical_json, shown
 
 LONGEST_DEFAULT = 512
@@ -28,8 +38,6 @@ LONGEST_DEFAULT = 512
 MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
 """The largest size of a tokenizer in the header of a checkpoint. The remaining MiB is for other entries."""
 
-_PACKED = "zlib:"
-_MOST_UNPACKED = 1 << 27
 _EXAMPLE_TOKENS = 128
 _ENDS = 8  # more special tokens than any tokenizer adds to a text or a pair of texts
 
@@ -72,11 +80,35 @@ _TYPES = {
 _INPUT_NAMES = ["input_ids", "attention_mask", "token_type_ids"]
 """The possible inputs of a model of texts; a model takes the first one, two or three."""
 
+_KNOWN_SETTINGS = frozenset({
+    *("tokenizer_class", "padding_side", "truncation_side", "model_input_names", "model_max_length", "max_len"),
+    *("max_length", "stride", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "backend"),
+    *("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "split_special_tokens"),
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "trim_offsets", "errors", "legacy", "unk_id"),
+    *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "token_type_ids_include_special_tokens"),
+    *("do_basic_tokenize", "do_lower_case", "do_split_on_punc", "do_clean_text", "clean_text", "strip_accents"),
+    *("tokenize_chinese_chars", "never_split", "max_input_chars_per_word", "wordpieces_prefix", "split_by_punct"),
+    *("keep_accents", "remove_space", "return_token_type_ids", "use_default_system_prompt", "extra_ids"),
+    *("src_lang", "tgt_lang", "token_type_ids_pattern", "fix_mistral_regex"),
+})  # fmt: skip
+"""The settings of a tokenizer that transformers gets from a file; so are all whose names end in ``_token``.
+
+Others name files or repositories, or say how they are fetched.
+"""
+
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
 )
 """The files of a tokenizer that a published folder may have."""
+_VOCABULARIES = (
+    *("*.model", "added_tokens.json", "bpe.codes", "dict.txt", "merges.txt", "tekken.json", "tokenizer.json"),
+    *("vocab.json", "vocab.txt"),
+)
+_SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_KIND_OF_MODEL = ("model_type", "tokenizer_class", "transformers_version")
+_VERSIONED = re.compile(r"tokenizer\.[\w.-]+\.json", re.ASCII)
+"""A ``tokenizer.json`` for newer versions of transformers, as ``fast_tokenizer_files`` names it."""
 
 _LARGEST_ID = 1 << 21  # the Rust library allocates memory for all ids up to the largest, and aborts if that fails
 _TOKEN_KEYS = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
@@ -202,15 +234,80 @@ def _open_tokenizer(folder: Path) -> Any:
     settings = read_config(folder / "tokenizer_config.json") or {}
     class_name = settings.get("tokenizer_class")
     is_siglip = class_name == "SiglipTokenizer" and file.exists()
-    with quiet():  # transformers' warnings quote the files, including control characters
+    files, documents = _files_for_library(folder)
+    # transformers' warnings quote the files, including control characters
+    with quiet(), folder_for_library(files, documents) as seen:
         if not is_siglip:
-            return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+            return AutoTokenizer.from_pretrained(str(seen), local_files_only=True, trust_remote_code=False)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(seen), local_files_only=True)
     with_capitals = tokenizer("A photo, of (a) CAT!")["input_ids"]
     without_capitals = tokenizer("a photo of a cat")["input_ids"]
     if with_capitals != without_capitals:
         raise InputError(f"{file} keeps capitals or punctuation, which {class_name} removes")
     return tokenizer
+
+
+def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str, object]]]:
+    """Return what transformers gets to see of a folder to open its tokenizer.
+
+    Only known settings pass, so none names a file: a setting such as ``vocab`` would have any file of this machine read
+    and stored with the model, and the same setting passes through every file of settings.
+
+    Returns:
+        The files of vocabularies, and the settings by file name.
+
+    Raises:
+        InputError: if a file is a link out of the folder, or the settings name a file outside of it.
+    """
+    files: list[Path] = []
+    for pattern in _VOCABULARIES:
+        files += folder.glob(pattern)
+    documents: dict[str, Mapping[str, object]] = {}
+    for name in _SETTINGS_FILES:
+        settings = read_config(folder / name)
+        if settings is not None:
+            documents[name] = _known_settings(settings)
+
+    # The one setting that does name files.
+    versioned = _versioned_files(folder)
+    if versioned:
+        files += [folder / name for name in versioned]
+        documents["tokenizer_config.json"] = {
+            **documents["tokenizer_config.json"],
+            "fast_tokenizer_files": versioned,
+        }
+    for file in files:
+        refuse_link_elsewhere(file)
+
+    # The class of the tokenizer may follow from the kind of the model. transformers guesses a kind that is not named by
+    # the path of the folder, which is another one here.
+    config = read_config(folder / "config.json") or {}
+    if "model_type" in config:
+        documents["config.json"] = names_only({key: config[key] for key in _KIND_OF_MODEL if key in config})
+    return files, documents
+
+
+def _known_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a tokenizer that are known not to name a file, in their order."""
+    return {key: value for key, value in settings.items() if key in _KNOWN_SETTINGS or key.endswith("_token")}
+
+
+def _versioned_files(folder: Path) -> list[str]:
+    """Return the names of further ``tokenizer.json`` files that a folder has for newer versions of transformers.
+
+    Raises:
+        InputError: if the names are no names of such files in the folder.
+    """
+    file = folder / "tokenizer_config.json"
+    settings = read_config(file) or {}
+    names = settings.get("fast_tokenizer_files") or []
+    if not isinstance(names, list):
+        raise InputError(f"{file} has the fast_tokenizer_files {shown(names)}, no list")
+    for name in names:
+        is_own = isinstance(name, str) and (name == "tokenizer.json" or _VERSIONED.fullmatch(name))
+        if not is_own:
+            raise InputError(f"{file} names {shown(name)}, which is no tokenizer of this folder")
+    return [name for name in names if name != "tokenizer.json" and (folder / name).exists()]
 
 
 def stored_tokenizer(preprocess: object) -> Any:
@@ -436,7 +533,7 @@ def write_tokenizer(folder: Path, preprocess: object, padding_side: str | None =
         "tokenizer_class": "PreTrainedTokenizerFast",
         **settings["special_tokens"],
     }
-    tokenizer_json = _unpack(settings["json"])
+    tokenizer_json = unpacked(settings["json"])
     (folder / "tokenizer.json").write_text(f"{tokenizer_json}\n", encoding="utf-8")
     write_config(folder / "tokenizer_config.json", document)
 
@@ -464,7 +561,7 @@ def _check_files(folder: Path) -> None:
     Raises:
         InputError: if a token has unknown settings (all are listed), or an id is too large.
     """
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"):
+    for name in ("tokenizer.json", *_SETTINGS_FILES, "vocab.json", *_versioned_files(folder)):
         file = folder / name
         document = read_config(file) or {}
         origin = str(file)
@@ -563,7 +660,7 @@ def _pack_for_header(text: str, folder: Path) -> str:
     packed = text
     if _size_in_header(text) > MOST_BYTES:
         compressed = zlib.compress(text.encode("utf-8"), 9)
-        packed = _PACKED + base64.b64encode(compressed).decode("ascii")
+        packed = PACKED + base64.b64encode(compressed).decode("ascii")
     size = _size_in_header(packed)
     if size > MOST_BYTES:
         raise InputError(
@@ -582,22 +679,6 @@ def _size_in_header(text: str) -> int:
     string_in_json = canonical_json(text)
     in_header = canonical_json(string_in_json)
     return len(in_header.encode("utf-8"))
-
-
-def _unpack(text: str) -> str:
-    """Return the text of ``tokenizer.json``: the inverse of :func:`_pack_for_header`.
-
-    Raises:
-        InputError: if the compressed text is cut off, or would be larger than 128 MiB.
-    """
-    if not text.startswith(_PACKED):
-        return text
-    inflate = zlib.decompressobj()
-    compressed = base64.b64decode(text.removeprefix(_PACKED), validate=True)
-    unpacked = inflate.decompress(compressed, _MOST_UNPACKED)
-    if not inflate.eof:
-        raise InputError(f"the stored tokenizer is cut off, or larger than {_MOST_UNPACKED / 2**20:.0f} MiB")
-    return unpacked.decode("utf-8")
 
 
 def _is_text(value: Any) -> bool:
@@ -645,9 +726,11 @@ def _keys_of_impossible_values(settings: Mapping[str, Any]) -> list[str]:
     are_first_names = input_names == _INPUT_NAMES[: len(input_names)]
     if not input_names or not are_first_names:
         wrong_keys.append("model_input_names")
-    special_tokens = settings["special_tokens"].values()
-    if not all(isinstance(token, str) for token in special_tokens):
-        wrong_keys.append("special_tokens")
+    # Each becomes an argument of transformers' tokenizer, and a setting of a folder that is exported.
+    for key, token in settings["special_tokens"].items():
+        if not key.endswith("_token") or not isinstance(token, str):
+            wrong_keys.append("special_tokens")
+            break
     if settings["vocab_size"] < 1:
         wrong_keys.append("vocab_size")
     return wrong_keys
@@ -657,7 +740,7 @@ def _keys_of_impossible_values(settings: Mapping[str, Any]) -> list[str]:
 def _build_tokenizer(settings: TokenizerSettings) -> Any:
     """Build transformers' tokenizer from its settings; results are cached, as a large vocabulary takes a second."""
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises plain Exception
-        text = _unpack(settings["json"])
+        text = unpacked(settings["json"])
         _check_ids(json.loads(text), "the stored tokenizer")
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer.from_str(text),

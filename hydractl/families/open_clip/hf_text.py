@@ -7,7 +7,6 @@ folder.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,17 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hydractl.errors import InputError
 from hydractl.families.base import Stages, State, first_tokens, for_each, numbered_paths
 from hydractl.families.config_json import LibraryConfig
-from hydractl.families.hf.architectures import check_counts, check_encoder, fill_hf_buffers, without_traces
+from hydractl.families.hf.architectures import (
+    check_counts,
+    check_encoder,
+    fill_hf_buffers,
+    for_transformers,
+    without_traces,
+)
 from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
 from hydractl.families.hf.layouts import LAYOUTS
 from hydractl.families.prompts import mean_features
-from hydractl.families.reading import read_config, write_config
+from hydractl.families.reading import folder_for_library, read_config
 from hydractl.jsonio import shown
 
 TRANSFORMER = "text.transformer."
@@ -86,7 +91,7 @@ def problem_of_hf_config(config: object) -> str | None:
         model_type = config.get("model_type")
     if not isinstance(config, Mapping) or model_type not in _KINDS:
         return f"its text tower is {shown(model_type)} of transformers, expected {', '.join(_KINDS)}"
-    settings = transformers.AutoConfig.for_model(**config)
+    settings = transformers.AutoConfig.for_model(**for_transformers(config))
     check_counts(settings, str(model_type))
     has_absolute_positions = getattr(settings, "position_embedding_type", None) in (None, "absolute")
     if settings.is_decoder or not has_absolute_positions:
@@ -110,9 +115,8 @@ def text_cfg_with_folder(
     if hf_config is None:
         yield dict(text_cfg)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder) / "config.json", hf_config)
-        yield {**text_cfg, "hf_model_name": folder, "hf_model_pretrained": False}
+    with folder_for_library([], {"config.json": for_transformers(hf_config)}) as folder:
+        yield {**text_cfg, "hf_model_name": str(folder), "hf_model_pretrained": False}
 
 
 def hf_text_obstacles(text: HFTextEncoder) -> Iterator[str]:

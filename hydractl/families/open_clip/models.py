@@ -209,6 +209,11 @@ def _check_config(config: LibraryConfig) -> None:
         if object_in(config, section, _ORIGIN).get(key):
             raise _refusal(name, reason)
 
+    # timm takes other names for repositories on the hub or folders.
+    trunk = vision_cfg.get("timm_model_name")
+    if trunk and not timm.is_plain_name(trunk):
+        raise _refusal(name, f"its visual tower is {shown(trunk)}, which is no name of a model of timm")
+
     # Impossible numbers of layers or tokens.
     problems = _problems_of_sizes(config)
     if problems:
