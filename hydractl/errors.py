@@ -96,7 +96,6 @@ def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> st
 
 _DISTRIBUTIONS = {
     "PIL": "pillow",
-    "mlflow": "mlflow-skinny",
     "open_clip": "open_clip_torch",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
@@ -106,7 +105,6 @@ _DISTRIBUTIONS = {
 EXTRAS = {
     "datasets": "hub",
     "kmedoids": "cahp",
-    "mlflow": "mlflow",
     "onnx": "deploy",
     "onnx_ir": "deploy",
     "onnxruntime": "deploy",
@@ -115,8 +113,6 @@ EXTRAS = {
     "pyarrow": "parquet",
     "sklearn": "demo",
     "submitit": "slurm",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
 }
 """By the name of an imported package that not everybody needs, the extra of hydractl that installs it."""
 

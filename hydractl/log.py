@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 
@@ -31,6 +31,9 @@ class Log:
     def warn(self, message: str) -> None:
         """Log something that may make the result other than expected."""
 
+    def line_of_training(self, line: Mapping[str, object]) -> None:
+        """Take a line of the log of a training, as ``finetune --log`` writes it."""
+
     @contextmanager
     def progress(
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
@@ -56,6 +59,9 @@ class PassedOn(Log):
 
     def warn(self, message: str) -> None:
         self._log.warn(message)
+
+    def line_of_training(self, line: Mapping[str, object]) -> None:
+        self._log.line_of_training(line)
 
     @contextmanager
     def progress(

@@ -16,12 +16,10 @@ import pytest
 
 from hydractl.errors import EXTRAS, distribution_of
 
-_OF_TRACKERS = ("mlflow", "wandb")
-"""Their tests skip themselves."""
 _OF_TESTS = dict.fromkeys(
     ["fastapi", "jsonschema", "python_multipart", "pytorch_ood", "torchmetrics", "uvicorn"], "test"
 )
-OPTIONAL = {module: extra for module, extra in EXTRAS.items() if module not in _OF_TRACKERS} | _OF_TESTS
+OPTIONAL = EXTRAS | _OF_TESTS
 """What is imported -> the extra that brings it."""
 ROOT = Path(__file__).parents[1]
 MISSING = frozenset(module for module in OPTIONAL if importlib.util.find_spec(module) is None)

@@ -64,9 +64,6 @@ LIBRARIES = {
         "evaluation/probes.py",
     ],
     "submitit": ["verbs/jobs.py"],
-    "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
-    "wandb": ["training/trackers.py"],
-    "mlflow": ["training/trackers.py"],
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],
 }

@@ -55,7 +55,7 @@ def test_what_is_imported_is_declared_and_nothing_else_is_needed() -> None:
 def test_a_hint_names_what_pip_takes_for_every_package_that_may_be_missing() -> None:
     needed = names(PROJECT["project"]["dependencies"])
     optional = {module for module in imported() if distribution_of(module) not in needed}
-    imported_by_torch = {"onnxscript", "tensorboard"}
+    imported_by_torch = {"onnxscript"}
     assert optional <= set(EXTRA_OF) <= optional | imported_by_torch
     for module, extra in EXTRA_OF.items():
         assert distribution_of(module) in names(EXTRAS[extra]), module
@@ -96,8 +96,7 @@ def test_extras_that_are_spoken_of_exist() -> None:
     extras = {name for listed in re.findall(r"(?:hydractl|'\.)\[([a-z,]+)\]", said) for name in listed.split(",")}
     assert extras and extras <= set(EXTRAS)
     (everything,) = EXTRAS["all"]
-    # mlflow and wandb are services of their own, and who wants a notebook has one.
-    others = {"all", "dev", "docs", "test", "mlflow", "wandb", "notebook"}
+    others = {"all", "dev", "docs", "test", "notebook"}  # who wants a notebook has one
     assert set(everything[len("hydractl[") : -1].split(",")) == set(EXTRAS) - others
 
 

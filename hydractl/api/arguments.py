@@ -209,7 +209,6 @@ class FinetuneArguments(SideBySide, total=False):
     dropout: float | None
     augment: str | Sequence[str]
     log: Path | None
-    track: str | Sequence[str]
     save_every: str | int
     resume: bool
     autocast: Literal["bfloat16"] | None

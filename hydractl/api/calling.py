@@ -27,6 +27,9 @@ from hydractl.settings.suggestions import Door, about_option
 from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
+OnLog = Callable[[Mapping[str, object]], None]
+"""What takes the lines of the log of a training, each as a dict with what its line of JSON has."""
+
 OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
 """Options of the command line that functions do not have as keyword arguments."""
 
@@ -64,13 +67,14 @@ def arguments_of(verb: str) -> dict[str, Option]:
     return taken
 
 
-def run(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Outcome:
+def run(verb: str, models: Sequence[str], keywords: Mapping[str, object], on_log: OnLog | None = None) -> Outcome:
     """Run a verb for a function call; return its document, its files and the rows that it predicts.
 
     Args:
         verb: its name on the command line.
         models: each MODEL as on the command line, or a text that holds an opened model.
         keywords: the keyword arguments; None and empty lists count as not given.
+        on_log: is called with every line of the log of a training.
 
     Raises:
         RequirementError: one of ``require`` is not met.
@@ -98,7 +102,7 @@ def run(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Out
         settings = from_arguments(SETTINGS[verb], arguments)
         module = importlib.import_module(module_of(verb))
         with reading(inputs_of(settings)):
-            outcome: Outcome = module.run(settings, _PythonLog(wording.said))
+            outcome: Outcome = module.run(settings, _PythonLog(wording.said, on_log))
             # Rows are computed while they are taken: take them here, while the inputs are protected from overwriting.
             if outcome.lines is not None:
                 rows = list(outcome.lines)
@@ -121,14 +125,19 @@ def _is_left_out(value: object) -> bool:
 class _PythonLog(ShowsProgress):
     """A log for Python: warnings are Python warnings, tasks have progress bars, the rest goes to a logger."""
 
-    def __init__(self, said: Callable[[str], str]) -> None:
+    def __init__(self, said: Callable[[str], str], on_log: OnLog | None) -> None:
         self._said = said
+        self._on_log = on_log
 
     def info(self, message: str) -> None:
         _LOGGER.info(message)
 
     def detail(self, message: str) -> None:
         _LOGGER.debug(message)
+
+    def line_of_training(self, line: Mapping[str, object]) -> None:
+        if self._on_log is not None:
+            self._on_log(line)
 
     def warn(self, message: str) -> None:
         """Issue a Python warning that points to the line of the program that called hydractl."""

@@ -26,7 +26,7 @@ from hydractl.api.arguments import (
     ScoreArguments,
     StudyArguments,
 )
-from hydractl.api.calling import arguments_of, data_in, run
+from hydractl.api.calling import OnLog, arguments_of, data_in, run
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike, open
 from hydractl.api.results import (
     Benchmark,
@@ -213,7 +213,13 @@ def _row_argument(name: str, members: list[str]) -> str:
 
 
 def _make_model(
-    verb: str, models: Sequence[ModelLike], default: str, keywords: Mapping[str, object], *, as_files: bool = False
+    verb: str,
+    models: Sequence[ModelLike],
+    default: str,
+    keywords: Mapping[str, object],
+    *,
+    as_files: bool = False,
+    on_log: OnLog | None = None,
 ) -> Model:
     """Run a verb that makes a model, and return the model; its file is temporary unless ``output`` is given.
 
@@ -223,6 +229,7 @@ def _make_model(
         default: the name of the temporary file; empty if several models are made, for the temporary folder itself.
         keywords: the keyword arguments.
         as_files: whether the models must be files, because other processes read them.
+        on_log: is called with every line of the log of a training.
     """
     folder = None
     if not keywords.get("output"):
@@ -232,7 +239,7 @@ def _make_model(
         arguments = _model_files(models)
     else:
         arguments = _model_arguments(models)
-    outcome = run(verb, arguments, keywords)
+    outcome = run(verb, arguments, keywords, on_log)
     checkpoints = [str(file) for file in outcome.files]
     if verb != "finetune":  # other verbs make one model; files after the first are of other kinds
         checkpoints = checkpoints[:1]
@@ -305,11 +312,15 @@ def prune(model: ModelLike, **options: Unpack[PruneArguments]) -> Model:
 
 
 @_documented("finetune")
-def finetune(model: ModelLike | Sequence[ModelLike], **options: Unpack[FinetuneArguments]) -> Model:
+def finetune(
+    model: ModelLike | Sequence[ModelLike], *, on_log: OnLog | None = None, **options: Unpack[FinetuneArguments]
+) -> Model:
     """Fine-tune a dense or pruned model.
 
     Args:
         model: one model, or several that are trained one after another.
+        on_log: is called with every line of the log, as a dict; an error that it raises ends the training. Of several
+            trainings there is none.
         options: ``ensemble`` takes a text, such as ``packed:3,2``, or the options of a method, such as
             ``hydractl.methods.packed.PackedOptions(3, 2)``. Several models, and the members of an ensemble by seeds,
             are trained in a process each, which takes files and no data in memory.
@@ -325,10 +336,12 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Unpack[FinetuneA
     models = _as_list(model)
     has_several = len(models) > 1
     in_processes = has_several or _trainings_of_each(options.get("ensemble")) > 1
+    if in_processes and on_log is not None:
+        raise UsageError("on_log is of one training, and these are several", hint="train one after another")
     default = "tuned.st"
     if has_several:
         default = ""
-    return _make_model("finetune", models, default, options, as_files=in_processes)
+    return _make_model("finetune", models, default, options, as_files=in_processes, on_log=on_log)
 
 
 def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:

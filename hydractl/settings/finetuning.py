@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from hydractl.errors import did_you_mean
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.settings.common import RECIPE, SPEC_FORMS, Batched, Rule, SideBySide, file_option, run_option
 from hydractl.settings.option import Option, option, options_of
-from hydractl.settings.rules import at_most_one, names_once, needs, required
+from hydractl.settings.rules import at_most_one, needs, required
 from hydractl.settings.yaml_files import read_recipe
 
 ensemble_option = partial(option, "Ensemble")
@@ -30,25 +29,8 @@ FREEZABLE = (
 are the factors by which a block multiplies the outputs of attention and MLP (LayerScale). ``scale`` is the factor (and
 bias) that turns the similarities of a CLIP into logits."""
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-"""Names of ``--track``; see ``hydractl.training.trackers``."""
-
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("train", "recipe", "val", "log", "track", "save_every", "resume", "shard", "timeout")
-
-
-def parse_tracker(text: str) -> tuple[str, str | None]:
-    """Read a tracker ``NAME[:WHERE]``, e.g. ``wandb:project``; return the name, and WHERE or None.
-
-    Raises:
-        ValueError: there is no tracker of this name.
-    """
-    name, _, where = text.partition(":")
-    if name not in TRACKERS:
-        known = ", ".join(TRACKERS)
-        guess = did_you_mean(name, TRACKERS)
-        raise ValueError(f"must be one of {known}, not {name!r}{guess}")
-    return name, where or None
+_NOT_IN_RECIPES = ("train", "recipe", "val", "log", "save_every", "resume", "shard", "timeout")
 
 
 def _check_log(text: str) -> None:
@@ -245,7 +227,6 @@ class FinetuneSettings(Prescribed, SideBySide):
         *SideBySide.rules,
         required("train"),
         at_most_one("epochs", "steps"),
-        names_once("track"),
         _a_log_each,
         _a_folder_for_several_models,
         _the_loss_of_captions,
@@ -366,15 +347,6 @@ class FinetuneSettings(Prescribed, SideBySide):
         check=_check_log,
         writes=True,
     )
-    track: list[str] = file_option(
-        "Send loss, learning rate, speed and validation to trackers: tensorboard[:DIR], wandb[:PROJECT], mlflow[:URI]; "
-        "the run has the name of the output [default: none]",
-        [],
-        metavar="NAME[:WHERE],...",
-        check=parse_tracker,
-        split=True,
-        writes=True,
-    )
     save_every: str = run_option(
         "How often the unfinished run is saved beside the output, in steps or seconds, minutes, hours",
         "10m",
@@ -477,11 +449,6 @@ class FinetuneSettings(Prescribed, SideBySide):
         if self.schedule != "cosine" and "schedule" not in unused:
             unused["lr_floor"] = "schedule"
         return unused
-
-    def trackers(self) -> dict[str, str | None]:
-        """Return the place of the runs of each tracker of ``--track``, by its name; None for the tracker's default."""
-        pairs = map(parse_tracker, self.track)
-        return dict(pairs)
 
     def effective(self) -> dict[str, tuple[Any, str]]:
         """Return every value that a recipe may decide, in the form JSON has it, and its source, by option name."""

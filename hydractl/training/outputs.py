@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -30,9 +29,8 @@ from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import CandidateResult, Trained
 from hydractl.training.loop import EpochFigures, Training
 from hydractl.training.members import Together
-from hydractl.training.run_log import FileLog, RunFacts, RunLog, Sink, first_new_step
+from hydractl.training.run_log import FileLog, RunLog
 from hydractl.training.start import Opened
-from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
 # The settings in an output's provenance that record results; all others decided the result.
@@ -48,25 +46,15 @@ class RunFiles:
         folder: whether the outputs are folders.
         state: the file of the unfinished run.
         log: the log file, or None.
-        trackers: for each tracker by name, the folder, project or address of its runs; None: the tracker's default.
-        name: the name of the run in the trackers.
     """
 
     paths: tuple[Path, ...]
     folder: bool
     state: Path
     log: Path | None
-    trackers: Mapping[str, str | None] = field(default_factory=dict)
-    name: str = ""
 
     @classmethod
-    def of_output(
-        cls,
-        output: str,
-        log: str | None,
-        several: int | None = None,
-        trackers: Mapping[str, str | None] = MappingProxyType({}),
-    ) -> RunFiles:
+    def of_output(cls, output: str, log: str | None, several: int | None = None) -> RunFiles:
         """Return the files of a training from the output as the user named it.
 
         Args:
@@ -74,10 +62,9 @@ class RunFiles:
             log: a file; ``beside`` for a file beside the output, None for no log.
             several: how many models the training leaves: ``a.st`` becomes ``a.1.st`` and so on. None: one model, which
                 keeps the name.
-            trackers: for each tracker by name, where its runs are; None: the tracker's default.
 
         Raises:
-            UsageError: the log, or the folder of a tracker, would be another file of this training.
+            UsageError: the log would be another file of this training.
         """
         # The outputs; several of them get numbers in their names.
         is_folder = output.endswith("/") and Path(output).name != ""
@@ -101,10 +88,7 @@ class RunFiles:
         paths_in_use = {os.path.realpath(other) for other in (*paths, state)}
         if log_path is not None and os.path.realpath(log_path) in paths_in_use:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
-        events = trackers.get("tensorboard")
-        if events is not None and os.path.realpath(events) in paths_in_use:
-            raise UsageError(f"--track tensorboard:{events} is the name of another file of this training")
-        return cls(tuple(paths), is_folder, state, log_path, trackers, name=stem(output))
+        return cls(tuple(paths), is_folder, state, log_path)
 
     def weights(self) -> list[Path]:
         """Return one weights file of each output that exists: the file whose header has the provenance."""
@@ -117,30 +101,24 @@ class RunFiles:
                 files += weight_files[:1]
         return files
 
-    def open_log(self, saved: Saved | None, about: RunFacts, log: Log) -> RunLog:
-        """Open the log with all places it writes to: a file and trackers, as asked for. A saved run's log is continued.
+    def open_log(self, saved: Saved | None, about: Mapping[str, object], log: Log) -> RunLog:
+        """Open the log, and write its first line. A saved run's log is continued.
 
         Args:
             saved: the saved run to resume; None: a new run.
             about: facts about the training, for the beginning of the log.
-            log: receives a warning about what cannot be logged.
+            log: receives a warning about what cannot be logged, and every line.
         """
-        # A file; on a resume, what it has after the saved position is cut off.
-        sinks: list[Sink] = []
+        # On a resume, what the file has after the saved position is cut off.
+        file = None
         if self.log is not None:
             position = None
             if saved is not None:
                 position = saved.progress["log"]
-            lines = FileLog(self.log, position, about, log)
-            sinks.append(lines)
-
-        # Trackers cannot be cut off: on a resume they get only the steps that are new to them.
-        if self.trackers:
-            first_step = first_new_step(saved, about)
-            for kind, where in self.trackers.items():
-                tracked = Tracked(kind, where, self.name, first_step, about, log)
-                sinks.append(tracked)
-        return RunLog(sinks)
+            file = FileLog(self.log, position, log)
+        run_log = RunLog(file, log.line_of_training)
+        run_log.begin(about, resumed=saved is not None)
+        return run_log
 
 
 def stem(output: str) -> str:

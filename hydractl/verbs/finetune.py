@@ -41,9 +41,8 @@ from hydractl.training.options import (
     WeightOptions,
 )
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
-from hydractl.training.run_log import RunFacts, RunLog
+from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
-from hydractl.training.trackers import check_installed
 from hydractl.verbs.finetune_members import check_files, on_first_device, recipe_in_effect, train_members
 from hydractl.verbs.opening import announce_reading, model_options, renaming_doubts, start_options
 from hydractl.verbs.outcome import Outcome
@@ -213,10 +212,9 @@ def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
 
-    # The files, the trackers, and notes on settings that are not used.
+    # The files, and notes on settings that are not used.
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
-    files = RunFiles.of_output(output, settings.log, settings.outputs, settings.trackers())
-    check_installed(list(settings.trackers()))
+    files = RunFiles.of_output(output, settings.log, settings.outputs)
     for note in settings.passed_over:
         log.info(note)
 
@@ -487,16 +485,16 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, int |
     }
 
 
-def _facts_of_run(plan: TrainingPlan, settings: FinetuneSettings) -> RunFacts:
+def _facts_of_run(plan: TrainingPlan, settings: FinetuneSettings) -> dict[str, object]:
     """Return the header of the training log: the model, the size of the training, and the settings in effect."""
     values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
-    return RunFacts(
-        model=plan.model,
-        samples=plan.samples,
-        steps=plan.steps,
-        seed=settings.seed,
-        settings=values,
-    )
+    return {
+        "model": plan.model,
+        "samples": plan.samples,
+        "steps": plan.steps,
+        "seed": settings.seed,
+        "settings": values,
+    }
 
 
 def _classes_of_loss(prepared: Prepared) -> int | None:
