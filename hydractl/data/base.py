@@ -18,15 +18,14 @@ from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import Held
 from hydractl.log import Log
 
-_SCHEMES = ("builtin", "torchvision", "openood", "hf", "wds", "captions", "memory")
+_SCHEMES = ("builtin", "torchvision", "openood", "hf", "captions", "memory")
 
 TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
 SUPPORTED = (
     "at present: a folder of images or of class folders, a .npz file, an image list (.txt, .lst, .list), "
     "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
-    "builtin:NAME[/split], torchvision:NAME[/split], openood:NAME/PART, hf:NAME/config/split, wds:SHARDS, "
-    "captions:FILE or SHARDS"
+    "builtin:NAME[/split], torchvision:NAME[/split], openood:NAME/PART, hf:NAME/config/split, captions:FILE or SHARDS"
 )
 """The kinds of data that this version opens, for messages."""
 

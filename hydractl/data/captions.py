@@ -116,12 +116,14 @@ def _read_shard_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels
     """
     spec.check_query(("image", "caption"))
     caption_source = spec.query.get("caption", "txt")
-    images, captions = index_shards(spec, limit, caption_source, texts=True)
+    images, texts = index_shards(spec, limit, caption_source)
+    captions = []
     problems = []
-    for image_id, caption in zip(images.ids, captions, strict=True):
-        is_blank = caption is None or not caption.strip()
-        if is_blank:
+    for image_id, text in zip(images.ids, texts, strict=True):
+        if text is None or not text.strip():
             problems.append(f"{image_id} has no caption, or an empty one")
+        else:
+            captions.append(text)
     _refuse_pairs(spec, problems, f"where captions are: ?caption={caption_source}")
     dataset = CaptionedImages(images, captions)
     return dataset, RawLabels()

@@ -1,4 +1,4 @@
-"""``wds:`` images in the tar files of WebDataset, from local disks, with random access and in a fixed order.
+"""Images and their captions in the tar files of WebDataset, from local disks, with random access and in a fixed order.
 
 A sample consists of all files with the same key. The key is a file's path up to the first dot in its file name
 (https://github.com/webdataset/webdataset, "the WebDataset format"). The tar files are listed once, when the set is
@@ -13,11 +13,10 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
+from hydractl.data.base import Spec, UnreadableSample, reason
 from hydractl.data.files import IMAGE_SUFFIXES, EncodedImages, printable
-from hydractl.data.labels import INTEGER, RawLabels, raw_labels
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import parse_json, shown
 
@@ -25,8 +24,8 @@ _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _MEMBER = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)")
 _MOST_PROBLEMS = 20
 
-# A label is a number, a name or a small object, so a file with more bytes cannot be a label.
-_LARGEST_LABEL = 1 << 20
+# A caption is a text or an entry of a small object, so a file with more bytes cannot hold one.
+_LARGEST_CAPTION = 1 << 20
 
 
 class _Place(NamedTuple):
@@ -82,53 +81,26 @@ class ShardImages(EncodedImages):
         return content
 
 
-def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open ``wds:PATH``: a tar file, several tar files written with braces (``{000..012}``, ``{a,b}``), or a folder.
-
-    ``?image=`` names the ending of the image files, if a sample has several images. ``?label=cls``, ``?label=txt`` or
-    ``?label=json.KEY`` names the label. By default the label is the content of ``.cls`` (a number or a name), else the
-    key ``label`` in ``.json``. Ids consist of shard and key. With ``limit``, no shard is read after the one that holds
-    the last sample needed.
-
-    Args:
-        spec: the SPEC of the shards.
-        limit: take only this many samples from the start; None means all.
-
-    Returns:
-        The data set, and its labels before they are mapped to the classes of a model.
-
-    Raises:
-        UsageError: for a network address, or a name that cannot be expanded.
-        InputError: if shards are missing, damaged or compressed, or samples have no image; all are listed.
-    """
-    spec.check_query(("image", "label"))
-    asked = spec.query.get("label")
-    dataset, labels = index_shards(spec, limit, asked)
-    hint = "name what holds the labels with ?label=cls, ?label=txt or ?label=json.KEY"
-    raw = raw_labels(labels, dataset.ids, hint=hint)
-    return dataset, raw
-
-
-def index_shards(
-    spec: Spec, limit: int | None, asked: str | None, *, texts: bool = False
-) -> tuple[ShardImages, list[Any]]:
+def index_shards(spec: Spec, limit: int | None, asked: str) -> tuple[ShardImages, list[str | None]]:
     """Go through the shards of a SPEC once and list their samples.
 
+    Shards are a tar file, several tar files written with braces (``{000..012}``, ``{a,b}``), or a folder of them. Ids
+    consist of shard and key. With ``limit``, no shard is read after the one that holds the last sample needed.
+
     Args:
-        spec: the SPEC of the shards; only ``?image=`` of its query is used.
+        spec: the SPEC of the shards. ``?image=`` of its query names the ending of the image files, if a sample has
+            several images.
         limit: take only this many samples from the start; None means all.
-        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``. None means ``cls``, else the key
-            ``label`` in ``json``.
-        texts: read labels as texts even if they look like numbers.
+        asked: what holds the caption of a sample: the ending of a text file, or ``json.KEY``.
 
     Returns:
-        The images, and the label of each image: an integer, a name, or None.
+        The images, and the caption of each, or None where there is none.
 
     Raises:
         UsageError: for a network address, or a name that cannot be expanded.
         InputError: if shards are missing, damaged or compressed, or samples have no image; all are listed.
     """
-    index = _Index(spec, asked, texts)
+    index = _Index(spec, asked)
     shards = _shard_paths(spec)
     for shard in shards:
         index.add(shard)
@@ -150,7 +122,7 @@ def index_shards(
     ids = index.ids[:limit]
     places = index.places[:limit]
     images = ShardImages(spec.text, spec.where, ids, places)
-    return images, index.labels[:limit]
+    return images, index.captions[:limit]
 
 
 class _ShardSample:
@@ -158,12 +130,12 @@ class _ShardSample:
 
     Attributes:
         members: the files, by ending.
-        label_files: the contents of the files that may hold the label, by ending.
+        caption: the content of the file that holds the caption; None if there is no such file.
     """
 
     def __init__(self) -> None:
         self.members: dict[str, tarfile.TarInfo] = {}
-        self.label_files: dict[str, bytes] = {}
+        self.caption: bytes | None = None
 
 
 @dataclass
@@ -171,17 +143,16 @@ class _Index:
     """Collects the samples of the shards, one shard after another.
 
     Attributes:
-        spec, asked, texts: see :func:`index_shards`.
-        ids, places, labels: one entry for each sample so far.
+        spec, asked: see :func:`index_shards`.
+        ids, places, captions: one entry for each sample so far.
         problems: one line for each shard or sample that cannot be used.
     """
 
     spec: Spec
-    asked: str | None
-    texts: bool
+    asked: str
     ids: list[str] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
+    captions: list[str | None] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, shard: str) -> None:
@@ -194,11 +165,11 @@ class _Index:
             self.problems.append(f"{name}: {reason(error)}")
             return
 
-        # Choose the image and the label of each sample.
+        # Choose the image and the caption of each sample.
         for key, sample in samples.items():
             try:
                 member = self._choose_image(key, sample)
-                label = self._read_label(key, sample)
+                caption = self._read_caption(key, sample)
             except ValueError as error:
                 self.problems.append(f"{name}: {error}")
                 continue
@@ -207,14 +178,15 @@ class _Index:
             place = _Place(shard, printable(member.name), member.offset_data, member.size)
             self.ids.append(f"{name}/{printable(key)}")
             self.places.append(place)
-            self.labels.append(label)
+            self.captions.append(caption)
 
     def _list_samples(self, shard: str) -> dict[str, _ShardSample]:
-        """Return the samples of one tar file, by key and in order; the files that may hold labels are read.
+        """Return the samples of one tar file, by key and in order; the files that hold captions are read.
 
         Raises:
             tarfile.TarError: if the file is no complete tar file, or its members break the rules of the format.
         """
+        caption_ending, _, _ = self.asked.partition(".")
         samples: dict[str, _ShardSample] = {}
         last_key = None
         with tarfile.open(shard, "r:") as archive:
@@ -238,12 +210,11 @@ class _Index:
                 if ending in sample.members:
                     raise tarfile.TarError(f"{printable(member.name)} is there twice")
                 sample.members[ending] = member
-                # Read it now if it may hold the label.
-                may_be_label = ending in self._label_endings() and member.size <= _LARGEST_LABEL
-                if may_be_label:
+                # Read it now if it holds the caption.
+                if ending == caption_ending.lower() and member.size <= _LARGEST_CAPTION:
                     file = archive.extractfile(member)
                     assert file is not None  # because it is a plain file
-                    sample.label_files[ending] = file.read()
+                    sample.caption = file.read()
             _check_end(archive, shard)
         return samples
 
@@ -265,72 +236,46 @@ class _Index:
             raise ValueError(f"{printable(key)} has several images ({listed}): choose with ?image=")
         return sample.members[endings[0]]
 
-    def _label_endings(self) -> tuple[str, ...]:
-        """Return the endings of files that may hold the label; if a sample has several, the first ending counts."""
-        if self.asked is None:
-            return ("cls", "json")
-        ending, _, _ = self.asked.partition(".")
-        return (ending.lower(),)
-
-    def _read_label(self, key: str, sample: _ShardSample) -> int | str | None:
-        """Return the label of a sample: an integer, a name, or None if it has none.
+    def _read_caption(self, key: str, sample: _ShardSample) -> str | None:
+        """Return the caption of a sample; None if it has none.
 
         Raises:
-            ValueError: if the label cannot be read.
+            ValueError: if the caption cannot be read.
         """
-        kind = "text" if self.texts else "label"
-        what = f"the {kind} of {printable(key)}"
-        for ending in self._label_endings():
-            # The first of these files that the sample has decides.
-            if ending not in sample.label_files:
-                continue
-            try:
-                text = sample.label_files[ending].decode("utf-8").strip()
-            except UnicodeDecodeError:
-                raise ValueError(f"{what} is not UTF-8 text") from None
-            if ending == "json":
-                return self._label_in_json(text, what)
-            is_integer = INTEGER.fullmatch(text) is not None
-            if is_integer and not self.texts:
-                return int(text)
-            return text or None  # an empty file is no label
-        return None
-
-    def _json_key(self) -> str:
-        """Return the key of the label in a JSON object: KEY if ``json.KEY`` was asked for, else ``label``."""
-        if self.asked is None:
-            return "label"
-        _, _, key = self.asked.partition(".")
-        return key or "label"
-
-    def _label_in_json(self, text: str, what: str) -> int | str | None:
-        """Return the label in a JSON object: an integer, a name, or None if there is none.
-
-        Args:
-            text: the JSON text.
-            what: how messages call the label.
-
-        Raises:
-            ValueError: if the text is not JSON, or the value cannot be a label.
-        """
-        try:
-            document = parse_json(text, "it")
-        except InputError as error:
-            raise ValueError(f"{what} cannot be read: {error.message}") from None
-
-        # No object, no label; an object has it under one key.
-        if not isinstance(document, dict):
+        if sample.caption is None:
             return None
-        value = document.get(self._json_key())
-        if value is None or type(value) is str:
-            return value
+        what = f"the text of {printable(key)}"
+        try:
+            text = sample.caption.decode("utf-8").strip()
+        except UnicodeDecodeError:
+            raise ValueError(f"{what} is not UTF-8 text") from None
+        ending, _, json_key = self.asked.partition(".")
+        if ending.lower() == "json":
+            return _text_in_json(text, json_key, what)
+        return text
 
-        # A text is asked for, or else an integer of 64 bits.
-        if self.texts:
-            raise ValueError(f"{what} is {shown(value)}, which is no text")
-        if type(value) is not int or abs(value) >= 2**63:
-            raise ValueError(f"{what} is {shown(value)}, neither an integer nor a name")
-        return value
+
+def _text_in_json(content: str, key: str, what: str) -> str | None:
+    """Return the text under a key of a JSON object; None if there is none.
+
+    Args:
+        content: the JSON text.
+        key: the key.
+        what: how messages call the text.
+
+    Raises:
+        ValueError: if the content is not JSON, or the value is no text.
+    """
+    try:
+        document = parse_json(content, "it")
+    except InputError as error:
+        raise ValueError(f"{what} cannot be read: {error.message}") from None
+    if not isinstance(document, dict):
+        return None
+    value = document.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{what} is {shown(value)}, which is no text")
+    return value
 
 
 def _check_end(archive: tarfile.TarFile, shard: str) -> None:

@@ -89,7 +89,7 @@ def _paths_in(text: str, *, has_members: bool) -> Iterator[str]:
         text: the value.
         has_members: whether it may also be ``A+B``, members of one ensemble.
     """
-    # The readings of "test=wds:a.tar": the text itself, "wds:a.tar", "a.tar", and "a.tar" again.
+    # The readings of "test=hf:./a": the text itself, "hf:./a", "./a", and "./a" again.
     _, _, unnamed = text.partition("=")
     _, _, without_scheme = text.partition(":")
     _, _, unnamed_without_scheme = unnamed.partition(":")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from hydractl.data import open_data
 from hydractl.data.base import MOST_LISTED, parse_spec
 from hydractl.data.corrupted import LARGE_SIDE, SMALL_SIDE, take_corruption
 from hydractl.data.corruptions import TABLE
 from hydractl.data.suites import SUITES
+from tests.image_data import first_pixels, png
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding="utf-8")
 
@@ -36,7 +40,7 @@ def test_every_spec_can_be_read() -> None:
     for spec in by_name("SPEC"):
         clean, _ = take_corruption(parse_spec(spec))
         kinds.add(clean.kind)
-    assert kinds == {"path", "npz", "text", "wds", "torchvision", "openood", "hf", "builtin", "captions"}
+    assert kinds == {"path", "npz", "text", "torchvision", "openood", "hf", "builtin", "captions"}
 
 
 def names(cell: str) -> set[str]:
@@ -92,3 +96,24 @@ def test_constants() -> None:
 def test_numbers_in_the_text() -> None:
     assert f"shorter side has {SMALL_SIDE} pixels or more" in TEXT
     assert f"shorter side of {LARGE_SIDE} pixels" in TEXT and f"{MOST_LISTED:,} ids" in TEXT
+
+
+def test_shards_become_a_file_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets", reason="pip install 'hydractl[hub]'")
+    monkeypatch.chdir(tmp_path)
+    Path("shards").mkdir()
+    for shard in range(2):
+        with tarfile.open(f"shards/val-{shard}.tar", "w") as archive:
+            for image in range(2):
+                number = 2 * shard + image
+                for ending, content in (("png", png(number)), ("cls", str(3 - number).encode())):
+                    member = tarfile.TarInfo(f"{number}.{ending}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    _, _, section = TEXT.partition("**WebDataset shards**")
+    snippet, _, _ = section.partition("```python\n")[2].partition("```")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    exec(snippet, {})
+    data = open_data("val.parquet", need_labels=True)
+    assert data.labels is not None and data.labels.tolist() == [3, 2, 1, 0]
+    assert first_pixels(data) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""``wds:`` shards: which samples, in which order, with which labels, and what is wrong with damaged ones."""
+"""Shards of ``captions:``: which samples, in which order, with which captions, and what is wrong with damaged ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import io
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hydractl.data import open_data
+from hydractl.data.captions import CaptionedImages
 from hydractl.data.shards import expand_braces
 from hydractl.errors import InputError, UsageError
 from tests.image_data import first_pixels, png
@@ -26,6 +26,22 @@ def write(path: Path, members: dict[str, bytes]) -> str:
     return str(path)
 
 
+def captioned(path: Path, members: dict[str, bytes]) -> str:
+    """The SPEC of a shard with these images, each with a caption."""
+    files = {}
+    for name, content in members.items():
+        files[name] = content
+        files[f"{name.partition('.')[0]}.txt"] = b"a caption"
+    return f"captions:{write(path, files)}"
+
+
+def colours(spec: str) -> list[int]:
+    """The first pixel of every image."""
+    data = open_data(spec)
+    assert isinstance(data, CaptionedImages)
+    return first_pixels(data.images)
+
+
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """Two shards of two samples."""
@@ -34,7 +50,7 @@ def shards(tmp_path: Path) -> Path:
         for i in range(2):
             n = 2 * s + i
             members[f"val/{n:03}.png"] = png(n)
-            members[f"val/{n:03}.cls"] = f"{3 - n}\n".encode()
+            members[f"val/{n:03}.txt"] = f"{3 - n}\n".encode()
             members[f"val/{n:03}.json"] = b"{}"
         write(tmp_path / f"val-{s:02}.tar", members)
     return tmp_path
@@ -42,13 +58,10 @@ def shards(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("spec", ["val-{00..01}.tar", "val-0{0,1}.tar", ""])
 def test_samples(shards: Path, spec: str) -> None:
-    data = open_data(f"wds:{shards}/{spec}", need_labels=True)
+    data = open_data(f"captions:{shards}/{spec}")
     assert data.ids == ["val-00.tar/val/000", "val-00.tar/val/001", "val-01.tar/val/002", "val-01.tar/val/003"]
-    assert data.labels is not None
-    assert data.labels.tolist() == [3, 2, 1, 0]
-    assert data.label_names is None
-    assert first_pixels(data) == first_pixels(data, workers=2) == [0, 1, 2, 3]
-    assert np.array(data[-1]).tolist() == [[3] * 3] * 2
+    assert isinstance(data, CaptionedImages) and data.captions == ["3", "2", "1", "0"]
+    assert first_pixels(data.images) == first_pixels(data.images, workers=2) == [0, 1, 2, 3]
 
 
 def test_an_image_is_the_same_sample_as_its_file(shards: Path) -> None:
@@ -56,81 +69,38 @@ def test_an_image_is_the_same_sample_as_its_file(shards: Path) -> None:
     for n in range(4):
         (shards / f"files/{n}.png").write_bytes(png(n))
     files = open_data(str(shards / "files"))
-    assert open_data(f"wds:{shards}").sample_fingerprints() == files.sample_fingerprints()
+    assert open_data(f"captions:{shards}").sample_fingerprints() == files.sample_fingerprints()
 
 
 def test_limit_reads_no_further_shard(shards: Path) -> None:
     (shards / "val-01.tar").write_bytes(b"no tar file")
-    assert len(open_data(f"wds:{shards}", limit=2)) == 2 and len(open_data(f"wds:{shards}", limit=1)) == 1
+    assert len(open_data(f"captions:{shards}", limit=2)) == 2 and len(open_data(f"captions:{shards}", limit=1)) == 1
     with pytest.raises(InputError, match="these shards cannot be used"):
-        open_data(f"wds:{shards}", limit=3)
-
-
-def labelled(tmp_path: Path, ending: str, *contents: str) -> str:
-    members = {}
-    for i, content in enumerate(contents):
-        members |= {f"{i}.{ending}": content.encode(), f"{i}.jpg": png(i), f"{i}.txt": b"a caption"}
-    return f"wds:{write(tmp_path / 'a.tar', members)}"
-
-
-def test_names_are_mapped_by_name(tmp_path: Path) -> None:
-    spec = labelled(tmp_path, "cls", "dog", "cat", "dog")
-    data = open_data(spec, labels=["cat", "emu", "dog"])
-    assert data.labels is not None and data.labels.tolist() == [2, 0, 2]
-    assert open_data(spec).label_names == ["cat", "dog"]
-    with pytest.raises(InputError, match="class names are not among the model's 1"):
-        open_data(spec, labels=["emu"])
-
-
-def test_labels_elsewhere(tmp_path: Path) -> None:
-    spec = labelled(tmp_path, "json", '{"label": 4, "name": "x"}', '{"label": 2, "name": "y"}')
-    data = open_data(spec)
-    assert data.labels is not None and data.labels.tolist() == [4, 2]
-    named = open_data(f"{spec}?label=json.name")
-    assert named.labels is not None and named.labels.tolist() == [0, 1] and named.label_names == ["x", "y"]
-    assert open_data(f"{spec}?label=txt").label_names == ["a caption"]
-    with pytest.raises(InputError, match="no label for sample") as error:
-        open_data(f"{spec}?label=json.other", need_labels=True)
-    assert error.value.hint is not None and "?label=cls" in error.value.hint
-
-
-LABEL_PROBLEMS = {
-    ("1", "x"): "label 'x' of sample a.tar/1 is a name, others are numbers",
-    ("", "1"): "no label for sample a.tar/0",
-}
-
-
-@pytest.mark.parametrize(("contents", "problem"), LABEL_PROBLEMS.items())
-def test_mixed_labels(contents: tuple[str, str], problem: str, tmp_path: Path) -> None:
-    spec = labelled(tmp_path, "cls", *contents)
-    with pytest.raises(InputError) as error:
-        open_data(spec)
-    assert error.value.problems == [problem]
-    assert open_data(spec, ignore_labels=True).labels is None
+        open_data(f"captions:{shards}", limit=3)
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"label": 1.5}', "is 1.5, neither an integer nor a name"),
-        ('{"label": true}', "is True, neither an integer nor a name"),
-        ("{", "cannot be read: "),
+        (b'{"said": 1.5}', "is 1.5, which is no text"),
+        (b"{", "cannot be read: "),
+        (b"\xff", "is not UTF-8 text"),
     ],
 )
-def test_bad_json(content: str, problem: str, tmp_path: Path) -> None:
+def test_bad_captions(content: bytes, problem: str, tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tar", {"0.json": content, "0.jpg": png(0)})
     with pytest.raises(InputError) as error:
-        open_data(labelled(tmp_path, "json", content))
-    assert error.value.problems[0].startswith(f"a.tar: the label of 0 {problem}")
+        open_data(f"captions:{shard}?caption=json.said")
+    assert error.value.problems[0].startswith(f"a.tar: the text of 0 {problem}")
 
 
 def test_which_image(tmp_path: Path) -> None:
-    spec = f"wds:{write(tmp_path / 'a.tar', {'0.png': png(1), '0.seg.png': png(2), '0.jpg': png(3), '0.cls': b'0'})}"
+    images = {"0.png": png(1), "0.seg.png": png(2), "0.jpg": png(3)}
+    spec = captioned(tmp_path / "a.tar", images)
     with pytest.raises(InputError) as error:
         open_data(spec)
     assert error.value.problems == ["a.tar: 0 has several images (png, jpg): choose with ?image="]
-    assert first_pixels(open_data(f"{spec}?image=JPG")) == [3] and first_pixels(open_data(f"{spec}?image=seg.png")) == [
-        2
-    ]
+    assert colours(f"{spec}?image=JPG") == [3] and colours(f"{spec}?image=seg.png") == [2]
     with pytest.raises(InputError, match="cannot be used") as error:
         open_data(f"{spec}?image=webp")
     assert error.value.problems == ["a.tar: 0 has no image"]
@@ -150,7 +120,7 @@ def test_every_bad_shard_is_named(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     with pytest.raises(InputError) as error:
-        open_data(f"wds:{tmp_path}")
+        open_data(f"captions:{tmp_path}")
     found = {problem.partition(":")[0]: problem for problem in error.value.problems}
     assert sorted(found) == [f"{i}.tar" for i in range(1, 8)]
     assert found["1.tar"] == "1.tar: unexpected end of data" and found["2.tar"] == "2.tar: it is damaged at byte 1024"
@@ -158,13 +128,28 @@ def test_every_bad_shard_is_named(tmp_path: Path) -> None:
     assert "the files of 0 do not stand together" in found["5.tar"] and "0.png is no plain file" in found["7.tar"]
 
 
+@pytest.mark.fault(48)
+@pytest.mark.parametrize("how", ["sparse", "size", "sparse size"])
+def test_a_tar_of_odd_members(how: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in (("a.png", png(1)), ("a.txt", b"an oak")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            if how == "sparse":
+                member.type = tarfile.GNUTYPE_SPARSE
+            else:
+                member.pax_headers = {"GNU.sparse.size" if "sparse" in how else "size": "9" * 12}
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(InputError, match="these shards cannot be used"):
+        open_data(f"captions:{tmp_path}/s.tar")
+
+
 def test_a_damaged_image_is_one_sample(tmp_path: Path) -> None:
-    spec = f"wds:{write(tmp_path / 'a.tar', {'0.png': png(0), '1.png': b'', '2.png': png(2)[:40], '3.png': png(3)})}"
+    spec = captioned(tmp_path / "a.tar", {"0.png": png(0), "1.png": b"", "2.png": png(2)[:40], "3.png": png(3)})
     with pytest.raises(InputError, match=r"cannot read image 1\.png of .*a\.tar: the file is empty"):
-        first_pixels(open_data(spec))
-    data = open_data(spec, on_bad="skip")
-    assert first_pixels(data, workers=2) == [0, 3] and data.skipped is not None and sorted(data.skipped) == [1, 2]
-    Path(spec.removeprefix("wds:")).unlink()
+        colours(spec)
+    data = open_data(spec)
+    Path(spec.removeprefix("captions:")).unlink()
     with pytest.raises(InputError, match="No such file"):
         data[0]
 
@@ -172,15 +157,15 @@ def test_a_damaged_image_is_one_sample(tmp_path: Path) -> None:
 def test_missing_and_empty(tmp_path: Path) -> None:
     write(tmp_path / "s-1.tar", {"0.png": png(0)})
     with pytest.raises(InputError, match="2 of 3 shards do not exist") as error:
-        open_data(f"wds:{tmp_path}/s-{{0..2}}.tar")
+        open_data(f"captions:{tmp_path}/s-{{0..2}}.tar")
     assert error.value.problems == [f"no file {tmp_path}/s-{i}.tar" for i in (0, 2)]
     write(tmp_path / "none.tar", {"README": b"x", ".hidden.png": png(0)})
     with pytest.raises(InputError, match="no images in 1 shard"):
-        open_data(f"wds:{tmp_path}/none.tar")
+        open_data(f"captions:{tmp_path}/none.tar")
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="no .tar files"):
-        open_data(f"wds:{tmp_path}/folder")
-    for spec in ("wds:https://x/a.tar", "wds:pipe:cat a.tar"):
+        open_data(f"captions:{tmp_path}/folder")
+    for spec in ("captions:https://x/a.tar", "captions:pipe:cat a.tar"):
         with pytest.raises(UsageError, match="local files only"):
             open_data(spec)
 

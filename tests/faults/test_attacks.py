@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import json
 import os
 import resource
@@ -15,7 +14,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -254,21 +252,6 @@ def test_images_of_any_mode(attack: Attack) -> None:
         with contextlib.suppress(OSError, KeyError):  # Pillow does not write all of them
             Image.new(mode, (4, 4)).save(f"set/{number}.tiff")
     assert attack(*EVAL, "set", "-o", "e.json", "--on-bad", "skip")[0] in (0, 3)
-
-
-@pytest.mark.fault(48)
-@pytest.mark.parametrize("how", ["sparse", *marked_long(["size", "sparse size"])])
-def test_a_tar_of_odd_members(how: str, attack: Attack) -> None:
-    with tarfile.open("s.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        for name, content in (("a.png", Path("i.png").read_bytes()), ("a.cls", b"1")):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            if how != "sparse":
-                member.pax_headers = {"GNU.sparse.size" if "sparse" in how else "size": "9" * 12}
-            else:
-                member.type = tarfile.GNUTYPE_SPARSE
-            tar.addfile(member, io.BytesIO(content))
-    assert attack(*EVAL, "wds:s.tar", "-o", "e.json")[0] == 3
 
 
 @pytest.mark.fault(48)

@@ -116,7 +116,7 @@ def _images() -> None:
     _keep("image-parquet", "i.parquet")
     with tarfile.open("s.tar", "w") as shard:
         for i in range(2):
-            for name, content in [(f"{i}.png", encoded["png"]), (f"{i}.cls", b"1")]:
+            for name, content in [(f"{i}.png", encoded["png"]), (f"{i}.txt", b"an oak")]:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 shard.addfile(member, io.BytesIO(content))

@@ -161,7 +161,7 @@ def _folder_of_classes(path: Path) -> Path:
 
 
 def _shards(path: Path) -> str:
-    return f"wds:{path}"
+    return f"captions:{path}"
 
 
 READERS: dict[str, Reader] = {
