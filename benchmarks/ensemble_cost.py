@@ -71,7 +71,7 @@ def ways() -> dict[str, list[Command]]:
         ],
         "mimo": [trained("mimo", "--ensemble", "mimo:3"), fused("mimo", counted["mimo"])],
         "heads": [trained("heads", "--ensemble", "classifiers:3"), fused("heads", counted["heads"])],
-        "laplace": [["laplace", "base.st", *TRAIN, "-o", "laplace.st"]],
+        "laplace": [["finetune", "base.st", *TRAIN, "--ensemble", "laplace", "-o", "laplace.st"]],
         "oba": [
             [
                 *("prune", "base.st", "--weights", "0.9", "--method", "oba", "--weight-steps", "1"),

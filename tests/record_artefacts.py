@@ -126,7 +126,7 @@ score --data cal.X --method taylor -v
 finetune model --train train.X --steps 2 --ensemble packed:2,2 -o packed.st
 finetune model --train train.X --steps 2 --ensemble mimo:2 -o mimo.st
 finetune model --train train.X --steps 2 --ensemble classifiers:2 -o classifiers.st
-laplace model --train train.X --val val.X -o laplace.st --json
+finetune model --train train.X --val val.X --ensemble laplace -o laplace.st --json
 eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st \
   --test test.X --ood far=far.X -o ways.json
 fuse model a.st --cascade --val many.X --ood-val o=many-ood.X -o cascade.st --json

@@ -14,7 +14,7 @@ step "$OUT/temperature.st" hydractl calibrate "$CLIP" --labels "$CLIP_LABELS" --
   --temperature fit -o "$OUT/temperature.st"
 bayesvlm=
 if [ "$LAION" ]; then
-  step "$OUT/bayesvlm.st" hydractl laplace "$CLIP" --train "captions:$LAION" -o "$OUT/bayesvlm.st"
+  step "$OUT/bayesvlm.st" hydractl finetune "$CLIP" --train "captions:$LAION" --ensemble laplace -o "$OUT/bayesvlm.st"
   bayesvlm="bayesvlm=$OUT/bayesvlm.st"
 fi
 WITH_VILU=1

@@ -218,15 +218,6 @@ class FinetuneArguments(SideBySide, total=False):
     timeout: float
 
 
-class LaplaceArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.laplace`."""
-
-    train: Data | None
-    val: Data | None
-    prior: float | None
-    pseudo_data: float | str | None
-
-
 class FuseArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.fuse`; :func:`hydractl.export` writes files that run without hydractl."""
 

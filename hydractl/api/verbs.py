@@ -19,7 +19,6 @@ from hydractl.api.arguments import (
     ExportArguments,
     FinetuneArguments,
     FuseArguments,
-    LaplaceArguments,
     PredictArguments,
     PruneArguments,
     ReportArguments,
@@ -56,7 +55,6 @@ ARGUMENTS: dict[str, type] = {
     "extract-circuit": CircuitArguments,
     "prune": PruneArguments,
     "finetune": FinetuneArguments,
-    "laplace": LaplaceArguments,
     "fuse": FuseArguments,
     "export": ExportArguments,
     "eval": EvalArguments,
@@ -322,8 +320,9 @@ def finetune(
         on_log: is called with every line of the log, as a dict; an error that it raises ends the training. Of several
             trainings there is none.
         options: ``ensemble`` takes a text, such as ``packed:3,2``, or the options of a method, such as
-            ``hydractl.methods.packed.PackedOptions(3, 2)``. Several models, and the members of an ensemble by seeds,
-            are trained in a process each, which takes files and no data in memory.
+            ``hydractl.methods.packed.PackedOptions(3, 2)``. ``laplace`` trains nothing, but gives any model, also a
+            fused one, a posterior of its last layer. Several models, and the members of an ensemble by seeds, are
+            trained in a process each, which takes files and no data in memory.
 
     Returns:
         The trained model. If several were trained, they are its ``members``. ``result`` holds the course of the
@@ -354,23 +353,6 @@ def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:
         return read_ensemble(ensemble).trainings
     except ValueError:
         return 1  # the verb raises the error about this text
-
-
-@_documented("laplace")
-def laplace(model: ModelLike, **options: Unpack[LaplaceArguments]) -> Model:
-    """Give a model a Laplace approximation over its last layer, or over the projections of a CLIP (BayesVLM).
-
-    Args:
-        model: any model. In a fused model, each member has its own posterior.
-
-    Returns:
-        The model with its posterior; ``result`` holds the priors. Without ``output`` its file is temporary.
-
-    Raises:
-        UsageError: the model does not end in one linear layer.
-        OutputError: ``output`` exists, and ``force`` is not set.
-    """
-    return _make_model("laplace", [model], "laplace.st", options)
 
 
 @_documented("fuse")

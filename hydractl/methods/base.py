@@ -138,6 +138,7 @@ class FinetuneRequest(Protocol):
     """The options of ``finetune`` that a method may look at.
 
     Attributes:
+        val: the SPEC of the validation data, or None.
         loss: ``cross-entropy`` or ``contrastive``.
         lr: the learning rates that are tried.
         schedule: ``cosine``, ``linear`` or ``constant``.
@@ -146,6 +147,7 @@ class FinetuneRequest(Protocol):
         shard: whether weights are divided among processes.
     """
 
+    val: str | None
     loss: str
     lr: list[float]
     schedule: str
@@ -170,6 +172,7 @@ class MethodOptions:
         kind: the text before the colon of ``--ensemble``.
         summary: one sentence for the help about what the method does; it names the arguments by their metavars.
         example: example values of the arguments, as text.
+        trains: whether a model is trained; False for ``laplace``, which is fitted.
 
     Raises:
         ValueError: an argument is out of range. The caller puts the kind before the message.
@@ -178,6 +181,7 @@ class MethodOptions:
     kind: ClassVar[str]
     summary: ClassVar[str]
     example: ClassVar[str] = ""
+    trains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the arguments."""

@@ -55,14 +55,14 @@ class ByTraining:
 
 
 @dataclass(frozen=True)
-class ByVerb:
-    """A recipe: take the model that another verb makes from ``--train`` and ``--val``.
+class ByFitting:
+    """A recipe: take the model that a method makes from ``--train`` and ``--val`` without a training.
 
     Attributes:
-        verb: the name of the verb.
+        ensemble: the value of ``--ensemble`` of this ``finetune``.
     """
 
-    verb: str
+    ensemble: MethodOptions
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class AsMeasured:
     options: Mapping[str, str]
 
 
-Recipe = BySeeds | ByOneTraining | ByTraining | ByVerb | AsMeasured
+Recipe = BySeeds | ByOneTraining | ByTraining | ByFitting | AsMeasured
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ KEY = "laplace"
 START = f"{BESIDE}{KEY}."
 _PARTS = ("basis", "spread", "outer")
 _BROKEN = "the checkpoint holds a broken Laplace posterior"
-_AGAIN = "write it again: hydractl laplace MODEL --train SPEC"
+_AGAIN = "write it again: hydractl finetune MODEL --train SPEC --ensemble laplace"
 
 
 class Posterior(nn.Module):

@@ -47,7 +47,7 @@ def refuse_posterior(sources: Sequence[Source], verb: str) -> None:
     """
     for source in sources:
         if KEY in source.description.extra:
-            hint = f"{verb} the model it was made of, then hydractl laplace"
+            hint = f"{verb} the model it was made of, and then fit --ensemble laplace"
             raise InputError(f"{source.name} has a Laplace posterior, which is of its weights as they are", hint=hint)
 
 

@@ -150,6 +150,8 @@ def _a_folder_for_several_models(settings: FinetuneSettings) -> list[str]:
 
 def _the_loss_of_captions(settings: FinetuneSettings) -> list[str]:
     """Return a problem if captions are trained without the contrastive loss, or this loss without captions."""
+    if not settings.trains:
+        return []
     train = settings.train or ""
     has_captions = train.startswith(CAPTIONS)
     is_contrastive = settings.loss == "contrastive"
@@ -382,6 +384,11 @@ class FinetuneSettings(Prescribed, SideBySide):
         return self.reset_head or self.init == "head"
 
     @property
+    def trains(self) -> bool:
+        """Whether a model is trained; ``--ensemble laplace`` fits a posterior instead."""
+        return self.ensemble is None or self.ensemble.trains
+
+    @property
     def trainings(self) -> int:
         """The number of trainings of each model."""
         if self.ensemble is None:
@@ -427,6 +434,8 @@ class FinetuneSettings(Prescribed, SideBySide):
         Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine schedule, classes to the cross-entropy.
         Some ensembles have no use for a choice on validation data, or for an average over part of a training.
         """
+        if not self.trains:
+            return dict.fromkeys(_of_a_training(), "ensemble")
         unused = super().inapplicable()
 
         # Options of the other optimizer.
@@ -467,6 +476,15 @@ class FinetuneSettings(Prescribed, SideBySide):
         for shape, text in ensemble_help():
             rows.append((f"      {shape}", text))
         return {"Ensemble": rows}
+
+
+def _of_a_training() -> Iterator[str]:
+    """Yield the names of the options that have an effect on a training alone, and none where a posterior is fitted."""
+    elsewhere = {declared_option.name for declared_option in options_of(Batched)}
+    elsewhere |= {"train", "val", "ensemble"}
+    for declared_option in options_of(FinetuneSettings):
+        if declared_option.name not in elsewhere or declared_option.name == "tower":
+            yield declared_option.name
 
 
 def recipe_options() -> Iterator[Option]:

@@ -93,24 +93,10 @@ VERBS: dict[str, Verb] = {
   hydractl finetune a.st --train train/ --val val/ --recipe imagenet1k
   # three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st
   hydractl finetune vit.st --train train/ --val val/ --ensemble deep:3 --devices 0,1,2 -o deep.st
+  # no training: a posterior of the classifier, of every member of a fused model
+  hydractl finetune hydra.st --train train/ --val val/ --ensemble laplace -o hydra.laplace.st
   # resume after a kill
   hydractl finetune a.st --train train/ --val val/ --recipe imagenet1k --resume
-""",
-    ),
-    "laplace": Verb(
-        settings="hydractl.settings.laplace:LaplaceSettings",
-        summary="Give a model a posterior of its last layer",
-        usage="MODEL --train SPEC [--val SPEC] [-o a.laplace.st] [options]",
-        about="Fit a Laplace approximation over the classifier, or over the projections of a CLIP (BayesVLM), and "
-        "write the model with it: its logits then are what the posterior makes of them. It comes last, behind pruning, "
-        "training and fusing.",
-        examples="""
-  # the prior of the highest marginal likelihood on the training data
-  hydractl laplace vit.st --train train/
-  # of every member of a fused model, the prior of the lowest NLL on validation data
-  hydractl laplace hydra.st --train train/ --val val/ -o hydra.laplace.st
-  # BayesVLM: pairs of images and captions, which count ten times, as in the paper
-  hydractl laplace clip.st --train captions:pairs.csv --pseudo-data 10x -o clip.laplace.st
 """,
     ),
     "fuse": Verb(
@@ -247,6 +233,7 @@ VERBS: dict[str, Verb] = {
 GONE_VERBS: dict[str, str] = {
     "available": "VERB --help names what each option takes, docs/metrics.md what is measured",
     "list": "VERB --help names what each option takes, docs/metrics.md what is measured",
+    "laplace": "finetune MODEL --train SPEC --ensemble laplace fits it: docs/ensembles.md#last-layer-laplace",
     "push": "hf upload uploads a file or a folder: docs/interop.md#the-hugging-face-hub",
     "serve": "examples/serve/ is a service of one file: docs/deploy.md#a-service",
 }

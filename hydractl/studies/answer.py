@@ -859,7 +859,9 @@ def _kept_learning_rates(row: Row) -> list[float] | None:
             continue
         header = read_header(step.outputs[-1])  # models of one training say the same
         assert header.description is not None  # a model that hydractl wrote
-        rates.append(float(header.description["provenance"]["settings"]["lr"]))
+        learning_rate = header.description["provenance"]["settings"].get("lr")
+        if learning_rate is not None:  # a posterior has none
+            rates.append(float(learning_rate))
     return rates or None
 
 

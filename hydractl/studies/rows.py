@@ -15,10 +15,10 @@ from hydractl.methods import MethodOptions, rows_of_methods
 from hydractl.methods.study_rows import (
     MEMBERS,
     AsMeasured,
+    ByFitting,
     ByOneTraining,
     BySeeds,
     ByTraining,
-    ByVerb,
     Recipe,
     StudyRow,
 )
@@ -317,10 +317,10 @@ class Workshop:
             case ByTraining(ensemble, options):
                 step = self.training_step(_with_ensemble(ensemble, options), [f"{name}.st"])
                 return _row_of_single_step(name, step)
-            # Another verb, e.g. laplace, makes the file from the studied model.
-            case ByVerb(verb):
-                options_of_verb = {**self._train_and_val(), "force": True}
-                step = self.step(verb, [self.model], options_of_verb, [f"{name}.st"])
+            # A method without a training, such as laplace, makes the file from the studied model.
+            case ByFitting(ensemble):
+                options_of_fit = {"ensemble": str(ensemble), **self._train_and_val(), "force": True}
+                step = self.step("finetune", [self.model], options_of_fit, [f"{name}.st"])
                 return _row_of_single_step(name, step)
             # No file is made: eval measures the studied model itself with other options, e.g. MC dropout.
             case AsMeasured(options):

@@ -19,6 +19,7 @@ from hydractl.files.model_records import EpochRecord
 from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, PlannedTraining, TrainedFile, TrainingPlan
 from hydractl.files.version import __version__
 from hydractl.log import Log, SayOnce
+from hydractl.methods.laplace import LaplaceOptions
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
@@ -44,6 +45,7 @@ from hydractl.training.outputs import FinishedTraining, RunFiles, finished, writ
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.verbs.finetune_members import check_files, on_first_device, recipe_in_effect, train_members
+from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.opening import announce_reading, model_options, renaming_doubts, start_options
 from hydractl.verbs.outcome import Outcome
 
@@ -126,9 +128,15 @@ class Prepared:
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
     """Train one model in this process or in those that ``torchrun`` started, or several models in a process each.
 
+    With ``--ensemble laplace`` no model is trained: one gets a posterior.
+
     Raises:
         UsageError: the options need several processes, or do not fit the way the processes were started.
     """
+    # No training, but a posterior of the model.
+    if isinstance(settings.ensemble, LaplaceOptions):
+        return fit_posterior(settings, settings.ensemble, log)
+
     # Several trainings: a process for each. --slurm also makes a job from a single training.
     if settings.several or settings.slurm:
         log_once = SayOnce(log)  # the trainings share their data, and each check would repeat the same sentences

@@ -25,7 +25,7 @@ from hydractl.model.matching import asked_classes, check_labels_are_classes, kno
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite_weights
-from hydractl.settings.laplace import LaplaceSettings
+from hydractl.settings.common import Batched
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -252,7 +252,7 @@ def open_calibration(
 
 
 def model_batches(
-    model: HydraModel, dataset: Dataset, indices: Sequence[int], settings: Scoring | LaplaceSettings
+    model: HydraModel, dataset: Dataset, indices: Sequence[int], settings: Batched
 ) -> Iterator[tuple[Any, Batch]]:
     """Yield batches of samples: first the inputs as the model takes them (on its device, in its dtype), then the batch.
 

@@ -54,7 +54,7 @@ from hydractl.studies.rows import (
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
-from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, laplace, prune, report
+from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, prune, report
 from hydractl.verbs.children import Ended
 from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
@@ -66,7 +66,6 @@ _RUNS = {
     "extract-circuit": extract_circuit.run,
     "prune": prune.run,
     "finetune": finetune.run,
-    "laplace": laplace.run,
     "fuse": fuse.run,
     "eval": eval.run,
     "calibrate": calibrate.run,
@@ -79,7 +78,6 @@ _COMMON = {
     "extract-circuit": (*_BATCHES, "tower"),
     "prune": (*_BATCHES, "tower"),
     "finetune": _BATCHES,
-    "laplace": _BATCHES,
     "fuse": _MODEL,
     "eval": (*_BATCHES, "limit"),
     "calibrate": (*_BATCHES, "limit"),
@@ -536,7 +534,7 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
     if rows_of_classifiers and not has_classifier:
         raise UsageError(
             f"--rows {','.join(rows_of_classifiers)}: only a model with a classifier of its own has these",
-            hint="for BayesVLM: hydractl laplace CLIP.st --train captions:PAIRS",
+            hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
         )
     rows_that_need_steps = [name for name in scale.rows if name in NEED_STEPS]
     if not rows_that_need_steps:
@@ -819,7 +817,7 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
             passes_per_sample = 2  # a row takes about twice the single model's time
         forward_passes += passes_per_sample * samples_per_row
     for step in steps:
-        if step.verb == "finetune":
+        if step.verb == "finetune" and "epochs" in step.options:  # a posterior takes no more than a pass
             forward_passes += _passes_of_training(step)
     return search_seconds + forward_passes * blocks * seconds_per_block
 

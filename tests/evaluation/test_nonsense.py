@@ -104,19 +104,8 @@ def test_what_other_verbs_choose_by_samples_the_model_was_trained_on(
     run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = "base was trained on 100 of 100 samples of --val"
-    run(
-        "laplace",
-        "base.st",
-        "--train",
-        "builtin:digits/test",
-        "--val",
-        "builtin:digits/train",
-        "--limit",
-        "100",
-        "-o",
-        "l.st",
-        "--json",
-    )
+    data = ["--train", "builtin:digits/test", "--val", "builtin:digits/train", "--limit", "100"]
+    run("finetune", "base.st", *data, "--ensemble", "laplace", "-o", "l.st", "--json")
     out, error = capsys.readouterr()
     assert said in error and said in json.loads(out)["warnings"][0]
     cascade = [

@@ -85,7 +85,8 @@ def test_whatever_changes_flags_drops_it() -> None:
         assert reference_in(f"{name}.st") is None
     run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "pruned.st")
     run("fuse", "k.st", "pruned.st", "-o", "fused.st")
-    run("laplace", "k.st", "--train", "builtin:digits/train", "--limit", "40", "-o", "laplace.st")
+    posterior = ["--ensemble", "laplace", "-o", "laplace.st"]
+    run("finetune", "k.st", "--train", "builtin:digits/train", "--limit", "40", *posterior)
     run("finetune", "k.st", "--train", "builtin:digits/train", "--limit", "32", "--epochs", "1", "-o", "tuned.st")
     for name in ("pruned", "fused", "laplace", "tuned"):
         assert reference_in(f"{name}.st") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -19,18 +20,24 @@ import hydractl
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.checkpoint import FileTensors, beside, with_tensors, write_tensors
 from hydractl.files.header import read_header
+from hydractl.methods import read_ensemble
+from hydractl.methods.laplace import LaplaceOptions
 from hydractl.methods.laplace.curvature import compared_factor, fit_classifier
 from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
 from hydractl.model.runtime import HydraModel
-from hydractl.settings.laplace import LaplaceSettings
-from hydractl.settings.option import options_of
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.verbs.info import describe
 from tests.pico import close, images, inputs, shared_stock, source_of
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import quiet
 
 VIT = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+
+
+def fitted(model: Any, *, prior: float | None = None, **options: Any) -> Any:
+    """The model with a posterior."""
+    return hydractl.finetune(model, ensemble=LaplaceOptions(prior=prior), **options)
 
 
 def built(variant: str) -> HydraModel:
@@ -99,7 +106,7 @@ def fused(data: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("laplace")
     members = [hydractl.prune(f"{VIT}", method="random", keep=2, seed=seed) for seed in range(2)]
     hydractl.fuse(members, output=str(folder / "plain.st"))
-    hydractl.laplace(folder / "plain.st", train=data[0], prior=0.01, output=str(folder / "with.st"))
+    fitted(folder / "plain.st", train=data[0], prior=0.01, output=str(folder / "with.st"))
     return folder
 
 
@@ -150,7 +157,7 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
             assert again.ood_score(batch).shape == (9,)
     # What was fitted to these logits is not kept beside another posterior.
     with pytest.warns(UserWarning, match="left out, as fitted to the logits.*: ood_score"):
-        hydractl.laplace(kept, train=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
+        fitted(kept, train=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
     info = describe(tmp_path / "anew.st").to_json()
     assert info["laplace"]["prior"] == [{"main": 3.0}] * 2 and "ood_score" not in info
     assert not [name for name in read_header(tmp_path / "anew.st").tensors if name.startswith("hydractl.ood")]
@@ -189,8 +196,8 @@ def test_weights_that_would_change_are_refused(fused: Path, capsys: pytest.Captu
 
 def test_the_prior_is_that_of_the_best_nll_or_of_the_evidence(fused: Path, data: tuple[Any, Any]) -> None:
     """Validation labels that are noise want the widest posterior, and say so."""
-    found = hydractl.laplace(fused / "plain.st", train=data[0][20:], val=(data[0][:20], data[1][:20]))
-    each = [hydractl.laplace(fused / "plain.st", train=data[0][20:], prior=prior) for prior in (1e-4, 1.0, 1e6)]
+    found = fitted(fused / "plain.st", train=data[0][20:], val=(data[0][:20], data[1][:20]))
+    each = [fitted(fused / "plain.st", train=data[0][20:], prior=prior) for prior in (1e-4, 1.0, 1e6)]
 
     def nll(model: Any) -> list[float]:
         run = hydractl.load(model, device="cpu")
@@ -201,7 +208,7 @@ def test_the_prior_is_that_of_the_best_nll_or_of_the_evidence(fused: Path, data:
     best = nll(found)
     assert all(best[m] <= nll(other)[m] + 1e-6 for other in each for m in range(2))
     assert found.result["chosen_by"] == "nll"
-    evidence = hydractl.laplace(fused / "plain.st", train=data[0][20:]).result
+    evidence = fitted(fused / "plain.st", train=data[0][20:]).result
     assert evidence["chosen_by"] == "marginal likelihood" and len(evidence["prior"]) == 2
 
 
@@ -289,22 +296,34 @@ def check_precision(path: str, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "of_samples", "of_pairs"),
-    [(None, 12, 120), ("0.5x", 6, 6), ("40", 40, 40), (2.5, 2.5, 2.5)],
+    ("asked", "of_samples", "of_pairs"), [("laplace", 12, 120), ("laplace:0.5", 6, 6), ("laplace:10,0.1", 120, 120)]
 )
-def test_pseudo_data_are_a_number_or_a_multiple(asked: Any, of_samples: float, of_pairs: float) -> None:
-    (option,) = [option for option in options_of(LaplaceSettings) if option.name == "pseudo_data"]
-    settings = LaplaceSettings(pseudo_data=None if asked is None else option.take(asked))
-    assert option.complaints(settings.pseudo_data) == []
-    assert settings.pseudo_samples(12, are_pairs=False) == of_samples
-    assert settings.pseudo_samples(12, are_pairs=True) == of_pairs
+def test_the_curvature_counts_as_a_multiple_of_the_samples(asked: str, of_samples: float, of_pairs: float) -> None:
+    options = read_ensemble(asked)
+    assert isinstance(options, LaplaceOptions)
+    assert options.counted_samples(12, are_pairs=False) == of_samples
+    assert options.counted_samples(12, are_pairs=True) == of_pairs
 
 
-@pytest.mark.parametrize("wrong", ["0", "0x", "-1", "x10", "inf"])
-def test_pseudo_data_that_are_no_number_are_refused(wrong: str) -> None:
-    (option,) = [option for option in options_of(LaplaceSettings) if option.name == "pseudo_data"]
-    (complaint,) = option.complaints(wrong)
-    assert complaint.startswith("must be N|Kx, such as 10x, not")
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"lr": [0.1]}, "--lr has no effect with --ensemble laplace"),
+        ({"tower": "text"}, "--tower has no effect with --ensemble laplace"),
+        ({"shard": True}, "--shard has no effect with --ensemble laplace"),
+        ({"val": "v.npz", "ensemble": LaplaceOptions(prior=3)}, "--val chooses the prior: without PRIOR"),
+    ],
+)
+def test_what_a_posterior_has_no_use_for_is_refused(options: Any, complaint: str) -> None:
+    settings = FinetuneSettings(model=["a.st"], train="t.npz", **{"ensemble": LaplaceOptions(), **options})
+    with pytest.raises(UsageError, match=complaint):
+        settings.check()
+
+
+def test_it_is_of_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.chdir(tmp_path):
+        quiet("finetune", "a.st", "b.st", "--train", "t.npz", "--ensemble", "laplace", code=2)
+    assert "--ensemble laplace takes one model, got 2" in capsys.readouterr().err
 
 
 def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +336,8 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
         Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"{i}.png")
         rows.append({"image": f"{i}.png", "caption": f"picture {i * i}"})
     Path("pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    quiet("laplace", "clip", "--train", "captions:pairs.jsonl", "--prior", "0.05", "--pseudo-data", "40", "-o", "b.st")
+    pairs = ["--train", "captions:pairs.jsonl"]
+    quiet("finetune", "clip", *pairs, "--ensemble", "laplace:3.5,0.05", "-o", "b.st")
     plain, model = (hydractl.load(ref, device="cpu").zero_shot(["cat", "dog"]) for ref in ("clip", "b.st"))
     with torch.no_grad():
         batch = plain.preprocess([Image.open(f"{i}.png") for i in range(3)])
@@ -341,7 +361,7 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
                 assert float(found[i, c]) == pytest.approx(float(expected), rel=1e-3, abs=1e-4)
         assert float((found - plain.member_logits(batch)[0]).abs().max()) > 1e-2
         close(pickle.loads(pickle.dumps(model)).member_logits(batch)[0], found)
-        # The precision is 40 of the mean curvature of the pairs, and the prior.
+        # The precision is 3.5 * 12 of the mean curvature of the pairs, and the prior.
         captions = plain.family.prompts(plain.description.config, {}, [row["caption"] for row in rows], ["{label}"])
         pixels = plain.preprocess([Image.open(row["image"]) for row in rows])
         x, y = (
@@ -351,19 +371,19 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
         g, h = x @ stock.visual.proj.double(), y @ stock.text_projection.double()
         b = compared_factor(h, g, scale, 0.0, False)
         curvature = torch.kron(b, y.T @ y / 12)
-        check_precision("b.st", 40 * curvature + 0.05 * torch.eye(len(curvature)))
-        # Without --pseudo-data it is ten times that of all pairs, as the authors write it: sums over the pairs, divided
+        check_precision("b.st", 42 * curvature + 0.05 * torch.eye(len(curvature)))
+        # By default it is ten times that of all pairs, as the authors write it: sums over the pairs, divided
         # by the root of their number, times the root of tau.
-        hydractl.laplace("clip", train="captions:pairs.jsonl", prior=0.05, output="ten.st")
+        fitted("clip", train="captions:pairs.jsonl", prior=0.05, output="ten.st")
         root_of_tau = math.sqrt(10)
         a_of_authors = root_of_tau * (y.T @ y) / math.sqrt(12)
         b_of_authors = root_of_tau * (12 * b) / math.sqrt(12)
         check_precision("ten.st", torch.kron(b_of_authors, a_of_authors) + 0.05 * torch.eye(len(curvature)))
     with pytest.raises(HydraError, match="pairs"):
-        hydractl.laplace("clip", train=[Image.new("RGB", (16, 16))])
+        fitted("clip", train=[Image.new("RGB", (16, 16))])
     # With two templates and validation data the prior is one for both towers.
     for name in ("cat", "dog"):
         Path("val", name).mkdir(parents=True)
         Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"val/{name}/0.png")
-    told = hydractl.laplace("clip", train="captions:pairs.jsonl", val="val", prompt=["{label}", "a {label}"]).result
+    told = fitted("clip", train="captions:pairs.jsonl", val="val", prompt=["{label}", "a {label}"]).result
     assert told["prior"][0]["visual"] == told["prior"][0]["text"]

@@ -70,7 +70,8 @@ def test_every_training_of_every_row_tries_the_same_learning_rates() -> None:
     tried = []
     for make in MAKERS.values():
         for made in make(workshop):
-            tried += [step.options["lr"] for step in in_order(made.steps) if step.verb == "finetune"]
+            steps = [step for step in in_order(made.steps) if step.verb == "finetune"]
+            tried += [step.options["lr"] for step in steps if step.options.get("ensemble") != "laplace"]
     assert len(tried) > 20 and set(tried) == {"0.001,0.01"}
 
 

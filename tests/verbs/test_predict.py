@@ -140,7 +140,8 @@ def test_what_changes_the_predictions_drops_the_sets(capsys: pytest.CaptureFixtu
     run("calibrate", "base.st", "--val", "builtin:digits/val", "--conformal", "0.1", "-o", "c.st")
     assert "conformal" in hydractl.open("c.st").source.description.extra
     run("prune", "c.st", "--method", "magnitude", "--keep", "2", "-o", "p.st")
-    assert main(["laplace", "c.st", "--train", "builtin:digits/train", "--limit", "50", "-o", "l.st"]) == 0
+    data = ["--train", "builtin:digits/train", "--limit", "50"]
+    assert main(["finetune", "c.st", *data, "--ensemble", "laplace", "-o", "l.st"]) == 0
     assert "left out, as fitted to the logits without the posterior: conformal" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="the conformal is left out"):
         hydractl.save(hydractl.load("c.st", device="cpu"), "s.st")

@@ -1,4 +1,7 @@
-"""``hydractl laplace``: add a Laplace approximation over its last linear layers to a model; every pass then uses it."""
+"""``finetune --ensemble laplace``: add a Laplace approximation over its last linear layers to a model.
+
+Nothing is trained, and every pass then uses it.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,21 @@ from hydractl.data import open_data
 from hydractl.data.base import PAIRS, Dataset, report_classes
 from hydractl.data.overlap import GivenSet, trained_on_doubt, without_training_data
 from hydractl.data.plausibility import sample_doubts
+from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
 from hydractl.files.description import FITTED, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.verb_answers import LaplaceAnswer, PlannedLaplace, PosteriorPlan
 from hydractl.log import Log
+from hydractl.methods.laplace import LaplaceOptions
 from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
 from hydractl.model.laplace import KEY, last_layers, stored_tensors
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels_are_classes, named_by_data
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
-from hydractl.settings.laplace import LaplaceSettings
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.data import Reader, report_all_cut
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -33,8 +38,15 @@ from hydractl.verbs.score import model_batches
 SCHEMA = "hydractl.laplace/1"
 
 
-def run(settings: LaplaceSettings, log: Log) -> Outcome:
-    """Fit the posterior of the last layers and write the model with it."""
+def fit_posterior(settings: FinetuneSettings, options: LaplaceOptions, log: Log) -> Outcome:
+    """Fit the posterior of the last layers and write the model with it.
+
+    Raises:
+        UsageError: several models are given, or the model does not end in one linear layer.
+    """
+    if len(settings.model) > 1:
+        raise UsageError(f"--ensemble {options} takes one model, got {len(settings.model)}")
+
     # Open the model and the data, and plan.
     source = _without_fitted(open_source(settings.model[0], model_options(settings)), log)
     path = file_path(settings.output or f"{source.name}.laplace.st")
@@ -42,7 +54,7 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     doubts = _doubts(source, data, val, in_passing=settings.dry_run)
     for doubt in doubts:
         log.warn(doubt)
-    samples = settings.pseudo_samples(len(data), are_pairs=_needs_pairs(source))
+    samples = options.counted_samples(len(data), are_pairs=_needs_pairs(source))
     plan = PosteriorPlan(
         output=str(path),
         model=source.name,
@@ -61,8 +73,8 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
         # Compute the curvature of each member, and choose the precision of the prior for each tower.
         model = build_model(source, settings.device, settings.dtype)
         fits = _fits(model, data, val, named, settings, log)
-        priors = _priors(fits, samples, val, settings, log)
-        chosen_by = _chosen_by(settings, val)
+        priors = _priors(fits, samples, val, options, log)
+        chosen_by = _chosen_by(options, val)
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
 
         # Compute the posteriors from both, and store them beside the weights.
@@ -105,7 +117,7 @@ def _without_fitted(source: Source, log: Log) -> Source:
 
 
 def _priors(
-    fits: Sequence[LaplaceFit], samples: float, val: Dataset | None, settings: LaplaceSettings, log: Log
+    fits: Sequence[LaplaceFit], samples: float, val: Dataset | None, options: LaplaceOptions, log: Log
 ) -> list[dict[str, float]]:
     """Return the prior of each tower, for each member; :func:`_prior` explains the arguments."""
     labels = None
@@ -113,14 +125,14 @@ def _priors(
         labels = torch.from_numpy(val.labels)
     priors = []
     for member, fit in enumerate(fits):
-        priors.append(_prior(member, fit, samples, labels, settings, log))
+        priors.append(_prior(member, fit, samples, labels, options, log))
     return priors
 
 
 def _prior(
-    member: int, fit: LaplaceFit, samples: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
+    member: int, fit: LaplaceFit, samples: float, labels: torch.Tensor | None, options: LaplaceOptions, log: Log
 ) -> dict[str, float]:
-    """Return the prior of each tower of a member: the one in the settings, or the best of a range of values.
+    """Return the prior of each tower of a member: the one in the options, or the best of a range of values.
 
     Logs a warning if the best value is the first or last of the range.
 
@@ -129,11 +141,11 @@ def _prior(
         fit: the curvature of the member.
         samples: the number of samples that the curvature counts as.
         labels: the labels of the validation data; None if the marginal likelihood chooses.
-        settings: the options of the command.
+        options: the options of the method.
         log: receives the warning.
     """
-    if settings.prior is not None:
-        return dict.fromkeys(fit.curvatures, settings.prior)
+    if options.prior is not None:
+        return dict.fromkeys(fit.curvatures, float(options.prior))
     priors = fit.choose_priors(samples, labels)
     meaning_of_ends = {
         PRIORS[0]: "the posterior is as wide as it can be",
@@ -146,9 +158,9 @@ def _prior(
     return priors
 
 
-def _chosen_by(settings: LaplaceSettings, val: Dataset | None) -> str:
+def _chosen_by(options: LaplaceOptions, val: Dataset | None) -> str:
     """Return what chose the prior, in the words of the answer and the checkpoint."""
-    if settings.prior:
+    if options.prior is not None:
         return "given"
     if val is None:
         return "marginal likelihood"
@@ -165,7 +177,7 @@ def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
 
 
 def _description(
-    source: Source, settings: LaplaceSettings, record: _PosteriorRecord, data: Dataset, val: Dataset | None
+    source: Source, settings: FinetuneSettings, record: _PosteriorRecord, data: Dataset, val: Dataset | None
 ) -> Description:
     """Return the description of the checkpoint with the posterior, and with the data that it was fitted to."""
     entries_of_data = [entry("laplace", "calibration", data)]
@@ -193,7 +205,7 @@ def _needs_pairs(source: Source) -> bool:
     return source.family.classes(source.description.config) is None
 
 
-def _open_data_sets(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
+def _open_data_sets(source: Source, settings: FinetuneSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
     """Open the data of the command.
 
     Returns:
@@ -242,7 +254,7 @@ def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: b
 
 
 def _fits(
-    model: HydraModel, data: Dataset, val: Dataset | None, named: Source, settings: LaplaceSettings, log: Log
+    model: HydraModel, data: Dataset, val: Dataset | None, named: Source, settings: FinetuneSettings, log: Log
 ) -> list[LaplaceFit]:
     """Return the curvature of each member, from passes over the training data.
 
@@ -273,7 +285,7 @@ def _fits(
     return fit_pairs(model, batches_of_pairs, validation, classes)
 
 
-def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
+def _read(model: HydraModel, data: Dataset, settings: FinetuneSettings, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
     all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
@@ -282,7 +294,7 @@ def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log)
             progress.advance(len(batch.indices))
 
 
-def _read_pairs(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
+def _read_pairs(model: HydraModel, data: Dataset, settings: FinetuneSettings, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of images and captions on the model's device, in the order of the data."""
     read = Reader(model, data, settings.batch_size, settings.workers)
     all_samples = range(len(data))
