@@ -133,8 +133,6 @@ fuse model a.st --cascade --val many.X --ood-val o=many-ood.X -o cascade.st --js
 eval cascade.st --test test.X --ood far=far.X -o cascade.json
 eval one=model hydra.st --test test.X --ood far=far.X --train train.X \
   --ood-score mahalanobis,rmd,knn,vim,react,ash --knn-k 3 -o scores.json
-eval model hydra.st --test test.X --train train.X --probe knn --json
-eval model --test test.X --train train.X --val val.X --probe linear --json
 study model --train train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \
   --rows whole-avg,circuits,taylor --no-timed -o study --dry-run --json
 study model --train train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \

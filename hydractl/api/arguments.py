@@ -267,7 +267,6 @@ class EvalArguments(ProbabilityArguments, total=False):
 
     test: Data | None
     ood: NamedData
-    probe: Literal["knn", "linear"] | None
     bootstrap: int
     predictions: Path | None
     resume: bool

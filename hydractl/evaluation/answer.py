@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hydractl.evaluation import mc_dropout, probes
+from hydractl.evaluation import mc_dropout
 from hydractl.evaluation.fitting import RowFit, unused_sets
 from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.options import EvalOptions
@@ -344,7 +344,6 @@ def sentences() -> dict[str, str]:
         **threshold.CONVENTIONS,
         **cascade.CONVENTIONS,
         **mc_dropout.CONVENTIONS,
-        **probes.CONVENTIONS,
     }
 
 

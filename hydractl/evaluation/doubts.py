@@ -183,8 +183,6 @@ def _id_doubt(
 
 def _recorded_accuracy(model: LogitsProvider) -> ExpectedAccuracy | None:
     """Return the lowest accuracy that the trainings of the members recorded; None if none recorded one."""
-    if model.probe is not None:  # a probe is measured, not the classifier that was trained
-        return None
     accuracies_and_samples = kept_accuracies(model.training)
     if not accuracies_and_samples:
         return None

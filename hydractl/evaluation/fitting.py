@@ -66,8 +66,7 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     if options.keep_logits:
         return []
     unused = []
-    chooses_penalty = options.fit.probe == "linear"
-    if not options.fit.needs_val and not chooses_penalty:
+    if not options.fit.needs_val:
         unused += of_role(sets, VAL)
     if not options.fit.needs_ood_val:
         unused += of_role(sets, OOD_VAL)

@@ -21,7 +21,7 @@ from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
 from hydractl.evaluation.rows import row_scores
-from hydractl.evaluation.sets import CORRUPTION, TRAIN, VAL, EvalSet, of_role, tested
+from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
 from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import ConformalSets, EvalRow, PairedDifference
@@ -89,10 +89,7 @@ class Measuring:
         Raises:
             NonFiniteError: if a logit is not finite.
         """
-        # Prepare the probe, the file of features and the predictions file.
-        if self._options.fit.probe is not None:
-            assert self._training is not None  # the settings require --train with a probe
-            model.fit_probe(self._training, _only_set(self._sets, VAL))
+        # Prepare the file of features and the predictions file.
         features_file = None
         if features is not None:
             features_file = FeaturesFile(features)
@@ -231,7 +228,6 @@ class Measuring:
             row,
             fitted_on=_scores_fitted_on(model),
             mc_dropout=model.mc_dropout,
-            probe=model.probe,
             conformal=prediction_sets,
             seen=dict(seen),
         )

@@ -172,8 +172,6 @@ class FitOptions:
         negative_words: the file with the words for the score ``neglabel``, or None.
         conformal: the share of labels that prediction sets may miss; None means no prediction sets.
         conformal_score: how prediction sets rank classes, ``lac`` or ``aps``.
-        probe: the probe (a classifier of features) to measure, ``knn`` or ``linear``; None means the model's own
-            classifier.
     """
 
     temperature: str | None = None
@@ -185,7 +183,6 @@ class FitOptions:
     negative_words: str | None = None
     conformal: float | None = None
     conformal_score: str = "lac"
-    probe: str | None = None
 
     def temperature_of(self, row: str) -> str | None:
         """Return the value of ``temperature`` for one row, by the name of the row."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluation.predictions.concatenated import Concatenated
 from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
@@ -18,8 +16,8 @@ from hydractl.evaluation.providers.stored_fit import warn_of_left_out
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
-from hydractl.model.loading import ModelArgument, find_models, with_class_names
+from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.model.loading import find_models, with_class_names
 from hydractl.model.source import ModelOptions, split_model
 
 
@@ -73,7 +71,7 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
         score: the name of the score.
         model: the row of the model.
         training_data: the data of ``--train``; None if the option is not given.
-        fit: the options of fitting: the probe, and the words that name no class.
+        fit: the options of fitting, of which the words that name no class matter.
 
     Raises:
         UsageError: if the score does not suit the model, or training data or words are missing.
@@ -86,8 +84,6 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
     if model.cascade is not None:
         hint = "use a score on logits, or run all members: F.st?cascade=0"
         raise UsageError(f"--ood-score {score} is of all members, and {model.name} is a cascade", hint=hint)
-    if fit.probe == "knn" and score in OF_CLASSIFIER:
-        raise UsageError(f"--ood-score {score} is of a linear classifier", hint="--probe linear")
     if score in OF_ZERO_SHOT and not model.zero_shot:
         hint = "for a classifier use vim, mahalanobis, ..."
         raise UsageError(f"--ood-score {score} is of class texts, and {model.name} is not zero-shot", hint=hint)
@@ -129,8 +125,6 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
     has_features = isinstance(model, RunningModel) and model.mc_dropout is None
     if has_features and options.data.train is not None:
         impossible_scores = [score for score in BY_NAME_ALONE if score not in possible_scores]
-        if options.fit.probe == "knn":
-            impossible_scores += OF_CLASSIFIER
         if not model.zero_shot:
             impossible_scores += OF_ZERO_SHOT
         impossible_scores += [
@@ -212,15 +206,9 @@ def _running_models(texts: Sequence[str], opening: ModelOptions, options: EvalOp
         _check_headers(texts)
         raise UsageError("eval needs --test", hint="hydractl eval --help")
 
-    probed = None
-    if options.fit.probe is not None:
-        # A probe works for models without a classifier. Its classes are those of the training data.
-        arguments = find_models(texts, replace(opening, labels=None, bodies=True))
-        probed = _classes_of_training_data(arguments[0], options.data, opening.labels)
-    else:
-        opened = find_models(texts, opening)
-        arguments = with_class_names(opened, options.data.test, options.data.limit, "--test")
-    return [RunningModel(argument, options.run, options.fit, log, probed) for argument in arguments]
+    opened = find_models(texts, opening)
+    arguments = with_class_names(opened, options.data.test, options.data.limit, "--test")
+    return [RunningModel(argument, options.run, options.fit, log) for argument in arguments]
 
 
 def _check_headers(texts: Sequence[str]) -> None:
@@ -263,7 +251,7 @@ def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions
     elif options.data.train is not None:
         (argument,) = with_class_names([argument], options.data.train, options.data.limit, "--train")
 
-    row = RunningModel(argument, options.run, options.fit, log, None)
+    row = RunningModel(argument, options.run, options.fit, log)
     for path in options.reuse:
         _reuse_predictions(PredictedModel(path, read_predictions(path)), [row])
     return row
@@ -285,43 +273,6 @@ def _reuse_predictions(file: PredictedModel, rows: Sequence[Model]) -> None:
         raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
     for row in rows_of_same_model:
         row.reused.append(file)
-
-
-def _classes_of_training_data(
-    model: ModelArgument, options: DataOptions, labels: Sequence[str] | None
-) -> tuple[list[str] | None, int]:
-    """Return the names (None if there are none) and the number of the classes for a probe.
-
-    They come from ``--labels``, or without this option from the training data.
-
-    Args:
-        model: the first model; it decides whether images or texts are read.
-        options: the data options of the command.
-        labels: the names of ``--labels``; None if the option is not given.
-
-    Raises:
-        InputError: if the training data cannot be opened, or there are fewer than 2 classes.
-    """
-    assert options.train is not None  # the settings require --train with a probe
-    reads = {model.name: model.sources[0].description.reads}
-    data = open_data(
-        options.train,
-        labels=labels,
-        need_labels=True,
-        option="--train",
-        limit=options.limit,
-        seed=options.seed,
-        reads=reads,
-    )
-    assert data.labels is not None  # opened with need_labels
-    names = data.label_names
-    if names is not None:
-        count = len(names)
-    else:
-        count = int(data.labels.max()) + 1
-    if count < 2:
-        raise InputError(f"{data.where} has one class", hint="a probe tells classes apart: give more of them")
-    return names, count
 
 
 def _are_predictions(text: str, refs: Sequence[str]) -> bool:

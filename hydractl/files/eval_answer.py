@@ -15,7 +15,6 @@ from hydractl.files.model_records import (
     DropoutRecord,
     MeasuredCascade,
     MeasuredThreshold,
-    ProbeRecord,
     ScoreDataRecord,
     SiteHeadsRecord,
     TrainingRecord,
@@ -223,7 +222,6 @@ class EvalRow(Record, form="Row"):
     corruption_avg: Mapping[str, SeverityMetrics] = sparse("By severity the means over corruptions.", dict)
     fitted_on: ScoreDataRecord | None = described("The training data that OOD scores were fitted to.")
     mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
-    probe: ProbeRecord | None = described("The classifier of features that was measured.")
     conformal: ConformalSets | None = described("Conformal prediction sets.")
     seen: Mapping[str, Count | None] = sparse("By data set how many samples had been seen.", dict)
     cascade: MeasuredCascade | None = described("The cascade, and how many samples go on in it.")
@@ -294,7 +292,7 @@ class EvalAnswer(Record, form="Eval"):
     )
     val: DataSetRecord | None = described("The validation data that something was chosen on.")
     ood_val: Mapping[str, DataSetRecord] | None = described("By name the OOD validation sets that it was chosen on.")
-    train: DataSetRecord | None = described("The training data that OOD scores or probes were fitted to.")
+    train: DataSetRecord | None = described("The training data that OOD scores were fitted to.")
     conventions: Conventions = described("A sentence on each metric that is in the rows.", empty=dict)
     note: str | None = described("How the model was chosen, as the command said it.")
     suite: OodSuite | None = described("The OOD suite that was asked for.")

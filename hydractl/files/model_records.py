@@ -187,13 +187,3 @@ class MeasuredCascade(CascadeRecord):
     """A cascade, and how many samples go on in it."""
 
     share: Mapping[str, Number] = needed("By data set the share of samples that run all members.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeRecord(Record, form="Probe"):
-    """The classifier of features that was measured instead of the model's own."""
-
-    name: str = needed("`knn` or `linear`.")
-    c: Sequence[Number] | None = described("For each member the inverse penalty of `linear`.")
-    fitted_on: DataSetRecord | None = described("The training data.")
-    chosen_on: DataSetRecord | None = described("The data that `c` was chosen on; null where it is 1.", null=True)

@@ -12,7 +12,6 @@ from hydractl.files.model_records import (
     CascadeRecord,
     CostRecord,
     DropoutRecord,
-    ProbeRecord,
     ScoreDataRecord,
     SiteHeadsRecord,
     ThresholdRecord,
@@ -46,7 +45,6 @@ class DecisiveRecord(Record):
     device: str | None = described("Kind of device it ran on.")
     whole_last_block: bool | None = described("Whether the last block ran for all tokens.")
     mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
-    probe: ProbeRecord | None = described("The classifier of features that the logits are of.")
     cascade: CascadeRecord | None = described("The cascade that the logits are of.")
 
 

@@ -132,8 +132,6 @@ the labelled data of ``--train``; ``data``, the data of ``--train``, labelled or
 ``--negative-words``; empty, nothing."""
 CHANCES_ON_FEATURES: dict[str, Chance] = {"vilu": "wrong", "vilu-scaled": "wrong", "mcm": "right"}
 """The scores on features that are a probability, and of which kind."""
-OF_CLASSIFIER = ("vim", "react", "ash", "nnguide", "fdbd", "nci", "she", "scale")
-"""Scores that need logits which are linear in the features; the logits of ``--probe knn`` are not."""
 OF_ZERO_SHOT = ("vilu", "vilu-scaled", "mcm", "neglabel")
 """Scores that need a classifier whose weight holds the features of class texts."""
 OF_UNSIGNED = {

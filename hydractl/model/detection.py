@@ -113,19 +113,6 @@ def _tower_of_samples(model: Network) -> int:
     return index
 
 
-def readout(model: Network, inputs: Any) -> list[Tensor]:
-    """Return for each member the features ``[B, D]`` that enter its classifier.
-
-    If the model has no classifier, or no class names yet, these are the features that its tower of samples reads out.
-    """
-    has_classifier = len(model.chains) == 1 and model.classes
-    if has_classifier:
-        _, features = read_features(model, inputs)
-        return features
-    outputs = model.chain_of_samples(inputs)
-    return list(feature_means(model, outputs))
-
-
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
     """Return the logits ``[M, B, classes]`` and each member's features ``[B, D]``, for the members of all models."""
     logits = []

@@ -224,7 +224,7 @@ def need_classifier(source: Source) -> None:
         InputError: saying how the model can get a classifier.
     """
     if source.classes == 0:
-        hint = "finetune it on labelled data with --init head, which draws a classifier; eval can also --probe it"
+        hint = "finetune it on labelled data with --init head, which draws a classifier; --train-last 0 trains it alone"
         raise InputError(f"{source.name} has no classifier", hint=hint)
 
 

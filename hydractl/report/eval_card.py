@@ -288,9 +288,6 @@ def _about_model(row: EvalRow) -> str:
     if dropout is not None:
         kind = f"{dropout.passes} passes of MC dropout (rate {dropout.p}), averaged."
     sentences = [kind]
-    probe = tables.probe_words(row)
-    if probe:
-        sentences.append(f"Measured by a probe of its features: {probe}.")
     sentences += _heads_kept_sentences(row.heads)
     return " ".join(sentences)
 

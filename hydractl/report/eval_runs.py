@@ -25,7 +25,7 @@ class Run(NamedTuple):
     row: EvalRow
 
 
-_FACTS = ("ood_score", "heads", "cost", "cascade", "fitted_on", "mc_dropout", "probe")
+_FACTS = ("ood_score", "heads", "cost", "cascade", "fitted_on", "mc_dropout")
 """Keys of a row that are kept if all runs have the same value."""
 
 _FIGURES = (
@@ -228,7 +228,6 @@ _SETTINGS = (
     "conformal.alpha",
     "threshold.score",
     "threshold.rule",
-    "probe.name",
     "mc_dropout.p",
     "mc_dropout.passes",
     "fitted_on.knn_k",
@@ -238,7 +237,6 @@ _SETTINGS = (
 _SETTINGS_OF_SEEDS = (
     "calibration.fitted_on.fingerprint",
     "fitted_on.fingerprint",
-    "probe.fitted_on.fingerprint",
 )
 """Dotted keys of further settings that must be the same in runs over seeds."""
 
@@ -277,7 +275,7 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
 
 
 def _value_at(document: object, dotted_key: str) -> object:
-    """Return the value of a dotted key, such as ``probe.name``, in a JSON document; None if it does not exist."""
+    """Return the value of a dotted key, such as ``mc_dropout.p``, in a JSON document; None if it does not exist."""
     value = document
     for key in dotted_key.split("."):
         if not isinstance(value, Mapping):

@@ -771,12 +771,11 @@ def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
 
 
 def settings_table(rows: Sequence[EvalRow]) -> Table:
-    """Return the table of MC dropout, probe, calibration, conformal sets and threshold, for rows that have them."""
+    """Return the table of MC dropout, calibration, conformal sets and threshold, for rows that have them."""
     lines = []
     for row in rows:
         facts = {
             "MC dropout": _dropout_words(row),
-            "probe": probe_words(row),
             "calibration": _calibration_words(row),
             "conformal sets": _conformal_words(row),
             "threshold": _threshold_words(row),
@@ -795,19 +794,6 @@ def _dropout_words(row: EvalRow) -> str:
     if dropout is None:
         return ""
     return f"{dropout.passes} passes, dropout rate {dropout.p}, seed {dropout.seed}"
-
-
-def probe_words(row: EvalRow) -> str:
-    """Return words on the classifier of features by which a row was measured; empty if it used its own classifier."""
-    probe = row.probe
-    if probe is None:
-        return ""
-    name = probe.name
-    if probe.c:
-        strengths = [f"C = {value:g}" for value in probe.c]
-        name = f"{name} ({', '.join(strengths)})"
-    parts = [name, *_fitted_on_words(probe.fitted_on)]
-    return "; ".join(parts)
 
 
 def _fitted_on_words(data: DataSetRecord | None) -> list[str]:

@@ -284,7 +284,7 @@ def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
         return []
     scores = ", ".join(ON_FEATURES)
     where = settings.where("ood_score")
-    return [f"--train needs --probe, or an --ood-score on features: {scores}{where}"]
+    return [f"--train needs an --ood-score on features: {scores}{where}"]
 
 
 def a_use_for_words(settings: Any) -> list[str]:
@@ -304,17 +304,6 @@ def a_use_for_words(settings: Any) -> list[str]:
     if not asked_for.isdisjoint([ALL_SCORES, *scores_on_words]):
         return []
     return [f"--negative-words{settings.where('negative_words')} needs --ood-score {' or '.join(scores_on_words)}"]
-
-
-def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
-    """Return a problem for each option that cannot be combined with ``--probe``, a classifier outside the model."""
-    if not settings.given("probe"):
-        return []
-    problems = []
-    for name in ("mc_dropout", "prompt", "features"):
-        if settings.given(name):
-            problems.append(f"{settings.called(name)} is not for --probe{settings.where(name)}")
-    return problems
 
 
 def _features_of_one_pass(settings: EvalSettings) -> list[str]:
@@ -418,8 +407,6 @@ class EvalSettings(Requiring, WithDropout):
         _one_score_for_each,
         _a_use_for_training_data,
         a_use_for_words,
-        needs("probe", "train"),
-        _nothing_kept_of_a_probe,
         needs("features", "train"),
         _features_of_one_pass,
         _a_folder_for_the_suite,
@@ -452,14 +439,7 @@ class EvalSettings(Requiring, WithDropout):
         metavar="NAME,...|ROW=NAME",
         check=parse_ood_score,
     )
-    train: str | None = eval_option(
-        "Training data, which --ood-score on features and --probe are fitted to", metavar="SPEC"
-    )
-    probe: str | None = eval_option(
-        "Measure a classifier of the features, fitted to --train, instead of the model's own; a body has none: knn (20 "
-        "neighbours) or linear (logistic regression, its penalty chosen on --val, if given)",
-        choices=("knn", "linear"),
-    )
+    train: str | None = eval_option("Training data, which --ood-score on features are fitted to", metavar="SPEC")
     knn_k: int = eval_option(
         "The neighbour whose distance --ood-score knn takes, and how many nnguide averages [neighbours]", 50, at_least=1
     )
@@ -539,9 +519,7 @@ class EvalSettings(Requiring, WithDropout):
             self.train = None
 
     def fits_to_training_data(self) -> bool:
-        """Return whether something is fitted to ``--train``: a probe, or an OOD score on features."""
-        if self.given("probe"):
-            return True
+        """Return whether something is fitted to ``--train``: an OOD score on features."""
         fitted_scores = {ALL_SCORES, *ON_FEATURES}
         for text in self.ood_score:
             names = text.rpartition("=")[2]

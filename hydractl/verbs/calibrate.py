@@ -221,7 +221,6 @@ def _options(settings: CalibrateSettings) -> EvalOptions:
         scores=ScoreOptions(names, {}, compares_all),
         temperature=settings.temperature_of_all(),
         temperatures={},
-        probe=None,
     )
     return settings.fill(
         EvalOptions,

@@ -230,7 +230,7 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any) -> None:
     ("options", "code", "complaint"),
     [
         (["--ood-score", "knn"], 2, "--ood-score knn needs --train SPEC, training data of base"),
-        (["--train", "builtin:digits/train"], 2, "--train needs --probe, or an --ood-score on features"),
+        (["--train", "builtin:digits/train"], 2, "--train needs an --ood-score on features"),
         (["--ood-score", "vim", "--train", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
         (
             ["--ood-score", "knn", "--train", "builtin:digits/train", "--mc-dropout", "0.1"],

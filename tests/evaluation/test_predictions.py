@@ -17,6 +17,7 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.data import open_data
+from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
 from tests.forked import Forked
 
 TEST = ["--test", "builtin:digits/test"]
@@ -94,6 +95,17 @@ def command(*more: str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.fault(52)
+def test_predictions_by_a_probe_are_refused_by_name(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were a feature once. A reader that passes over the key would take them for the model's own."""
+    data = open_data("builtin:digits/test", limit=30)
+    entry = SetEntry("id", "id", None, data.ids, np.asarray(data.labels), data.fingerprint())
+    of_a_probe = {"name": "stored", "probe": {"name": "knn"}}
+    with PredictionsWriter(Path("p.st"), of_a_probe, [entry], members=1, classes=10) as writer:
+        writer.write(0, range(30), np.zeros((1, 30, 10), np.float32))
+    run("eval", "p.st", code=3)
+    assert "error: p.st holds the logits of a probe, which hydractl 0.1.0 reads\n" in capsys.readouterr().err
+
+
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
     run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")

@@ -214,14 +214,19 @@ def test_the_classes_of_a_new_classifier(bert: Path, capsys: Any) -> None:
     assert hydractl.load("out.st", device="cpu").labels == ["bad", "fair", "good"]
 
 
-def test_a_body_is_probed(bert: Path, capsys: Any) -> None:
+def test_a_classifier_of_a_body_is_trained_alone_and_measured(bert: Path, capsys: Any) -> None:
+    train = ["--train", "train.csv", "--device", "cpu", "--steps", "2", "--init", "head", "--train-last", "0"]
+    run(capsys, "finetune", "bert", *train, "-o", "linear.st", "-q")
+    before, after = open_source("bert", ALLOWED).tensors, FileTensors("linear.st")
+    assert set(after.names()) - set(before.names()) == {
+        *("bert.pooler.dense.bias", "bert.pooler.dense.weight"),
+        *("classifier.bias", "classifier.weight"),
+    }
+    for name in before.names():
+        assert torch.equal(after.read(name), before.read(name)), name
     Path("new.csv").write_text("text,label\nunkind film,bad\nso fine !,good\n")
-    run(capsys, "eval", "bert", "--test", "new.csv", "--train", "train.csv", "--probe", "linear", "-o", "e.json", "-q")
-    row = json.loads(Path("e.json").read_text())["models"][0]
-    assert row["id"]["n"] == 2 and row["id"]["nll"] > 0 and row["probe"]["c"] == [1.0]
-    Path("one.csv").write_text("text,label\nunkind film,bad\nso fine !,bad\n")
-    said = run(capsys, "eval", "bert", "--test", "new.csv", "--train", "one.csv", "--probe", "linear", code=3)[1]
-    assert "--train one.csv has one class" in said
+    run(capsys, "eval", "linear.st", "--test", "new.csv", "-o", "e.json", "-q")
+    assert json.loads(Path("e.json").read_text())["models"][0]["id"]["n"] == 2
 
 
 NEED_A_CLASSIFIER = {
@@ -297,12 +302,8 @@ def test_dinov3_is_the_library_s(dinov3: Any, capsys: Any) -> None:
     assert not torch.allclose(both[0], both[1], atol=1e-2)
 
 
-def test_dinov3_is_probed_and_gets_no_classifier(dinov3: Any, capsys: Any) -> None:
-    generator = np.random.default_rng(0)
-    for file, samples in (("data.npz", 30), ("new.npz", 6)):
-        images = generator.integers(0, 256, (samples, 20, 20, 3), np.uint8)
-        np.savez(file, x=images, y=np.arange(samples) % 2)
-    run(capsys, "eval", "dinov3", "--test", "new.npz", "--train", "data.npz", "--probe", "knn", "-o", "e.json", "-q")
-    assert json.loads(Path("e.json").read_text())["models"][0]["id"]["n"] == 6
+def test_dinov3_gets_no_classifier(dinov3: Any, capsys: Any) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (30, 20, 20, 3), np.uint8)
+    np.savez("data.npz", x=images, y=np.arange(30) % 2)
     train = ["finetune", "dinov3", "--train", "data.npz", "--init", "head", "-o", "a.st"]
     assert "transformers has no classifier for DINOv3" in run(capsys, *train, code=2)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.reading import LogitsBatch, Predictions, in_pieces
 from hydractl.evaluation.predictions.store import SetEntry
-from hydractl.files.model_records import CostRecord, ProbeRecord, TrainingRecord
+from hydractl.files.model_records import CostRecord, TrainingRecord
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSiteRecord
 from hydractl.jsonio import shown
 
@@ -189,20 +189,13 @@ def _header_differences(first: Predictions, other: Predictions) -> list[str]:
 
     problems = []
     for key in sorted(compared_keys):
-        expected_value = _without_penalties(first_header.get(key))
-        value = _without_penalties(other_header.get(key))
+        expected_value = first_header.get(key)
+        value = other_header.get(key)
         if value != expected_value:
             value_text = _shown_entry(value)
             expected_text = _shown_entry(expected_value)
             problems.append(f"{other.origin}: {key} is {value_text}, not {expected_text}")
     return problems
-
-
-def _without_penalties(value: Any) -> Any:
-    """Return an entry of a header without ``c``: the penalty of a probe is chosen for each member separately."""
-    if not isinstance(value, Mapping):
-        return value
-    return {key: item for key, item in value.items() if key != "c"}
 
 
 def _shown_entry(value: Any) -> str:
@@ -233,7 +226,6 @@ def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[i
         heads=_heads_of_all_members(heads_of_models),
         training=_all_trainings(models, members),
         cost=_total_cost(costs_of_models),
-        decisive=replace(first_model.decisive, probe=_probe_of_all(models)),
         # These were chosen for the predictions of a single model.
         calibration=None,
         threshold=None,
@@ -250,19 +242,6 @@ def _all_digests(models: Sequence[PredictedModelRecord]) -> list[str | None]:
         else:
             digests.append(model.sha256)
     return digests
-
-
-def _probe_of_all(models: Sequence[PredictedModelRecord]) -> ProbeRecord | None:
-    """Return the record of the probes of all members, with the penalty of each; None if there are no probes."""
-    penalties: list[float | None] = []
-    for model in models:
-        probe = model.decisive.probe
-        if probe is not None:
-            penalties += probe.c or []
-    first_probe = models[0].decisive.probe
-    if first_probe is None or not penalties:
-        return first_probe
-    return replace(first_probe, c=penalties)
 
 
 def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int]) -> list[TrainingRecord]:

@@ -1,16 +1,14 @@
-"""The interface of the ways in which a running model answers a batch, and the usual way: with its own classifier."""
+"""The way in which a running model answers a batch: with its own classifier."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from hydractl.files.model_records import DropoutRecord, ProbeRecord
-from hydractl.model.detection import Detector, ensemble_features, readout
+from hydractl.files.model_records import DropoutRecord
+from hydractl.model.detection import ensemble_features
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -30,21 +28,19 @@ class BatchPlace(NamedTuple):
     first: int
 
 
-class Answering(ABC):
-    """One way in which a running model answers.
+class OwnClassifier:
+    """The usual way in which a running model answers: every member with its own classifier.
 
     Attributes:
         passes: how often the model runs for one answer; every pass of every member counts as a member of the row.
         unlike_file: why a calibration in the model's file does not fit these predictions, as words that follow "it was
             chosen for the predictions", e.g. ``without dropout``; None if it fits.
         mc_dropout: the record of MC dropout in the row; None for other ways.
-        probe: the record of the probe in the row; None for other ways, and until the probe is fitted.
     """
 
     passes: int = 1
     unlike_file: str | None = None
     mc_dropout: DropoutRecord | None = None
-    probe: ProbeRecord | None = None
 
     def prepared(self, source: Source) -> Source:
         """Return the model with the changes that this way needs, e.g. dropout layers.
@@ -53,44 +49,6 @@ class Answering(ABC):
             UsageError: if the model cannot answer in this way.
         """
         return source
-
-    @abstractmethod
-    def classes_of(self, argument: ModelArgument) -> tuple[Sequence[str] | None, int]:
-        """Return the names of the classes (None if there are none) and their number."""
-
-    def start(self, model: Runnable) -> None:
-        """Store a model whose weights have just been read; :meth:`outputs` runs it."""
-        self._model = model
-
-    @abstractmethod
-    def outputs(self, inputs: Any, place: BatchPlace, with_features: bool) -> MemberOutputs:
-        """Answer one batch. On a GPU the outputs need not be computed yet.
-
-        Args:
-            inputs: the inputs of the batch, on the model's device.
-            place: identifies the batch.
-            with_features: whether OOD scores are computed from the members' features.
-        """
-
-    def fitted_detector(
-        self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]
-    ) -> Detector | None:
-        """Return OOD scores that are fitted to features read before; None if no features were read yet.
-
-        Args:
-            names: the names of the scores.
-            neighbours: k of the score ``knn``.
-            fitted_on: the record of the training data, which the detector keeps.
-        """
-        return None
-
-    def release(self) -> None:
-        """Release the weights."""
-        del self._model
-
-
-class OwnClassifier(Answering):
-    """Every member answers with its own classifier."""
 
     def classes_of(self, argument: ModelArgument) -> tuple[Sequence[str] | None, int]:
         """Return the names and the number of the classes; the names are those of the first member that has names."""
@@ -101,12 +59,26 @@ class OwnClassifier(Answering):
                 return source.description.labels, classes
         return None, classes
 
+    def start(self, model: Runnable) -> None:
+        """Store a model whose weights have just been read; :meth:`outputs` runs it."""
+        self._model = model
+
     def outputs(self, inputs: Any, place: BatchPlace, with_features: bool) -> MemberOutputs:
-        """Run the model; features are read only if there are scores to compute from them."""
+        """Answer one batch. On a GPU the outputs need not be computed yet.
+
+        Args:
+            inputs: the inputs of the batch, on the model's device.
+            place: identifies the batch.
+            with_features: whether OOD scores are computed from the members' features; else none are read.
+        """
         if not with_features:
             return MemberOutputs(self._model.member_logits(inputs))
         logits, features = ensemble_features(models_of(self._model), inputs)
         return MemberOutputs(logits, features)
+
+    def release(self) -> None:
+        """Release the weights."""
+        del self._model
 
 
 def models_of(model: Runnable) -> list[HydraModel]:
@@ -114,11 +86,3 @@ def models_of(model: Runnable) -> list[HydraModel]:
     if isinstance(model, SequentialEnsemble):
         return list(model.models)  # type: ignore[arg-type]
     return [model]
-
-
-def member_features(model: Runnable, inputs: Any) -> list[torch.Tensor]:
-    """Return the features of every member, ``[B, D]`` each."""
-    features: list[torch.Tensor] = []
-    for one_model in models_of(model):
-        features += readout(one_model, inputs)
-    return features

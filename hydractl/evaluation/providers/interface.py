@@ -21,7 +21,6 @@ from hydractl.files.model_records import (
     CascadeRecord,
     CostRecord,
     DropoutRecord,
-    ProbeRecord,
     TrainingRecord,
 )
 from hydractl.files.predictions_header import PredictedSiteRecord
@@ -50,7 +49,6 @@ class LogitsProvider(ABC):
         on_features: the names of OOD scores on features that need no training data.
         detector: the fitted OOD scores on features of this command; None if there are none.
         zero_shot: whether it is measured with its own classifier of class texts.
-        probe: the record of the probe with which it is measured; None for its own classifier.
         cascade: the rule for which samples the first member answers alone; None if all members always run.
     """
 
@@ -69,7 +67,6 @@ class LogitsProvider(ABC):
     on_features: Sequence[str] = ()
     detector: Detector | None = None
     zero_shot: bool = False
-    probe: ProbeRecord | None = None
     cascade: CascadeRecord | None = None
 
     @property
@@ -123,14 +120,6 @@ class LogitsProvider(ABC):
             data: the training data; None for scores that need none, or that are in the checkpoint.
             neighbours: k of the score ``knn``.
             kept: a file for the features of the training data; None means no file.
-        """
-
-    def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:  # noqa: B027 - predictions are of a fitted one
-        """Fit a probe (a classifier of features) that replaces the model's own classifier, and set :attr:`probe`.
-
-        Args:
-            data: the training data.
-            val: the data on which the penalty is chosen; None means the default penalty.
         """
 
     def release(self) -> None:  # noqa: B027 - predictions take none

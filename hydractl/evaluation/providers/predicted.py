@@ -51,7 +51,6 @@ class PredictedModel(LogitsProvider):
         decisive = model.decisive
         self.conventions = _stored_conventions(decisive)
         self.mc_dropout = decisive.mc_dropout
-        self.probe = decisive.probe
         self.cascade = decisive.cascade
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from hydractl.data.batching import Batch, TimedBatches
@@ -15,12 +14,10 @@ from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.header import Asking, ScoreDataEntry
 from hydractl.evaluation.predictions.reading import LogitsBatch
-from hydractl.evaluation.probing import Readouts
-from hydractl.evaluation.providers.answering import Answering, BatchPlace, OwnClassifier, member_features, models_of
+from hydractl.evaluation.providers.answering import BatchPlace, OwnClassifier, models_of
 from hydractl.evaluation.providers.dropout import DropoutPasses
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.predicted import PredictedModel
-from hydractl.evaluation.providers.probed import ProbeClassifier
 from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
 from hydractl.evaluation.sets import EvalSet
 from hydractl.evaluation.words import digest_of_words, words_for
@@ -54,8 +51,6 @@ class RunningModel(LogitsProvider):
         options: the options for running it.
         fit: the options for what is fitted for it.
         log: receives messages and progress.
-        probed: for a probe, the names of its classes (None if there are none) and their number; None if the model
-            answers with its own classifier.
     """
 
     def __init__(
@@ -64,11 +59,11 @@ class RunningModel(LogitsProvider):
         options: EvalRunOptions,
         fit: FitOptions,
         log: Log,
-        probed: tuple[Sequence[str] | None, int] | None = None,
     ) -> None:
-        # The way in which it answers: with its own classifier, with a probe, or in passes of dropout. This also decides
-        # how its files are prepared.
-        answering = _answering(options, fit, probed)
+        # The way in which it answers: once, or in passes of dropout. This also decides how its files are prepared.
+        answering = OwnClassifier()
+        if options.dropout is not None:
+            answering = DropoutPasses(options.dropout)
         prepared = [answering.prepared(source) for source in argument.sources]
         self._answering = answering
         self.argument = replace(argument, sources=prepared)
@@ -91,7 +86,7 @@ class RunningModel(LogitsProvider):
         self.members = answering.passes * members_per_pass
         self.mc_dropout = answering.mc_dropout
         towers = set(self._towers().values())
-        self.zero_shot = probed is None and len(towers) > 1
+        self.zero_shot = len(towers) > 1
         self.heads = self._kept_heads(descriptions)
         self.cost = self._cost()
         self.training = trainings_of(descriptions)
@@ -206,7 +201,6 @@ class RunningModel(LogitsProvider):
             device=self._parameter().device.type,
             whole_last_block=self.options.whole_last_block,
             mc_dropout=self.mc_dropout,
-            probe=self.probe,
             cascade=self.cascade,
         )
 
@@ -323,7 +317,7 @@ class RunningModel(LogitsProvider):
                 progress.advance(len(batch.indices))
 
     def release(self) -> None:
-        """Release the weights, and probes that were fitted."""
+        """Release the weights."""
         if self._model is not None:
             self._answering.release()
             self._model = None
@@ -391,11 +385,6 @@ class RunningModel(LogitsProvider):
         if negative_words:
             fitted_on["negative_words"] = digest_of_words(negative_words)
 
-        # Probes still have the features of the training data, so the model need not run again.
-        detector_of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
-        if detector_of_probes is not None:
-            return detector_of_probes
-
         models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(models, data, kept)
@@ -429,58 +418,6 @@ class RunningModel(LogitsProvider):
         if all_were_read:
             file.write(computed, made_with)
         return computed
-
-    def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:
-        """Fit a probe to the features of each member on the training data, and set :attr:`probe`.
-
-        Args:
-            data: the training data.
-            val: the validation data on which the penalty is chosen; None means the default penalty.
-
-        Raises:
-            InputError: if the training data are too few, or have no sample of some class.
-        """
-        classifier = self._answering
-        assert isinstance(classifier, ProbeClassifier)  # only where --probe is given
-        chosen_on = None
-        if val is not None and classifier.chooses_on_val:
-            chosen_on = self._readouts(val)
-        classifier.fit_probe(self._readouts(data), chosen_on)
-        self.probe = classifier.probe
-
-    def _readouts(self, data: EvalSet) -> Readouts:
-        """Return the features of each member on a labelled data set, in float64, and the labels in the same order."""
-        sample_indices: list[int] = []
-        features_by_batch: list[list[Floats]] = []  # for each batch, a list with [B, D] of each member
-        with torch.inference_mode():
-            for batch_indices, inputs in self._fitting_inputs(data):
-                sample_indices += batch_indices
-                features_of_batch = []
-                for features in member_features(self.loaded(), inputs):
-                    features_of_batch.append(features.cpu().double().numpy())
-                features_by_batch.append(features_of_batch)
-
-        # zip() regroups the arrays by member; each member's batches are joined to one array [N, D].
-        features_by_member = [np.concatenate(batches) for batches in zip(*features_by_batch, strict=True)]
-        assert data.labels is not None  # it was opened with need_labels
-        return Readouts(data, data.labels[sample_indices], features_by_member)
-
-
-def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
-    """Return the way in which a model answers: in passes of dropout, with a probe, or else with its own classifier.
-
-    Args:
-        options: the options for running the model; they may ask for MC dropout.
-        fit: the options for fitting; they may ask for a probe. The settings do not allow both.
-        probed: the names and the number of the probe's classes; None without a probe.
-    """
-    if options.dropout is not None:
-        return DropoutPasses(options.dropout)
-    if fit.probe is not None:
-        assert probed is not None
-        labels, classes = probed
-        return ProbeClassifier(fit.probe, labels, classes)
-    return OwnClassifier()
 
 
 def fitted_on_of(detector: Detector) -> ScoreDataEntry | None:

@@ -465,7 +465,7 @@ class HFEncoder(ModelFamily):
         Removing ``absent`` gives a body back the modules of its classifier, e.g. the pooler.
         """
         if class_name(config) == dinov3.NAME:
-            raise UsageError("transformers has no classifier for DINOv3", hint="eval --probe; or its model of timm")
+            raise UsageError("transformers has no classifier for DINOv3", hint="its model of timm has one")
         changed = dict(config)
         for key in ("id2label", "label2id", "absent"):
             changed.pop(key, None)
