@@ -22,8 +22,7 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``benchmarks/verdict_rules.py`` writes, between ``<!-- words: NAME -->`` and ``<!-- end -->`` one of
 ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- gpu: PART ... -->`` and
 ``<!-- end -->`` those of ``benchmarks/gpu_cost.py``, between ``<!-- files: cpu -->`` and ``<!-- end -->`` those of
-``benchmarks/eval_of_files.py``, between ``<!-- searches: PART ... -->`` and ``<!-- end -->`` those of
-``benchmarks/approximate_circuits.py``, and between ``<!-- seeds: PART ... -->`` and
+``benchmarks/eval_of_files.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
 ``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and
 ``<!-- end -->`` stands a table of
@@ -1128,81 +1127,6 @@ def windows_with_ood(document: dict[str, Any]) -> str:
 # --- circuit search ---------------------------------------------------------------------------------------------------
 
 
-SEARCH_SENTENCES = {
-    "opening": (
-        "`--approx bfloat16` evaluates all heads in bfloat16, and in float32 only those that may be the best. On one "
-        "core with units for bfloat16 (AMX) that took {time screened-100} of the time of the exact search, and removed "
-        "the same head in {same screened-100} steps."
-    ),
-    "agreement": (
-        "In searches of the ViT for five objectives on six parts of the data, it removed the head of the exact search "
-        "in {same screened-fashion} steps."
-    ),
-    "small": (
-        "It pays where a block takes much longer in float32. The ViT is only 64 wide: there it took {time "
-        "screened-fashion} times as long as the exact search."
-    ),
-}
-"""Sentences about searches that are screened in bfloat16, with places for figures."""
-
-
-def searches(part: str, *names: str) -> str:
-    """What approximate searches take beside the exact one, by ``benchmarks/approximate_circuits.py``.
-
-    Args:
-        part: ``table``, or a sentence of :data:`SEARCH_SENTENCES`.
-        names: for the table, its files.
-    """
-    if part != "table":
-        return search_sentence(SEARCH_SENTENCES[part])
-    made = []
-    for name in names:
-        document = measured_searches(name)
-        samples = f"{document['settings']['limit']} + {document['settings']['limit']}"
-        exact = document["searches"]["exact"]
-        for search, figures in document["searches"].items():
-            if search in ("exact", "plain"):
-                continue
-            cells = [samples, f"`{search}`", f"{figures['evaluations']:,} and {exact['evaluations']:,}"]
-            for clock in ("wall", "cpu"):
-                ratios = [ours / theirs for ours, theirs in zip(figures[clock], exact[clock], strict=True)]
-                cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-            made.append([*cells, same_removals(figures, exact)])
-    columns = ["samples", "search", "heads in float32, and in the exact search", "time", "processor time"]
-    return markdown([*columns, "same removals"], made)
-
-
-def search_sentence(sentence: str) -> str:
-    """A sentence with its figures, of the search that is screened in bfloat16 in one of the files."""
-
-    def figure(match: re.Match[str]) -> str:
-        what, name = match[1].split()
-        of_searches = measured_searches(name)["searches"]
-        screened, exact = of_searches["bfloat16"], of_searches["exact"]
-        if what == "same":
-            return same_removals(screened, exact)
-        ratios = [ours / theirs for ours, theirs in zip(screened["wall"], exact["wall"], strict=True)]
-        return f"{statistics.median(ratios):.2f}"
-
-    return textwrap.fill(re.sub(r"{([^}]*)}", figure, sentence), 120)
-
-
-def measured_searches(name: str) -> dict[str, Any]:
-    """A file of ``benchmarks/approximate_circuits.py``."""
-    path = DOCS.parent / f"benchmarks/results/{name}.json"
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
-def same_removals(figures: dict[str, Any], exact: dict[str, Any]) -> str:
-    """In how many steps of how many a search removed the head that the exact search removes in that step."""
-    same = []
-    for removed, removed_exactly in zip(figures["removed"], exact["removed"], strict=True):
-        for objective, heads in removed_exactly.items():
-            same += [ours == theirs for ours, theirs in zip(removed[objective], heads, strict=True)]
-    return f"{sum(same)} of {len(same)}"
-
-
 # --- eval on files ----------------------------------------------------------------------------------------------------
 
 
@@ -1419,7 +1343,6 @@ KINDS = {
     "making": making,
     "rules": rules,
     "words": words,
-    "searches": searches,
     "files": files,
     "gpu": gpu,
     "seeds": seeds,

@@ -67,7 +67,6 @@ extract-circuit model --val val.X --ood-val ood.X --objective acc,ood,avg --keep
 extract-circuit model --val val.X --algorithm headmap --keep 2 -o headmap.json
 extract-circuit model --val val.X --objective nll,brier --budget 2 -o loss.json --no-bounds
 extract-circuit model --val val.X --ood-val ood.X --approx lazy:2 --budget 2 --check-against circuit.avg.json
-extract-circuit model --val val.X --ood-val ood.X --approx bfloat16 --budget 2 -o screened.json
 extract-circuit model --val val.X --ood-val ood.X --ood-score energy --sites 1-2 --start-mask a.mask.json --budget 4 \
   -o s.json
 prune model --circuit circuit.avg.json --keep 2 -o c.st
@@ -210,7 +209,6 @@ HELP = ["", "score", "extract-circuit", "prune", "finetune", "fuse", "eval", "be
 MEASURED = ("bench.json", ".log.jsonl")
 COUNTS = ("batch_size", "params", "macs", "checkpoint_bytes", "rounds", "members")
 CLOCKS = ("time", "seconds")  # recorded nowhere
-TIMED_WARNING = "warning: a block takes "  # of a screened search; a clock decides whether it is there
 
 
 # --- models and data --------------------------------------------------------------------------------------------------
@@ -369,10 +367,7 @@ def run(arguments: list[str]) -> Record:
     if code == 130:
         sys.exit("interrupted: nothing is recorded")
     answer, said = (stream.getvalue().replace(f"{os.getcwd()}/", "") for stream in (out, err))
-    marked = []
-    for line in said.splitlines():
-        if line.startswith(("warning:", "error:", "hint:", "  - ")) and not line.startswith(TIMED_WARNING):
-            marked.append(line)
+    marked = [line for line in said.splitlines() if line.startswith(("warning:", "error:", "hint:", "  - "))]
     measured = arguments[0] == "bench" and "--dry-run" not in arguments
     return {"exit": code, "said": marked, "answer": text_record(answer, measured)}
 

@@ -217,24 +217,6 @@ def test_figures_of_a_gpu_are_those_of_its_file(page: str) -> None:
     assert " ".join(said.split()) in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    ("page", "sentence"),
-    [
-        (
-            "docs/numbers.md",
-            "screened in bfloat16 {time screened-100} of the time of the exact search, and the same head in "
-            "{same screened-100} steps",
-        ),
-        ("CHANGELOG.md", "[{time screened-100} of the time]"),
-        ("CHANGELOG.md", "on a core with AMX, and the same head in {same screened-100} steps."),
-    ],
-)
-def test_figures_of_a_screened_search_are_those_of_its_file(page: str, sentence: str) -> None:
-    said = script("make_results").search_sentence(sentence)
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert " ".join(said.split()) in " ".join(text.split())
-
-
 def of_a_training(accuracy: float, **aurocs: float) -> dict[str, Any]:
     """A row of seeds.json."""
     by_score = {score: {"mean": auroc} for score, auroc in aurocs.items()}

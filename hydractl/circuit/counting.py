@@ -97,17 +97,13 @@ class Values:
     tasks: Sequence[int] = (0,)
 
 
-def values_of(
-    logits: Tensor, labels: np.ndarray | None, ood_score: str, logit_tolerance: float | None = None
-) -> Values:
+def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
     """Count the results of one batch, in float64.
 
     Args:
         logits: ``[B, classes]``.
         labels: ``[B]``, or None for OOD samples.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
-        logit_tolerance: what counts as rounding, a share of the largest logit of a sample or 1; None: what
-            :data:`LOGIT_TOLERANCE` says for the format of the logits.
 
     Returns:
         The results of the batch, with the tasks of a search that has only task 0.
@@ -122,16 +118,14 @@ def values_of(
     # The OOD scores, and by how much rounding may change each of them.
     block = Block(members)
     scores = OOD_SCORES[ood_score](members)
-    tolerance = logit_tolerance
-    if tolerance is None:
-        tolerance = LOGIT_TOLERANCE[logits.dtype]
+    tolerance = LOGIT_TOLERANCE[logits.dtype]
     largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
 
     # If two logits differ by less than this, they may be in the opposite order on another machine.
-    tolerance_of_sample = tolerance * np.maximum(1.0, largest_logit)  # [B]
+    logit_tolerance = tolerance * np.maximum(1.0, largest_logit)  # [B]
 
     # Give each score half of it, so that two scores together differ by as much as two logits do.
-    score_tolerance = tolerance_of_sample / 2 * SLOPES[ood_score](block)  # [B]
+    score_tolerance = logit_tolerance / 2 * SLOPES[ood_score](block)  # [B]
     if labels is None:
         return Values(False, scores, near=score_tolerance)
 
@@ -140,8 +134,8 @@ def values_of(
     predicted = only_member.argmax(axis=1)
     correct = int((predicted == labels).sum())
     margin = margins(only_member, labels)
-    surely_correct = int((margin > tolerance_of_sample).sum())
-    perhaps_correct = int((margin >= -tolerance_of_sample).sum())
+    surely_correct = int((margin > logit_tolerance).sum())
+    perhaps_correct = int((margin >= -logit_tolerance).sum())
 
     # The losses. Rounding may change each loss by a few units: one in float32, more in half precision.
     nll, brier = _losses(block.pooled_log, labels)
@@ -254,13 +248,11 @@ class Tally:
 
     Attributes:
         seen: the indices of the batches that have been counted.
-        uncertain: the results of those batches in which rounding may change how many samples are classified right.
     """
 
     def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
         """Begin with no batch counted."""
         self.seen: set[int] = set()
-        self.uncertain: dict[int, Values] = {}
         self._shares = shares
         self._correct = 0
         self._nll = 0
@@ -277,8 +269,6 @@ class Tally:
         """
         assert batch not in self.seen
         self.seen.add(batch)
-        if values.doubt.fewer or values.doubt.more:
-            self.uncertain[batch] = values
         for task in values.tasks:
             # With several tasks, repeat the samples of each task so that the task has its weight in the sums.
             times = self._shares[task].inside
@@ -288,19 +278,6 @@ class Tally:
             self._doubt = self._doubt.plus(times, values.doubt)
             # The pairs are multiplied in `counts`.
             self._pairs[task].add(values)
-
-    def settle_classes(self, batch: int, values: Values) -> None:
-        """Count anew how many samples of an uncertain batch are classified right, from results in a wider format."""
-        before = self.uncertain.pop(batch)
-        more_right = values.correct - before.correct
-        change_of_doubt = Doubt(
-            fewer=values.doubt.fewer - before.doubt.fewer,
-            more=values.doubt.more - before.doubt.more,
-        )
-        for task in before.tasks:
-            times = self._shares[task].inside
-            self._correct += times * more_right
-            self._doubt = self._doubt.plus(times, change_of_doubt)
 
     def counts(self) -> EvaluationCounts:
         """Return the counts over the batches seen so far, summed over all tasks.

@@ -63,7 +63,6 @@ class Evaluator:
         lanes: how many models with different heads removed are searched in turn.
         aside: whether further models are tried besides these; their states need as much memory again.
         weights: the weight of each task in the mean over tasks.
-        logit_tolerance: how far rounding may move logits, as in :func:`hydractl.circuit.counting.values_of`.
 
     Attributes:
         sample_tower: the tower that reads samples.
@@ -86,14 +85,12 @@ class Evaluator:
         lanes: int = 1,
         aside: bool = False,
         weights: Sequence[int] = (1,),
-        logit_tolerance: float | None = None,
     ) -> None:
         """Build the towers, read all batches once, and decide how the memory is used (:attr:`chunks`)."""
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
         self.weights = list(weights)
-        self._logit_tolerance = logit_tolerance
         self.sample_tower = SearchedTower(model, model.chain_of_samples)
         self.label_tower = None
         if model.prompted is not None:
@@ -262,22 +259,6 @@ class Evaluator:
         classes_without_each = self._label_reads_without(site, heads)
         return [self._values_from_reads(batch, trace.read, classes) for classes in classes_without_each]
 
-    def values_in_company(self, batch: int, site: int, heads: Sequence[int], at_once: int) -> list[Values]:
-        """Return what :meth:`values_without_each` does, with always as many heads running together.
-
-        Another number would round differently, so the last head is repeated, and the repetitions are ignored.
-
-        Args:
-            batch: the index of the batch.
-            site: the index of the site (attention block).
-            heads: the positions of the heads at the site, at most ``at_once``.
-            at_once: how many heads run together.
-        """
-        repetitions = at_once - len(heads)
-        padding = [heads[-1]] * repetitions
-        values = self.values_without_each(batch, site, [*heads, *padding])
-        return values[: len(heads)]
-
     def _label_reads_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
         """Return the class features of the label tower when one more head is removed, for each of some heads of a site.
 
@@ -341,7 +322,7 @@ class Evaluator:
         """
         logits = self._logits_from_reads(batch, read, classes)
         search_batch = self.batches[batch]
-        values = values_of(logits, search_batch.labels, self.ood_score, self._logit_tolerance)
+        values = values_of(logits, search_batch.labels, self.ood_score)
         return replace(values, tasks=search_batch.tasks)
 
     def _logits_from_reads(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:

@@ -123,7 +123,7 @@ class Headmap(GreedySearch):
         all_known = all(head in known for head in heads)
         if not all_known:
             self.evaluator.go_to_model_without(masked)
-        race = self._build_race(group, step, heads, bounds=False, known=known)
+        race = self._build_race(group, step, heads, bounds=False)
         trials_by_objective = race.run()
         self.memory.sync()
         # Without bounds, every objective of the group has the trials of all heads.

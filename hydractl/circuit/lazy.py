@@ -233,7 +233,7 @@ class Lazy(GreedySearch):
             score = counts.score(objective)
             forecast_score = this_step.forecasts[objective][head]
             errors[objective] = score - forecast_score
-        evaluation = HeadEvaluation(head, counts, score_errors=errors)
+        evaluation = HeadEvaluation(head, counts, forecast_errors=errors)
         self.memory.keep_common_evaluation(first_objective, this_step.step, evaluation)
         self.evaluations += 1
         self.progress.advance()
@@ -343,7 +343,7 @@ class Lazy(GreedySearch):
     ) -> None:
         """Remember how far the forecasts of the evaluated heads were off, for each objective of a group."""
         for head, evaluation in evaluations.items():
-            errors = evaluation.score_errors
+            errors = evaluation.forecast_errors
             assert errors is not None
             for objective in group:
                 self._forecast_errors[objective, head] = _ForecastError(step, errors[objective])

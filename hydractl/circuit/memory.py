@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from hydractl.circuit.journal import HOW_TO_START_OVER, Journal
-from hydractl.circuit.objective import LOSS_OBJECTIVES, Doubt, EvaluationCounts
+from hydractl.circuit.objective import Doubt, EvaluationCounts
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.distributed import Processes
 from hydractl.errors import InputError
@@ -20,9 +20,6 @@ from hydractl.jsonio import shown
 
 _MOST_LOSS = 1 << 100
 """The highest sum of losses that is accepted from a journal; far more than any data give."""
-
-_MOST_MEAN_LOSS = 1e6
-"""The largest difference of mean losses that is accepted from a journal."""
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -40,11 +37,10 @@ class CountsRecord(TypedDict):
 
 
 class TrialRecord(CountsRecord):
-    """One head, what was counted without it, its rivals, and its error in a screened search."""
+    """One head, what was counted without it, and its rivals."""
 
     head: list[int]
     rivals: NotRequired[list[TrialRecord]]
-    error: NotRequired[float]
 
 
 class RemovalLine(TrialRecord):
@@ -105,8 +101,6 @@ def record_of_trial(trial: Trial) -> TrialRecord:
     record = cast(TrialRecord, facts)
     if trial.rivals:
         record["rivals"] = [record_of_trial(rival) for rival in trial.rivals]
-    if trial.score_error is not None:
-        record["error"] = trial.score_error
     return record
 
 
@@ -115,7 +109,7 @@ def trial_from_record(record: TrialRecord) -> Trial:
     head = head_from_record(record)
     counts = counts_from_record(record)
     rivals = [trial_from_record(rival) for rival in record.get("rivals", ())]
-    return Trial(head, counts, tuple(rivals), record.get("error"))
+    return Trial(head, counts, tuple(rivals))
 
 
 def head_from_record(record: TrialRecord | EvaluationRecord) -> CandidateHead:
@@ -132,14 +126,13 @@ class HeadEvaluation:
         head: the candidate.
         counts: what was counted without it.
         given_up: the objectives for which it was given up before everything was counted.
-        score_errors: for each objective the score minus its forecast, or the error as in ``screened.py``; None if the
-            search has neither.
+        forecast_errors: for each objective the score minus its forecast; None if there were no forecasts.
     """
 
     head: CandidateHead
     counts: EvaluationCounts
     given_up: Sequence[str] = ()
-    score_errors: Mapping[str, float] | None = None
+    forecast_errors: Mapping[str, float] | None = None
 
     def record(self, objective: str, step: int) -> EvaluationRecord:
         """Return the record of this evaluation, made in a step of an objective."""
@@ -149,8 +142,8 @@ class HeadEvaluation:
             "head": list(self.head),
             "given_up": list(self.given_up),
         }
-        if self.score_errors is not None:
-            facts["off"] = dict(self.score_errors)
+        if self.forecast_errors is not None:
+            facts["off"] = dict(self.forecast_errors)
         return cast(EvaluationRecord, {**facts, **record_of_counts(self.counts)})
 
     @classmethod
@@ -160,7 +153,7 @@ class HeadEvaluation:
             head=head_from_record(record),
             counts=counts_from_record(record),
             given_up=record["given_up"],
-            score_errors=record.get("off"),
+            forecast_errors=record.get("off"),
         )
 
 
@@ -366,10 +359,8 @@ def _is_sound_record(
         return False
     if is_evaluation and not isinstance(record["given_up"], list):
         return False
-    errors_by_objective: dict[Any, Any] = dict(cast(EvaluationRecord, record).get("off", {}))
-    if "error" in record:
-        errors_by_objective[objective] = trial.score_error
-    if not all(_is_possible_error(name, error, objectives) for name, error in errors_by_objective.items()):
+    forecast_errors = cast(EvaluationRecord, record).get("off", {}).values()
+    if not all(type(error) is float for error in forecast_errors):
         return False
 
     # The head itself, and the rivals that another machine may have removed instead.
@@ -379,14 +370,6 @@ def _is_sound_record(
         if not _are_possible_counts(counted.counts, whole):
             return False
     return True
-
-
-def _is_possible_error(objective: Any, error: Any, objectives: Sequence[str]) -> bool:
-    """Return whether a value read from a file can be by how much a score of an objective differs from a forecast."""
-    if objective not in objectives or type(error) is not float:
-        return False
-    most = _MOST_MEAN_LOSS if objective in LOSS_OBJECTIVES else 1.0
-    return abs(error) <= most
 
 
 def _is_candidate_head(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:

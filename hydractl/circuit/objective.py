@@ -196,7 +196,6 @@ class ObjectiveRule:
 
     Attributes:
         needs_ood: whether it reads OOD samples.
-        counts_right: whether it counts how many samples are classified right.
         key: returns an integer that orders evaluations of the same data like the score; it grows with each of correct,
             two_u, -nll and -brier.
         score: returns the score as a number.
@@ -204,7 +203,6 @@ class ObjectiveRule:
     """
 
     needs_ood: bool
-    counts_right: bool
     key: Callable[[EvaluationCounts], int]
     score: Callable[[EvaluationCounts], float]
     scale: Callable[[int, int], int]
@@ -242,35 +240,30 @@ def _key_units_of_loss(n_id: int, n_ood: int) -> int:
 OBJECTIVE_BY_NAME: dict[str, ObjectiveRule] = {
     "acc": ObjectiveRule(
         needs_ood=False,
-        counts_right=True,
         key=lambda counts: counts.correct,
         score=_accuracy_of,
         scale=lambda n_id, n_ood: n_id,
     ),
     "ood": ObjectiveRule(
         needs_ood=True,
-        counts_right=False,
         key=_two_u,
         score=_auroc_of,
         scale=lambda n_id, n_ood: 2 * n_id * n_ood,
     ),
     "avg": ObjectiveRule(
         needs_ood=True,
-        counts_right=True,
         key=_average_key,
         score=lambda counts: (_accuracy_of(counts) + _auroc_of(counts)) / 2,
         scale=lambda n_id, n_ood: 4 * n_id * n_ood,
     ),
     "nll": ObjectiveRule(
         needs_ood=False,
-        counts_right=False,
         key=lambda counts: -counts.nll,
         score=lambda counts: -counts.nll * LOSS_UNIT / counts.n_id,
         scale=_key_units_of_loss,
     ),
     "brier": ObjectiveRule(
         needs_ood=False,
-        counts_right=False,
         key=lambda counts: -counts.brier,
         score=lambda counts: -counts.brier * LOSS_UNIT / counts.n_id,
         scale=_key_units_of_loss,

@@ -17,8 +17,7 @@ from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
 from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import SearchOptions
-from hydractl.circuit.screened import PILOTS, USUALLY_AGAIN, WORTH_IT
-from hydractl.circuit.search import GreedySearch, evaluations
+from hydractl.circuit.search import evaluations
 from hydractl.circuit.winners import CandidateHead
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.log import Log
@@ -44,16 +43,14 @@ class SearchPlan:
     """The cost of a search by Algorithm 1.
 
     Attributes:
-        evaluations_per_objective: how often the whole data are evaluated, at most; of a screened search in bfloat16,
-            without the pilots.
+        evaluations_per_objective: how often the whole data are evaluated, at most.
         sample_blocks_naive: how often a block runs on a sample in the plain algorithm, one objective after another.
         sample_blocks: an estimate of the same number for this search. For an exact search it assumes no bounds, no
-            evaluations shared by objectives, and removed heads spread evenly over all sites. For a lazy search it is
-            the usual number, for a screened one that of an exact search and what is usually evaluated again.
+            evaluations shared by objectives, and removed heads spread evenly over all sites. For an approximate search
+            it is the usual number.
         seconds: about how long this takes.
         memory_bytes: how many bytes are kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
-        coarse_time: the time of a block in bfloat16 over that in the format of the search; None if nothing is screened.
     """
 
     evaluations_per_objective: int
@@ -62,7 +59,6 @@ class SearchPlan:
     seconds: float
     memory_bytes: int
     chunks: int
-    coarse_time: float | None = None
 
     def to_json(self) -> PlanDocument:
         """Return the plan for the answer of a dry run."""
@@ -83,7 +79,6 @@ def plan_search(
     options: SearchOptions,
     sizes: Mapping[str, int],
     processes: int,
-    coarse: Evaluator | None = None,
 ) -> SearchPlan:
     """Count the evaluations of a search, and measure on one batch how long they take.
 
@@ -94,7 +89,6 @@ def plan_search(
         options: the options of the search.
         sizes: the number of samples in all data, by ``id`` and ``ood``.
         processes: how many processes share the work.
-        coarse: the same model and data in bfloat16 if the search is screened in it; None if it is not.
     """
     sites = [site for site, _ in heads]
     asked_at_most = asked_by_lazy(options)
@@ -130,49 +124,18 @@ def plan_search(
             work += planned.passes * price_of_model
             work += planned.tried * sum(prices_of_heads)
 
-    # A screened search evaluates the pilots in both formats, everything in bfloat16, and some of it again.
-    seconds_per_block = _seconds_per_block(evaluator, heads[0])
-    bytes_kept = evaluator.memory_bytes
-    seconds = work * seconds_per_block
-    coarse_time = None
-    if coarse is not None:
-        work_of_pilots = _work_of_pilots(evaluator, sites, sum(sizes.values()))
-        coarse_work = work + work_of_pilots
-        work_again = work * USUALLY_AGAIN + work_of_pilots
-        coarse_seconds_per_block = _seconds_per_block(coarse, heads[0])
-        seconds = coarse_work * coarse_seconds_per_block + work_again * seconds_per_block
-        work = coarse_work + work_again
-        bytes_kept += coarse.memory_bytes
-        coarse_time = coarse_seconds_per_block / seconds_per_block
-
     # The evaluator may have only some of the data: assume that time and memory grow with the samples.
+    seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
     samples_of_all_sets = sum(sizes.values())
-    memory_bytes = bytes_kept * samples_of_all_sets / evaluator.size
+    memory_bytes = evaluator.memory_bytes * samples_of_all_sets / evaluator.size
     return SearchPlan(
         evaluations_per_objective=count,
         sample_blocks_naive=round(naive_work),
         sample_blocks=round(work),
-        seconds=seconds / processes,
+        seconds=seconds,
         memory_bytes=round(memory_bytes),
         chunks=len(evaluator.chunks),
-        coarse_time=coarse_time,
     )
-
-
-def _work_of_pilots(evaluator: Evaluator, sites: Sequence[int], samples: int) -> float:
-    """Return the work of the pilots of a screened search in one format, in evaluations of one block on one sample.
-
-    Args:
-        evaluator: an evaluator of the whole model.
-        sites: the site of each candidate.
-        samples: the number of samples in all data.
-    """
-    prices = [evaluator.price(site, samples) for site in sites]
-    work = PILOTS * sum(prices) / len(prices)
-    in_parts = len(evaluator.chunks) > 1
-    if in_parts:  # the states of the model are computed anew for each pilot
-        work += PILOTS * evaluator.price(None, samples)
-    return work
 
 
 def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, int]) -> int:
@@ -184,8 +147,8 @@ def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, in
 
 
 def asked_by_lazy(options: SearchOptions) -> int | None:
-    """Return how many candidates a step of ``--approx lazy:N`` evaluates at most, N; None for another search."""
-    if options.approx is None or not options.is_lazy:
+    """Return how many candidates a step of ``--approx lazy:N`` evaluates at most, N; None for an exact search."""
+    if options.approx is None:
         return None
     count = options.approx.removeprefix("lazy:")
     return int(count)
@@ -347,21 +310,16 @@ def tell_plan(log: Log, plan: SearchPlan, bounds: bool) -> None:
         f"{before_bounds}, about {duration_text(plan.seconds)}; "
         f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
     )
-    if plan.coarse_time is not None and plan.coarse_time > WORTH_IT:
-        log.warn(
-            f"a block takes {plan.coarse_time:.2f} times as long in bfloat16 as in --dtype here: without "
-            "--approx bfloat16 the search may take less time"
-        )
 
 
-def tell_work(log: Log, plan: SearchPlan, search: GreedySearch, work: float) -> None:
-    """Log what the search did cost, in evaluations of candidates and in sample-blocks."""
-    if not search.has_evaluated:
+def tell_work(log: Log, plan: SearchPlan, evaluations: int, work: float, processes: int) -> None:
+    """Log what the search did cost."""
+    if not evaluations:
         log.info("nothing was left to evaluate: the journal has the whole search")
         return
-    by_whom = " by this process" if search.processes.size > 1 else ""
+    by_whom = " by this process" if processes > 1 else ""
     share_of_naive = work / plan.sample_blocks_naive
     log.info(
-        f"{search.evaluations_text} and {round(work):,} sample-block evaluations{by_whom}: "
+        f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{by_whom}: "
         f"{share_of_naive:.3f} of the naive {plan.sample_blocks_naive:,}"
     )

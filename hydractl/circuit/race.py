@@ -9,7 +9,7 @@ candidate runs next, and on which batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,7 +75,6 @@ class Race:
         at_once: how many candidates of one site run together.
         limits: scores that a candidate must not fall below; a candidate that cannot keep them is given up.
         known: evaluations of some candidates from a journal.
-        slack: for each objective, by how much a key must be below the best one to be out of reach; 0 if not named.
         finished: called with each candidate as soon as it is done.
     """
 
@@ -89,7 +88,6 @@ class Race:
         at_once: int,
         limits: Limits,
         known: Mapping[CandidateHead, HeadEvaluation],
-        slack: Mapping[str, int],
         finished: Callable[[RacingHead], None],
     ) -> None:
         """Enter all candidates with the best case of nothing counted; those that a journal knows do not run again."""
@@ -101,7 +99,7 @@ class Race:
         self.finished = finished
 
         # The best that is surely reached for each objective, the candidates with all counts for it, and those that run.
-        self._leads = SureLeads(limits, slack)
+        self._leads = SureLeads(limits)
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 
@@ -317,10 +315,20 @@ class Race:
 
         running = [contestant for contestant in self._contestants if contestant.final_counts is None]
         most_hopeful_first = sorted(running, key=hope, reverse=True)
-        contestant_of_head = {contestant.head: contestant for contestant in running}
+
+        # Group by site; within a site the most hopeful candidate stays first.
+        by_site: dict[int, list[RacingHead]] = {}
+        for contestant in most_hopeful_first:
+            contestants_of_site = by_site.setdefault(contestant.head.site, [])
+            contestants_of_site.append(contestant)
+
+        # Cut each site into units of `at_once` candidates.
         units = []
-        for heads in units_of_sites([contestant.head for contestant in most_hopeful_first], self.at_once):
-            units.append([contestant_of_head[head] for head in heads])
+        for contestants_of_site in by_site.values():
+            for start in range(0, len(contestants_of_site), self.at_once):
+                end = start + self.at_once
+                unit = contestants_of_site[start:end]
+                units.append(unit)
         return sorted(units, key=hope_of_unit, reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -334,9 +342,14 @@ class Race:
         if not is_needed:
             return
 
+        # Always run the same number of candidates at once, since another number would round differently: repeat the
+        # last one as padding, and ignore the results of the repetitions.
         site = unit[0].head.site
         positions = [contestant.head.position for contestant in unit]
-        values_of_unit = self.evaluator.values_in_company(batch, site, positions, self.at_once)
+        repetitions = self.at_once - len(positions)
+        padding = [positions[-1]] * repetitions
+        values_of_positions = self.evaluator.values_without_each(batch, site, positions + padding)
+        values_of_unit = values_of_positions[: len(unit)]
         for contestant, values in zip(unit, values_of_unit, strict=True):
             # Ask again: another candidate of the unit may just have put this one out of reach.
             if self._still_needs(contestant, batch):
@@ -410,22 +423,6 @@ class Race:
         if has_nothing_to_count:
             contestant.final_counts = contestant.tally.counts()
             self.finished(contestant)
-
-
-def units_of_sites(heads: Iterable[CandidateHead], at_once: int) -> list[list[CandidateHead]]:
-    """Group heads into units that run together: at most ``at_once`` heads of one site.
-
-    Within a site the heads stay in the given order, and so do the sites by their first heads.
-    """
-    by_site: dict[int, list[CandidateHead]] = {}
-    for head in heads:
-        by_site.setdefault(head.site, []).append(head)
-    units = []
-    for heads_of_site in by_site.values():
-        for start in range(0, len(heads_of_site), at_once):
-            end = start + at_once
-            units.append(heads_of_site[start:end])
-    return units
 
 
 # --- the order of batches: first those that tell most -----------------------------------------------------------------

@@ -56,16 +56,6 @@ class SearchOptions:
     force: bool
     allow_other_base: bool
 
-    @property
-    def is_lazy(self) -> bool:
-        """Whether the search is that of ``--approx lazy:N``."""
-        return self.approx is not None and self.approx.startswith("lazy:")
-
-    @property
-    def is_screened(self) -> bool:
-        """Whether the search is that of ``--approx bfloat16``."""
-        return self.approx == "bfloat16"
-
 
 class ScopeDetails(TypedDict, total=False):
     """The part of a circuit's provenance that describes the heads that were searched."""

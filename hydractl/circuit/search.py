@@ -118,16 +118,6 @@ class GreedySearch:
         self._limits: Limits = {}
         self._end_limits: Limits = {}
 
-    @property
-    def has_evaluated(self) -> bool:
-        """Whether this process has evaluated any candidate."""
-        return self.evaluations > 0
-
-    @property
-    def evaluations_text(self) -> str:
-        """The number of candidates that this process has evaluated, for a message."""
-        return f"{self.evaluations:,} candidates"
-
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
         """Remove one head per step for each objective, until ``budget`` heads are removed or its ranking ends.
 
@@ -204,9 +194,24 @@ class GreedySearch:
             return known
         self.evaluator.go_to_model_without([])
         empty_tally = Tally(self.evaluator.shares)
-        base = count_over_all_data(self.evaluator, empty_tally, values_of_batch=self.evaluator.current_values)
+        base = self._count_over_all_data(empty_tally, values_of_batch=self.evaluator.current_values)
         self.memory.keep_base(base)
         return base
+
+    def _count_over_all_data(self, tally: Tally, values_of_batch: Callable[[int], Values]) -> EvaluationCounts:
+        """Add the batches that a tally has not seen yet, and return the counts over all data.
+
+        Args:
+            tally: the counts of some batches; changed in place.
+            values_of_batch: returns the results of a batch, by its index.
+        """
+        for chunk in self.evaluator.chunks:
+            for batch in chunk:
+                if batch not in tally.seen:
+                    values = values_of_batch(batch)
+                    tally.add(batch, values)
+            self.evaluator.drop_traces(chunk)
+        return tally.counts()
 
     def _run_and_keep_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
         """Run a step for objectives that have removed the same heads, and write its winners to the journal.
@@ -238,21 +243,7 @@ class GreedySearch:
         Returns:
             The winner of each objective, counted over all data; objectives without a winner are left out.
         """
-        known = self.memory.evaluations_of_step(group[0], step)
-        return self._winners_of_race(group, step, left, known)
-
-    def _winners_of_race(
-        self, group: list[str], step: int, left: Sequence[CandidateHead], known: dict[CandidateHead, HeadEvaluation]
-    ) -> dict[str, Trial]:
-        """Return the best of some candidates for each objective, counted over all data.
-
-        Args:
-            group: the objectives.
-            step: the number of the step.
-            left: the candidates.
-            known: evaluations that need not be repeated; those of this process are added.
-        """
-        race = self._build_race(group, step, left, self.bounds, known)
+        race = self._build_race(group, step, left, self.bounds)
         trials_here = race.run()
         winners = self._winners_across_processes(trials_here)
         completed = {}
@@ -261,28 +252,20 @@ class GreedySearch:
             completed[objective] = self._with_counts_over_all_data(winner, counted_here)
         return completed
 
-    def _build_race(
-        self,
-        group: list[str],
-        step: int,
-        left: Sequence[CandidateHead],
-        bounds: bool,
-        known: dict[CandidateHead, HeadEvaluation],
-    ) -> Race:
-        """Build the race of this process's candidates; candidates that are known are not evaluated again.
+    def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
+        """Build the race of this process's candidates; candidates that the journal knows are not evaluated again.
 
-        The objectives of a group share their evaluations: the journal stores these under the first objective. They are
-        also added to ``known``.
+        The objectives of a group share their evaluations: the journal stores these under the first objective.
         """
         first_objective = group[0]
 
         def keep_finished(contestant: RacingHead) -> None:
-            """Store the counts of a candidate that the race is done with."""
+            """Store the counts of a candidate that the race is done with, and count the evaluation."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = HeadEvaluation(contestant.head, contestant.counts, given_up)
-            known[contestant.head] = evaluation
+            self.evaluations += 1
             self.memory.keep_own_evaluation(first_objective, step, evaluation)
-            self._count_evaluation()
+            self.progress.advance()
 
         return Race(
             self.evaluator,
@@ -291,15 +274,9 @@ class GreedySearch:
             bounds=bounds,
             at_once=self.at_once,
             limits=self._limits,
-            known=dict(known),
-            slack={},
+            known=self.memory.evaluations_of_step(first_objective, step),
             finished=keep_finished,
         )
-
-    def _count_evaluation(self) -> None:
-        """Count one evaluation of this process, and show it."""
-        self.evaluations += 1
-        self.progress.advance()
 
     def _show_evaluations_left(self, evaluations: int) -> None:
         """Set the total of the progress: the evaluations of this process so far, and its share of those left."""
@@ -316,7 +293,16 @@ class GreedySearch:
         has_all_counts = winner.counts.n_ood == self.evaluator.n_ood
         if has_all_counts:
             return winner
-        counts = counts_without(self.evaluator, winner.head, tally, self.at_once)
+        site, position = winner.head
+
+        # Run as many heads at once as the race does, since another number would round differently: repeat the winner.
+        positions = [position] * self.at_once
+
+        def values_without_winner(batch: int) -> Values:
+            values_of_repetitions = self.evaluator.values_without_each(batch, site, positions)
+            return values_of_repetitions[0]
+
+        counts = self._count_over_all_data(tally, values_without_winner)
         return replace(winner, counts=counts)
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
@@ -395,43 +381,6 @@ class GreedySearch:
         for records in self.processes.gather(records_here):
             trials_of_all += map(trial_from_record, records)
         return trials_of_all
-
-
-def counts_without(evaluator: Evaluator, head: CandidateHead, tally: Tally, at_once: int) -> EvaluationCounts:
-    """Return the counts over all data when one more head is removed.
-
-    Args:
-        evaluator: an evaluator at the model of the step.
-        head: the head.
-        tally: what has been counted without the head so far; changed in place.
-        at_once: how many candidates run together in a race.
-    """
-    site, position = head
-
-    def values_of_batch(batch: int) -> Values:
-        (values,) = evaluator.values_in_company(batch, site, [position], at_once)
-        return values
-
-    return count_over_all_data(evaluator, tally, values_of_batch)
-
-
-def count_over_all_data(
-    evaluator: Evaluator, tally: Tally, values_of_batch: Callable[[int], Values]
-) -> EvaluationCounts:
-    """Add the batches that a tally has not seen yet, and return the counts over all data.
-
-    Args:
-        evaluator: the evaluator that has the batches.
-        tally: the counts of some batches; changed in place.
-        values_of_batch: returns the results of a batch, by its index.
-    """
-    for chunk in evaluator.chunks:
-        for batch in chunk:
-            if batch not in tally.seen:
-                values = values_of_batch(batch)
-                tally.add(batch, values)
-        evaluator.drop_traces(chunk)
-    return tally.counts()
 
 
 def objectives_by_removed_heads(

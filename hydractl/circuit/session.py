@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -41,7 +41,6 @@ from hydractl.circuit.plan import (
 )
 from hydractl.circuit.samples import Certainty, ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
-from hydractl.circuit.screened import PILOTS, CoarseEvaluator, Screened
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
 from hydractl.circuit.tasks import doubts_of_sets, open_tasks, role_of, set_runs, whole_of, with_classes_of_data
 from hydractl.circuit.winners import CandidateHead, Trial
@@ -55,7 +54,6 @@ from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log, Progress
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes
-from hydractl.model.runtime import HydraModel
 from hydractl.report.texts import number
 
 _TOKENS_AT_ONCE = 1 << 16
@@ -66,9 +64,6 @@ _MOST_AT_ONCE = 8
 
 _BYTES_OF_UNIT = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 """The units of ``--memory``."""
-
-
-_Evaluator = TypeVar("_Evaluator", bound=Evaluator)
 
 
 class SearchEnvironment(TypedDict):
@@ -123,21 +118,7 @@ class Session:
         for dataset in self.sets.values():
             report_cut(dataset, self.model.preprocess, log)
         self.names = self._names_of_candidates()
-        self._coarse_model = self._build_coarse_model()
         self._memory_for_states = self._bytes_for_states()  # measured after the model and the sets are in memory
-
-    def _build_coarse_model(self) -> HydraModel | None:
-        """Return the model in bfloat16 if the search is screened in it; None if it is not."""
-        if not self.options.is_screened:
-            return None
-        if len(self.names) <= PILOTS:
-            self.log.info(
-                f"nothing is screened in bfloat16: its errors are measured on {PILOTS} heads, and there are "
-                f"{len(self.names)} to choose from; the search is exact"
-            )
-            return None
-        self.log.info(f"the evaluations are in bfloat16; before, {PILOTS} heads are evaluated in both formats")
-        return build_model(self.scope.source, local_device(self.options.device), "bfloat16")
 
     def _names_of_candidates(self) -> dict[CandidateHead, Head]:
         """Return the name of each candidate, in model order: the path of its site and its number in the whole model.
@@ -178,10 +159,10 @@ class Session:
 
     @property
     def _gives_up_early(self) -> bool:
-        """Whether candidates are given up early, which only a search does that evaluates all of them."""
+        """Whether candidates are given up early, which only an exact search does."""
         options = self.options
-        evaluates_all = options.algorithm == "greedy" and not options.is_lazy
-        return evaluates_all and options.bounds
+        is_exact = options.algorithm == "greedy" and options.approx is None
+        return is_exact and options.bounds
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -256,43 +237,12 @@ class Session:
                 )
         return certainty
 
-    def _build_evaluators(
-        self, order: Mapping[str, Sequence[int]], memory_bytes: int
-    ) -> tuple[Evaluator, CoarseEvaluator | None]:
-        """Return an evaluator of the model on the samples in a given order, and one in bfloat16 if that screens.
+    def _build_evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:
+        """Return an evaluator of the model on the samples in a given order.
 
         Args:
-            order: for each set the indices of its samples, perhaps only some of them.
-            memory_bytes: how many bytes the states of both may take.
-        """
-        coarse_model = self._coarse_model
-        if coarse_model is None:
-            return self._build_evaluator(self.model, order, memory_bytes, Evaluator), None
-
-        # Give both as much as their states take, so that both cut the data into as many parts.
-        bytes_of_number = self.model.dtype.itemsize
-        coarse_bytes_of_number = coarse_model.dtype.itemsize
-        coarse_share = coarse_bytes_of_number / (bytes_of_number + coarse_bytes_of_number)
-        coarse_bytes = int(memory_bytes * coarse_share)
-        evaluator = self._build_evaluator(self.model, order, memory_bytes - coarse_bytes, Evaluator)
-
-        coarse = self._build_evaluator(coarse_model, order, coarse_bytes, CoarseEvaluator)
-        return evaluator, coarse
-
-    def _build_evaluator(
-        self,
-        model: HydraModel,
-        order: Mapping[str, Sequence[int]],
-        memory_bytes: int,
-        kind: type[_Evaluator],
-    ) -> _Evaluator:
-        """Return an evaluator of one model on the samples in a given order.
-
-        Args:
-            model: the model, in the format that it is evaluated in.
             order: for each set the indices of its samples, perhaps only some of them.
             memory_bytes: how many bytes the states may take.
-            kind: the class of the evaluator.
         """
         # One sample set for each set and each group of tasks that run over it together.
         sample_sets = []
@@ -300,7 +250,7 @@ class Session:
             sample_set = SampleSet(
                 self.sets[run.name],
                 order[run.name],
-                model,
+                self.model,
                 self.options.batch_size,
                 self.options.workers,
                 labelled=role_of(run.name) == "id",
@@ -312,14 +262,14 @@ class Session:
         # Evaluate the batches of all these sets, with the memory and the tasks of this search. A lane is a model that
         # is searched in turn with others, one for each objective.
         batches = [batch for sample_set in sample_sets for batch in sample_set.batches]
-        return kind(
-            model,
+        return Evaluator(
+            self.model,
             batches,
             stream=self._inputs_of_all_batches(sample_sets),
             ood_score=self.options.ood_score,
             memory_bytes=memory_bytes,
             lanes=len(self.options.objective),
-            aside=self.options.is_lazy,
+            aside=self.options.approx is not None,
             weights=[task.weight for task in self.tasks],
         )
 
@@ -346,8 +296,8 @@ class Session:
             start = max(0, (len(order) - batch_size) // 2)
             end = start + batch_size
             middle_batches[name] = order[start:end]
-        evaluator, coarse = self._build_evaluators(middle_batches, sys.maxsize)
-        plan = self._plan_of_evaluators(evaluator, coarse)
+        evaluator = self._build_evaluator(middle_batches, sys.maxsize)
+        plan = self._plan_of_evaluator(evaluator)
 
         # Plan the memory for the batches of all data, under the memory limit.
         batches = 0
@@ -359,16 +309,11 @@ class Session:
             blocks=len(self.model.sites),
             lanes=len(self.options.objective),
             limit=self._memory_for_states,
-            tried=self.options.is_lazy,
+            tried=self.options.approx is not None,
         )
 
-    def _plan_of_evaluators(self, evaluator: Evaluator, coarse: CoarseEvaluator | None) -> SearchPlan:
-        """Return the plan of the search, with times measured on evaluators that may have only some of the data.
-
-        Args:
-            evaluator: the evaluator of the search.
-            coarse: the one in bfloat16 that screens; None if nothing is screened.
-        """
+    def _plan_of_evaluator(self, evaluator: Evaluator) -> SearchPlan:
+        """Return the plan of the search, with times measured on an evaluator that may have only some of the data."""
         # Samples are counted once for each run over their set.
         samples_by_role = {"id": 0, "ood": 0}
         for run in set_runs(self.tasks):
@@ -382,7 +327,6 @@ class Session:
             self.options,
             samples_by_role,
             processes=self.team.size,
-            coarse=coarse,
         )
 
     # --- searching ----------------------------------------------------------------------------------------------------
@@ -395,43 +339,40 @@ class Session:
         """
         with self._open_journal(journal_path) as journal:
             order = self._order_of_samples(journal)
-            evaluator, coarse = self._build_evaluators(order, self._memory_for_states)
-            plan = self._plan_of_evaluators(evaluator, coarse)
+            evaluator = self._build_evaluator(order, self._memory_for_states)
+            plan = self._plan_of_evaluator(evaluator)
             tell_plan(self.log, plan, self._gives_up_early)
 
             # States that do not fit into memory are computed anew each time.
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
 
-            # Evaluators have counted their work from the beginning, so take the difference.
-            evaluators = [evaluator] if coarse is None else [evaluator, coarse]
-            work_before = sum(one.work for one in evaluators)
-            search = self._run_search(evaluator, coarse, journal, plan)
-            work = sum(one.work for one in evaluators) - work_before
-            tell_work(self.log, plan, search, work)
-        return self._documents_of_rankings(search.rankings)
+            # The evaluator has counted its work from the beginning, so take the difference.
+            work_before = evaluator.work
+            rankings, evaluations = self._run_search(evaluator, journal, plan)
+            work = evaluator.work - work_before
+            tell_work(self.log, plan, evaluations, work, self.team.size)
+        return self._documents_of_rankings(rankings)
 
     def _run_search(
-        self, evaluator: Evaluator, coarse: CoarseEvaluator | None, journal: Journal, plan: SearchPlan
-    ) -> GreedySearch:
-        """Run the search to its end, and return it."""
+        self, evaluator: Evaluator, journal: Journal, plan: SearchPlan
+    ) -> tuple[dict[str, ObjectiveRanking], int]:
+        """Run the search; return the ranking of each objective, and how many candidates were evaluated."""
         columns = ["step", "removed at", "head", "score", "accuracy", "AUROC"]
         if self._several_objectives:
             columns.insert(1, "objective")  # after the step, as in the cells of a removal
         with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
-            search = self._search_of_options(evaluator, coarse, journal, progress)
-            search.run(self.options.objective, self.scope.budget)
-        return search
+            search = self._search_of_options(evaluator, journal, progress)
+            rankings = search.run(self.options.objective, self.scope.budget)
+        return rankings, search.evaluations
 
     @property
     def _several_objectives(self) -> bool:
         """Whether the search has more than one objective."""
         return len(self.options.objective) > 1
 
-    def _search_of_options(
-        self, evaluator: Evaluator, coarse: CoarseEvaluator | None, journal: Journal, progress: Progress
-    ) -> GreedySearch:
-        """Return the search that the options ask for: Headmap, or greedy elimination, exact, lazy or screened."""
+    def _search_of_options(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
+        """Return the search that the options ask for: Headmap, lazy or exact greedy elimination."""
         options = self.options
         heads = list(self.names)
 
@@ -450,15 +391,14 @@ class Session:
         if options.max_drop is not None:
             keywords["max_drop"] = Fraction(str(options.max_drop))
 
+        # Headmap, exact elimination, or lazy elimination.
         if options.algorithm == "headmap":
             return Headmap(evaluator, heads, kept=self._kept_by_site_number(), **keywords)
         asked_at_most = asked_by_lazy(options)
-        if asked_at_most is not None:
-            return Lazy(evaluator, heads, size=asked_at_most, **keywords)
-        keywords["bounds"] = self._gives_up_early
-        if coarse is not None:
-            return Screened(evaluator, heads, coarse=coarse, **keywords)
-        return GreedySearch(evaluator, heads, **keywords)
+        if asked_at_most is None:
+            keywords["bounds"] = self._gives_up_early
+            return GreedySearch(evaluator, heads, **keywords)
+        return Lazy(evaluator, heads, size=asked_at_most, **keywords)
 
     def _progress_cells(self, objective: str, step: int, removal: Trial) -> list[str]:
         """Return the cells of the progress table for one removal; the AUROC is empty if it was not measured."""

@@ -14,7 +14,7 @@ Nothing here reads a file, a tensor or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,13 +36,11 @@ class Trial:
         head: the head that was left out.
         counts: the counts of the model without it.
         rivals: only of a winner: the trials that could have won on a machine that rounds differently, the best first.
-        score_error: only of the winner of a screened search: its error, as in ``screened.py``.
     """
 
     head: CandidateHead
     counts: EvaluationCounts
     rivals: tuple[Trial, ...] = ()
-    score_error: float | None = None
 
 
 class Standing(NamedTuple):
@@ -191,12 +189,10 @@ class SureLeads:
 
     Args:
         limits: the lowest allowed key of each objective; a winner has to keep all of them.
-        slack: for each objective, by how much a key must be below the lead to be out of reach; 0 if not named.
     """
 
-    def __init__(self, limits: Limits, slack: Mapping[str, int]) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._slack = slack
         self._leads: dict[str, Standing] = {}
 
     def raise_if_ahead(self, objective: str, trial: Trial) -> bool:
@@ -208,7 +204,6 @@ class SureLeads:
         if not surely_allowed:
             return False
         sure = surest_standing(objective, trial)
-        sure = sure._replace(key=sure.key - self._slack.get(objective, 0))
         lead = self._leads.get(objective)
         is_behind = lead is not None and sure <= lead
         if is_behind:

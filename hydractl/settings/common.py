@@ -37,11 +37,6 @@ SPEC_FORMS = (
 )
 """The forms that the SPEC of a data set can have, for help texts."""
 
-# The values of --approx: of a search, and of the searches of a study.
-APPROX_METAVAR = "lazy:N|bfloat16"
-APPROX_PATTERN = r"lazy:[1-9][0-9]{0,8}|bfloat16"
-APPROX_EXAMPLE = "lazy:4 or bfloat16"
-
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 RecordT = TypeVar("RecordT")

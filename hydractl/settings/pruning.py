@@ -12,7 +12,7 @@ from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import InputError
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.expressions.data_sets import AUTO
-from hydractl.settings.common import APPROX_EXAMPLE, APPROX_METAVAR, APPROX_PATTERN, Batched, Rule, run_option
+from hydractl.settings.common import Batched, Rule, run_option
 from hydractl.settings.option import option
 from hydractl.settings.rules import at_most_one, exactly_one, needs, one_from_stdin, required, required_by, together
 
@@ -262,18 +262,7 @@ def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
     """Return a problem if an approximate search has a constraint."""
     if not settings.approx or not settings.subject_to:
         return []
-    return [
-        f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx{settings.where('approx')}"
-    ]
-
-
-def _a_wider_format_than_bfloat16(settings: CircuitSettings) -> list[str]:
-    """Return a problem if a search that is screened in bfloat16 runs in a format that is no wider."""
-    if settings.approx != "bfloat16" or settings.dtype in ("float32", "float64"):
-        return []
-    where = settings.where("approx")
-    given = f"{settings.dtype}{settings.where('dtype')}"
-    return [f"--approx bfloat16{where} needs --dtype float32 or float64, not {given}"]
+    return [f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx"]
 
 
 def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
@@ -318,7 +307,6 @@ class CircuitSettings(Dropping):
         _an_end,
         _ood_data_for_auroc,
         _exact_for_constraints,
-        _a_wider_format_than_bfloat16,
         _one_circuit_on_stdout,
         together("share_from", "share_sites"),
         _a_mask_of_another_base,
@@ -374,11 +362,11 @@ class CircuitSettings(Dropping):
         choices=("greedy", "headmap"),
     )
     approx: str | None = search_option(
-        "Approximate search, recorded in the file: a step of lazy:N evaluates at most N heads, those that a gradient "
-        "suggests, and one of bfloat16 all in that format; those near the best one follow in --dtype [default: exact]",
-        metavar=APPROX_METAVAR,
-        pattern=APPROX_PATTERN,
-        example=APPROX_EXAMPLE,
+        "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient suggests "
+        "[default: exact]",
+        metavar="lazy:N",
+        pattern=r"lazy:[1-9][0-9]{0,8}",
+        example="lazy:4",
         often=True,
     )
     val_weights: list[int] = expert_option(

@@ -11,15 +11,7 @@ from typing import ClassVar
 from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.methods import rows_of_methods
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
-from hydractl.settings.common import (
-    APPROX_EXAMPLE,
-    APPROX_METAVAR,
-    APPROX_PATTERN,
-    Common,
-    Rule,
-    SideBySide,
-    run_option,
-)
+from hydractl.settings.common import Common, Rule, SideBySide, run_option
 from hydractl.settings.option import option, options_of
 from hydractl.settings.rules import names_once, needs, required
 
@@ -125,9 +117,9 @@ class StudySettings(SideBySide):
     )
     approx: str | None = study_option(
         "Approximate the search, as in extract-circuit [default: exact]",
-        metavar=APPROX_METAVAR,
-        pattern=APPROX_PATTERN,
-        example=APPROX_EXAMPLE,
+        metavar="lazy:N",
+        pattern=r"lazy:[1-9][0-9]{0,8}",
+        example="lazy:4",
     )
     fit_samples: int = study_option(
         "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",

@@ -31,7 +31,7 @@ STUDY = (
     "--limit 12 --search-samples 12 --rows single --bootstrap 100"
 )
 COMMANDS = {
-    "approximate_circuits": ("vit.st", *DATA, "--budget", "1", "--approx", "lazy:2,bfloat16", *ONCE, "-o", "out.json"),
+    "approximate_circuits": ("vit.st", *DATA, "--budget", "1", "--approx", "lazy:2", *ONCE),
     "big_models": ("vit_tiny_patch16_224", "--keep", "2", "--folder", ".", "-o", "out.json"),
     "data_throughput": ("--limit", "4", "--batch-size", "2", "--workers", "0", *ONCE, "-o", "out.json"),
     "ensemble_cost": ("--ways", "heads", *ONCE, "--batch-size", "1", "--folder", "runs", "-o", "out.json"),

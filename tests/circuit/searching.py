@@ -80,13 +80,16 @@ def resumes(make: Make, reference: Any, variant: str, data: naive.Data, *run: An
     assert set(evaluated(whole.written).values()) == {1}
 
 
-def by_two(run: Callable[[int, Twin], Any]) -> list[Any]:
-    """What a function answers in each of two processes, which are threads; it is called with rank and process."""
+def shared_by_two(
+    make: Make, reference: Any, variant: str, data: naive.Data, *run: Any, by_batch: bool = False
+) -> None:
+    """Two processes find what one does, and each evaluates about half: of the candidates, or of every one's batches."""
+    expected, alone = searched(make, reference, variant, data, *run)
     desk, barrier, answers = [None, None], threading.Barrier(2), [None, None]
 
     def one(rank: int) -> None:
         try:
-            answers[rank] = run(rank, Twin(rank, desk, barrier))
+            answers[rank] = searched(make, reference, variant, data, *run, processes=Twin(rank, desk, barrier))
         except BaseException:
             barrier.abort()
             raise
@@ -96,20 +99,11 @@ def by_two(run: Callable[[int, Twin], Any]) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(120)
-    return answers
-
-
-def shared_by_two(
-    make: Make, reference: Any, variant: str, data: naive.Data, *run: Any, by_batch: bool = False
-) -> None:
-    """Two processes find what one does, and each evaluates about half: of the candidates, or of every one's batches."""
-    expected, alone = searched(make, reference, variant, data, *run)
-    answers = by_two(lambda rank, twin: searched(make, reference, variant, data, *run, processes=twin))
-    assert [found for found, _ in answers] == [expected, expected]
+    assert [found for found, _ in answers] == [expected, expected]  # type: ignore[misc]
     if by_batch:
-        works = [search.evaluator.work for _, search in answers]
+        works = [search.evaluator.work for _, search in answers]  # type: ignore[misc]
         assert max(works) <= 0.9 * alone.evaluator.work  # slopes are taken by both
         return
-    parts = [search.evaluations for _, search in answers]
+    parts = [search.evaluations for _, search in answers]  # type: ignore[misc]
     assert sum(parts) == alone.evaluations
     assert max(parts) <= 0.75 * alone.evaluations

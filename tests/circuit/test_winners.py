@@ -182,7 +182,7 @@ def test_all_are_chosen_where_there_are_fewer(count: int, chosen: int) -> None:
 
 
 def test_only_who_surely_loses_is_out_of_reach() -> None:
-    leads = SureLeads({}, {})
+    leads = SureLeads({})
     best_case = trial(0, 1, 7).counts
     assert not leads.out_of_reach("acc", (0, 1), best_case)  # nobody leads
     assert leads.raise_if_ahead("acc", trial(0, 2, 8, fewer=1))
@@ -195,7 +195,7 @@ def test_only_who_surely_loses_is_out_of_reach() -> None:
 
 
 def test_who_cannot_keep_the_limits_is_out_of_reach_and_leads_nobody() -> None:
-    leads = SureLeads({"acc": 7}, {})
+    leads = SureLeads({"acc": 7})
     assert leads.out_of_reach("acc", (0, 0), trial(0, 0, 6).counts)
     assert not leads.raise_if_ahead("acc", trial(0, 0, 7, fewer=1))
     assert not leads.out_of_reach("acc", (0, 1), trial(0, 1, 7).counts)
@@ -206,7 +206,7 @@ def test_nobody_is_given_up_who_contends_at_the_end() -> None:
     for limits in ({}, {"acc": 7}):
         contending = heads(contenders("acc", trials, limits))
         for order in itertools.islice(itertools.permutations(trials), 0, None, 5003):
-            leads = SureLeads(limits, {})
+            leads = SureLeads(limits)
             for done in order:
                 leads.raise_if_ahead("acc", done)
             for one in trials:
