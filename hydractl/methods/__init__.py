@@ -10,15 +10,7 @@ import dataclasses
 
 from hydractl.errors import did_you_mean
 from hydractl.files.plugins import Registry
-from hydractl.methods.base import (
-    FinetuneRequest,
-    MethodOptions,
-    SeededOptions,
-    argument,
-    fields_in_order,
-    read_arguments,
-    shape_of,
-)
+from hydractl.methods.base import MethodOptions, fields_in_order, read_arguments, shape_of
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import StudyRow
 
@@ -28,7 +20,7 @@ _FIRST = ("deep", "lora", "batch_ensemble", "packed", "mimo", "classifiers")
 """The methods that come first in help texts, in this order; the others follow by name."""
 
 
-def all_methods() -> list[Method]:
+def _all_methods() -> list[Method]:
     """Return every method in the order of the help texts."""
     by_name = {method.name: method for method in METHODS.all()}
     methods = [by_name[name] for name in _FIRST]
@@ -41,7 +33,7 @@ def all_methods() -> list[Method]:
 def rows_of_methods() -> list[StudyRow]:
     """Return the rows of a study that methods declare, sorted by their ``place`` in its table."""
     rows: list[StudyRow] = []
-    for method in all_methods():
+    for method in _all_methods():
         rows += method.rows
 
     def place(row: StudyRow) -> int:
@@ -54,7 +46,7 @@ def rows_of_methods() -> list[StudyRow]:
 def ensemble_kinds() -> dict[str, type[MethodOptions]]:
     """Return the options classes of all methods that train, by the kind that ``--ensemble`` takes."""
     kinds = {}
-    for method in all_methods():
+    for method in _all_methods():
         if method.options is not None:
             kinds[method.options.kind] = method.options
     return kinds
@@ -71,7 +63,7 @@ def read_ensemble(text: str) -> MethodOptions:
     kinds = ensemble_kinds()
     if kind not in kinds:
         known_kinds = ", ".join(kinds)
-        guess = did_you_mean(kind, kinds)
+        guess = did_you_mean(kind, kinds) or "; a package may add it: docs/ensembles.md#to-add-another"
         raise ValueError(f"must begin with one of {known_kinds}, as in packed:3,2, not {kind!r}{guess}")
     return read_arguments(kinds[kind], arguments)
 
@@ -96,13 +88,7 @@ def ensemble_help() -> list[tuple[str, str]]:
 
 __all__ = [
     "METHODS",
-    "FinetuneRequest",
-    "Method",
     "MethodOptions",
-    "SeededOptions",
-    "StudyRow",
-    "all_methods",
-    "argument",
     "ensemble_help",
     "ensemble_kinds",
     "read_ensemble",

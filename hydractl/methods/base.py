@@ -140,7 +140,6 @@ class FinetuneRequest(Protocol):
     Attributes:
         val: the SPEC of the validation data, or None.
         loss: ``cross-entropy`` or ``contrastive``.
-        lr: the learning rates that are tried.
         schedule: ``cosine``, ``linear`` or ``constant``.
         freeze: the parts of the model that are not trained.
         compile: whether the model is compiled.
@@ -149,7 +148,6 @@ class FinetuneRequest(Protocol):
 
     val: str | None
     loss: str
-    lr: list[float]
     schedule: str
     freeze: list[str]
     compile: bool

@@ -46,7 +46,6 @@ _FROM_RANDOM_WEIGHTS = BySeeds({"init": "random"})
 
 METHOD = Method(
     "deep",
-    "Members that are trained by seeds of their own",
     DeepOptions,
     rows=(
         StudyRow("deep", _FROM_THE_CHECKPOINT, place=1),

@@ -11,6 +11,5 @@ from hydractl.methods.study_rows import AsMeasured, StudyRow
 
 METHOD = Method(
     "mc_dropout",
-    "One model that runs several times with its dropout left on",
     rows=(StudyRow("mc-dropout", AsMeasured({"mc_dropout": "0.1"}), place=7, needs_training_data=False),),
 )

@@ -14,12 +14,10 @@ class Method:
 
     Attributes:
         name: the name of its file or folder.
-        about: a few words on what its members are.
         options: its options of ``finetune --ensemble``; None for a method without training.
         rows: its rows of ``study``.
     """
 
     name: str
-    about: str
     options: type[MethodOptions] | None = None
     rows: tuple[StudyRow, ...] = ()

@@ -43,7 +43,7 @@ class ByOneTraining:
 
 @dataclass(frozen=True)
 class ByTraining:
-    """A recipe: take the one model that a training leaves.
+    """A recipe: take the one model that a training, or a method without one, leaves.
 
     Attributes:
         ensemble: the value of ``--ensemble`` of this ``finetune``.
@@ -52,17 +52,6 @@ class ByTraining:
 
     ensemble: MethodOptions
     options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ByFitting:
-    """A recipe: take the model that a method makes from ``--train`` and ``--val`` without a training.
-
-    Attributes:
-        ensemble: the value of ``--ensemble`` of this ``finetune``.
-    """
-
-    ensemble: MethodOptions
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,7 @@ class AsMeasured:
     options: Mapping[str, str]
 
 
-Recipe = BySeeds | ByOneTraining | ByTraining | ByFitting | AsMeasured
+Recipe = BySeeds | ByOneTraining | ByTraining | AsMeasured
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from hydractl.methods import MethodOptions, rows_of_methods
 from hydractl.methods.study_rows import (
     MEMBERS,
     AsMeasured,
-    ByFitting,
     ByOneTraining,
     BySeeds,
     ByTraining,
@@ -313,14 +312,13 @@ class Workshop:
             # One training that leaves several members, which are fused.
             case ByOneTraining(ensemble, options):
                 return self._row_of_one_training(name, _with_ensemble(ensemble, options))
-            # One training that leaves one file.
-            case ByTraining(ensemble, options):
+            # One training that leaves one file. A method without a training, such as laplace, takes the data alone.
+            case ByTraining(ensemble, options) if ensemble.trains:
                 step = self.training_step(_with_ensemble(ensemble, options), [f"{name}.st"])
                 return _row_of_single_step(name, step)
-            # A method without a training, such as laplace, makes the file from the studied model.
-            case ByFitting(ensemble):
-                options_of_fit = {"ensemble": str(ensemble), **self._train_and_val(), "force": True}
-                step = self.step("finetune", [self.model], options_of_fit, [f"{name}.st"])
+            case ByTraining(ensemble):
+                data = {"ensemble": str(ensemble), **self._train_and_val(), "force": True}
+                step = self.step("finetune", [self.model], data, [f"{name}.st"])
                 return _row_of_single_step(name, step)
             # No file is made: eval measures the studied model itself with other options, e.g. MC dropout.
             case AsMeasured(options):

@@ -112,6 +112,7 @@ def test_what_a_kind_is_asked_for_is_written_as_it_is_read(kind: str) -> None:
     [
         ("", "must begin with one of deep, lora, "),
         ("pakced:3,2", "not 'pakced'; did you mean packed?"),
+        ("masksembles:3,2", "not 'masksembles'; a package may add it: docs/ensembles.md#to-add-another"),
         ("packed", "must be packed:M,ALPHA[,GAMMA], such as packed:3,2, not 'packed'"),
         ("packed:3,2,1,1", "must be packed:M,ALPHA[,GAMMA], such as packed:3,2, not 'packed:3,2,1,1'"),
         ("packed:1,2", "packed: M must be at least 2, not 1; such as packed:3,2"),

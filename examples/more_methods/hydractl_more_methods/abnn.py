@@ -60,7 +60,6 @@ class AbnnOptions(SeededOptions):
 
 METHOD = Method(
     "abnn",
-    "Members that differ in their norms, which are trained under noise",
     AbnnOptions,
     # The noise is the default of the authors' layer. Members differ in their norms alone, which merging would average.
     rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.1)), place=3),),

@@ -39,7 +39,6 @@ class MasksemblesOptions(TogetherOptions):
 
 METHOD = Method(
     "masksembles",
-    "Members that share all weights and see other neurons of the MLPs",
     MasksemblesOptions,
     # Members are close to each other, and merging would average their MLPs.
     rows=(StudyRow("masksembles", ByOneTraining(MasksemblesOptions(MEMBERS, 2.0)), place=9),),

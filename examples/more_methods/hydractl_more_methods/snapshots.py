@@ -172,7 +172,6 @@ class Cycles(Course):
 
 METHOD = Method(
     "snapshots",
-    "The weights at the end of each of several cosines of the learning rate",
     SnapshotsOptions,
     rows=(StudyRow("snapshots", ByOneTraining(SnapshotsOptions(MEMBERS)), place=4),),
 )

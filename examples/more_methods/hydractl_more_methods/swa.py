@@ -70,7 +70,6 @@ _OF_A_STUDY = ByTraining(SwaOptions(0.5, 20), {"schedule": "constant"})
 
 METHOD = Method(
     "swa",
-    "The average of the weights at the end of a training",
     SwaOptions,
     rows=(StudyRow("swa", _OF_A_STUDY, place=5, least_steps=40),),
 )

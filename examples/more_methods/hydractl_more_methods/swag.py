@@ -55,7 +55,6 @@ _OF_A_STUDY = ByOneTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "con
 
 METHOD = Method(
     "swag",
-    "Members drawn from a Gaussian around the average of weights",
     SwagOptions,
     rows=(StudyRow("swag", _OF_A_STUDY, place=5, least_steps=40),),
 )

@@ -40,7 +40,6 @@ class BatchEnsembleOptions(SeededOptions):
 
 METHOD = Method(
     "batch_ensemble",
-    "Members that differ in rank-one factors of their linear layers",
     BatchEnsembleOptions,
     rows=(StudyRow("batch-ensemble", BySeeds(ensemble=BatchEnsembleOptions(0.1)), place=3),),
 )

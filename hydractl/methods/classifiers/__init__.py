@@ -38,7 +38,6 @@ class ClassifiersOptions(TogetherOptions):
 
 METHOD = Method(
     "classifiers",
-    "Several classifiers on one body, trained together",
     ClassifiersOptions,
     rows=(StudyRow("heads", ByOneTraining(ClassifiersOptions(MEMBERS)), place=10, needs_classifier=True),),
 )

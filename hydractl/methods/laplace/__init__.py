@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hydractl.methods.base import FinetuneRequest, MethodOptions, argument
 from hydractl.methods.method import Method
-from hydractl.methods.study_rows import ByFitting, StudyRow
+from hydractl.methods.study_rows import ByTraining, StudyRow
 
 _TIMES_OF_PAIRS = 10
 """How often each pair of an image and a caption counts: the tau of Baumann et al., ``pseudo_data_count`` in their
@@ -56,7 +56,6 @@ class LaplaceOptions(MethodOptions):
 
 METHOD = Method(
     "laplace",
-    "A Gaussian posterior of the weights of the last layers",
     LaplaceOptions,
-    rows=(StudyRow("laplace", ByFitting(LaplaceOptions()), place=6, needs_labels=False, needs_classifier=True),),
+    rows=(StudyRow("laplace", ByTraining(LaplaceOptions()), place=6, needs_labels=False, needs_classifier=True),),
 )

@@ -40,7 +40,6 @@ class LoraOptions(SeededOptions):
 
 METHOD = Method(
     "lora",
-    "Members that differ in low-rank matrices on their heads",
     LoraOptions,
     rows=(StudyRow("lora", BySeeds(ensemble=LoraOptions(4, 8)), place=2),),
 )

@@ -41,7 +41,6 @@ class MimoOptions(TogetherOptions):
 
 METHOD = Method(
     "mimo",
-    "One network that takes M inputs at once and gives M answers",
     MimoOptions,
     rows=(StudyRow("mimo", ByOneTraining(MimoOptions(MEMBERS)), place=9, needs_classifier=True),),
 )

@@ -59,7 +59,6 @@ def _from_scratch(heads: int) -> ByOneTraining:
 
 METHOD = Method(
     "packed",
-    "Narrow networks that see the same batches, in the place of a wide one",
     PackedOptions,
     rows=(StudyRow("packed", _from_scratch, place=8, needs_classifier=True),),
 )
