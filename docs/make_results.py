@@ -24,9 +24,7 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``<!-- end -->`` those of ``benchmarks/gpu_cost.py``, between ``<!-- files: cpu -->`` and ``<!-- end -->`` those of
 ``benchmarks/eval_of_files.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
-``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and
-``<!-- end -->`` stands a table of
-``docs/results/watching.json``, which ``benchmarks/watching.py`` writes. Between ``<!-- paper: TABLE -->`` and
+``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- paper: TABLE -->`` and
 ``<!-- end -->`` stands a table of the paper, of ``docs/results/paper.json``, and between ``<!-- commands: SCRIPT -->``
 and ``<!-- end -->`` the commands of a script of ``examples/paper/`` that none before it on the page has. A test fails
 where a page differs from what this makes.
@@ -44,8 +42,6 @@ import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from hydractl.metrics.confidence import share_interval
 
 DOCS = Path(__file__).resolve().parent
 MIB = 1 << 20
@@ -1086,44 +1082,6 @@ SEED_TABLES = {
 """What makes a table over trainings, by the first word behind ``seeds:``."""
 
 
-# --- watching ---------------------------------------------------------------------------------------------------------
-
-
-def watching(part: str) -> str:
-    """One table of ``watching.json``: ``clean`` deployments, or windows with ``ood`` samples."""
-    document = json.loads((DOCS / "results/watching.json").read_text(encoding="utf-8"))
-    if part == "clean":
-        return clean_deployments(document)
-    return windows_with_ood(document)
-
-
-def clean_deployments(document: dict[str, Any]) -> str:
-    """How many deployments had an alarm although nothing had changed."""
-    deployments = document["settings"]["deployments"]
-    rows = []
-    for row in document["clean"]:
-        low, high = share_interval(row["with_alarm"], deployments)
-        alarms = f"{row['with_alarm'] / deployments:.1%} ({low:.1%} to {high:.1%})"
-        windows = sum(row["verdicts"].values())
-        undecided = row["verdicts"].get("cannot tell", 0) / windows
-        rows.append([f"{row['reference']:,}", f"{row['classes']:,}", alarms, f"{undecided:.1%}"])
-    return markdown(["reference", "classes", "an alarm in 100 windows", "windows that cannot tell"], rows)
-
-
-def windows_with_ood(document: dict[str, Any]) -> str:
-    """How many windows with OOD samples raised an alarm."""
-    alarms: dict[tuple[int, int, float], dict[float, str]] = {}
-    for row in document["ood"]:
-        place = (row["reference"], row["window"], row["share"])
-        share = row["verdicts"].get("alarm", 0) / document["settings"]["draws"]
-        alarms.setdefault(place, {})[row["tpr"]] = f"{share:.0%}"
-    tprs = list(next(iter(alarms.values())))
-    rows = []
-    for (samples, inputs, share), by_tpr in alarms.items():
-        rows.append([f"{samples:,}", f"{inputs:,}", f"{share:.0%}", *by_tpr.values()])
-    return markdown(["reference", "inputs", "OOD samples", *(f"TPR {tpr:g}" for tpr in tprs)], rows)
-
-
 # --- circuit search ---------------------------------------------------------------------------------------------------
 
 
@@ -1346,7 +1304,6 @@ KINDS = {
     "files": files,
     "gpu": gpu,
     "seeds": seeds,
-    "watching": watching,
     "cifar10": cifar10,
     "elsewhere": elsewhere,
 }

@@ -19,7 +19,6 @@ from hydractl.files.predict_answer import PredictAnswer
 from hydractl.files.predictions_header import PredictionsRecord
 from hydractl.files.records import Record
 from hydractl.files.study_answer import StudyAnswer
-from hydractl.files.watching_records import TrafficAnswer
 from hydractl.report.eval_document import FORMS_WITH_METRICS
 
 FOLDER = Path(__file__).with_name("schemas")
@@ -36,7 +35,6 @@ RECORDS: tuple[type[Record], ...] = (
     PredictionsRecord,
     ScoresAnswer,
     StudyAnswer,
-    TrafficAnswer,
 )
 FORMS: tuple[type[Form], ...] = tuple(map(FORMS_WITH_METRICS.form_of, RECORDS))
 

@@ -148,6 +148,31 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
     assert scope["logits"].shape == (3, 2, 3)  # type: ignore[attr-defined]
 
 
+def test_the_comparison_of_inputs_finds_those_that_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines are those of predict: a model of digits, on digits and on letters."""
+    monkeypatch.chdir(tmp_path)
+    base = BASE.replace("num_heads=12&num_classes=3", "num_heads=3&num_classes=10&in_chans=1")
+    train = ["--train", "builtin:digits/train", "--lr", "3e-3", "--epochs", "4", "-o", "base.st", "-q"]
+    assert main(["finetune", base, *train]) == 0
+    assert main(["calibrate", "base.st", "--val", "builtin:digits/val", "--threshold", "id:0.05", "-o", "cal.st"]) == 0
+    for name, data in {"known": "builtin:digits/test", "new": "builtin:letters"}.items():
+        assert main(["predict", "cal.st", data, "-o", f"{name}.jsonl", "-q"]) == 0
+    (comparison,) = (block for block in blocks((ROOT / "docs" / "deploy.md").read_text(), "py") if "scipy" in block)
+    capsys.readouterr()
+    scope: dict[str, Any] = {}
+    exec(comparison, scope)
+    assert scope["scores"].pvalue < 1e-6
+    known, new = ([row["is_ood"] for row in scope[name]] for name in ("known", "new"))
+    said = capsys.readouterr().out
+    assert f"flagged: {sum(known) / len(known):.1%}, now {sum(new) / len(new):.1%}, p = " in said
+    # The same inputs again are no change.
+    shutil.copy("known.jsonl", "new.jsonl")
+    exec(comparison, scope)
+    assert scope["scores"].pvalue == scope["shares"].pvalue == 1
+
+
 def script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None

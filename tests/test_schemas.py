@@ -106,10 +106,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             [
                 *("calibrate", "ab.st", "--val", "val.npz", "--ood-val", "far=other.npz", "--temperature", "fit"),
                 *("--threshold", "ood:0.9", "--conformal", "0.2", "--ood-score", "mi,msp", "-o", "cal.st", "--json"),
-                *("--reference", "held-out.npz"),
             ],
             ["predict", "cal.st", "held-out.npz", "--top", "2", "-o", "lines.jsonl", "--report", "predict.json"],
-            ["report", "predict.json", "--json"],
             ["bench", "a.st", "ab.st", "--compare", "stock", "--rounds", "2", "--batch-size", "1", "-o", "bench.json"],
         ):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -154,7 +152,6 @@ BROKEN: dict[str, list[Callable[[Any], Any]]] = {
     "hydractl.fuse/1": [_drop("merge"), lambda d: d["averaging"].update(distance=0.1)],
     "hydractl.mask/1": [_drop("sites"), lambda d: next(iter(d["sites"].values())).update(kept=[-1])],
     "hydractl.predict/1": [_drop("model"), lambda d: d["ood"].update(n=-1)],
-    "hydractl.traffic/1": [_drop("files"), lambda d: d["files"][0]["watched"]["whole"].update(verdict="fine")],
     "hydractl.predictions/3": [_drop("sets"), lambda d: d["sets"][0].update(role="test")],
     "hydractl.scores/1": [_drop("sites"), lambda d: d["sites"].update(more=["high"])],
     "hydractl.study/2": [_drop("verdict"), lambda d: d["rows"][0].update(chosen="yes")],

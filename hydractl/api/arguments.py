@@ -285,7 +285,6 @@ class CalibrateArguments(ProbabilityArguments, total=False):
     """Arguments of :func:`hydractl.calibrate`."""
 
     knn_bank: int | None
-    reference: Data | None
     note: str | None
 
 

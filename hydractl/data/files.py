@@ -97,31 +97,18 @@ class FileImages(EncodedImages):
             raise self.unreadable(i, reason(error)) from error
 
 
-class TooManyPixels(ValueError):
-    """The header of an image states more pixels than are allowed."""
-
-
-def decoded_image(content: bytes, most_pixels: int | None = None) -> Image.Image:
+def decoded_image(content: bytes) -> Image.Image:
     """Decode an image and return it in the mode in which it is stored. If it has several frames, return the first one.
 
     Args:
         content: the bytes of an image file.
-        most_pixels: refuse an image whose header states more pixels, before decoding it; None means Pillow's own limit.
 
     Raises:
-        TooManyPixels: if it has more pixels than ``most_pixels``.
         UnidentifiedImageError: if it has none of the formats that are read.
         ValueError: if its mode cannot be converted to RGB.
         Exception: decoders raise ``OSError``, ``SyntaxError``, ``ValueError`` and others for a damaged file.
     """
-    try:
-        image = Image.open(io.BytesIO(content), formats=_available_formats())
-    except Image.DecompressionBombError as error:
-        if most_pixels is None:
-            raise
-        raise TooManyPixels from error
-    if most_pixels is not None and image.width * image.height > most_pixels:
-        raise TooManyPixels
+    image = Image.open(io.BytesIO(content), formats=_available_formats())
     image.load()
     if not _is_readable(image.mode):
         raise ValueError(f"Pillow converts no {image.mode} to RGB")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import cast
 
 from hydractl.evaluation.fitting import RowFit
 from hydractl.evaluation.predictions.header import ScoreDataEntry, StoredScoreEntry
@@ -15,8 +15,6 @@ from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_
 from hydractl.files.description import CHOSEN_BY_CALIBRATE
 from hydractl.files.fingerprints import merged
 from hydractl.metrics.conformal import Conformal, stored_conformal
-from hydractl.metrics.threshold import stored_score
-from hydractl.metrics.watching import Reference, stored_reference
 from hydractl.model.laplace import START as POSTERIOR
 
 
@@ -24,24 +22,19 @@ def write_calibrated(
     model: RunningModel,
     fitted: RowFit,
     score: str | None,
-    reference: Reference | None,
     sets: Sequence[EvalSet],
     note: str | None,
     output: Output,
-) -> Reference | None:
-    """Write the checkpoint of a model with its calibration, threshold, prediction sets, OOD score and reference.
+) -> None:
+    """Write the checkpoint of a model with its calibration, threshold, prediction sets and OOD score.
 
     Args:
         model: the model; it must be one checkpoint.
         fitted: the calibration, threshold and prediction sets that were fitted for it.
         score: the OOD score that was chosen for it; None if none was asked for.
-        reference: the new reference for watching; None to keep the one in the model's file, if it is still valid.
         sets: all data sets of the command; samples to which something was fitted are recorded as seen.
         note: a sentence for the provenance about how the model was chosen, or None.
         output: the new file.
-
-    Returns:
-        The reference in the new checkpoint, or None.
     """
     (source,) = model.argument.sources
     description = source.description
@@ -67,12 +60,6 @@ def write_calibrated(
             tensors = with_tensors(tensors, detector.tensors(score))
         extra["ood_score"] = entry
 
-    # The reference consists of scores, flags and predicted classes. An old one is valid only if none of these changes.
-    if reference is not None:
-        extra["reference"] = reference.to_json()
-    elif "reference" in description.extra and _decides_as_before(description.extra, extra):
-        extra["reference"] = description.extra["reference"]
-
     # The description of the new checkpoint.
     provenance = {**description.provenance, "bases": source.lineage}
     if note is not None:
@@ -80,7 +67,6 @@ def write_calibrated(
     seen = merged(description.seen, fitted_entries(sets, "calibrate"))
     calibrated = replace(description, extra=extra, seen=tuple(seen), layout="sliced", provenance=provenance)
     write_checkpoint(output, tensors, calibrated.to_json())
-    return stored_reference(extra.get("reference"))
 
 
 def kept_conformal(model: RunningModel, fitted: RowFit) -> Conformal | None:
@@ -97,27 +83,3 @@ def kept_conformal(model: RunningModel, fitted: RowFit) -> Conformal | None:
         return None
     (source,) = model.argument.sources
     return stored_conformal(source.description.extra.get("conformal"))
-
-
-def _decides_as_before(before: Mapping[str, Any], extra: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint still gives the same scores, flags and classes after it was calibrated again.
-
-    Args:
-        before: the entries of its old description.
-        extra: the entries of its new description.
-    """
-    if before.get("calibration") != extra.get("calibration"):
-        return False
-    if before.get("threshold") != extra.get("threshold"):
-        return False
-    if stored_score(before) != stored_score(extra):
-        return False
-    return bool(_fitted_on(before) == _fitted_on(extra))
-
-
-def _fitted_on(extra: Mapping[str, Any]) -> Any:
-    """Return the record of the training data to which the stored OOD score was fitted; None if there are none."""
-    entry = extra.get("ood_score")
-    if not isinstance(entry, Mapping):
-        return None
-    return entry.get("fitted_on")

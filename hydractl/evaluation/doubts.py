@@ -44,7 +44,7 @@ def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], 
         sets: all data sets of the command.
         options: the options of the command.
     """
-    doubts = _renamed_classes(models)
+    doubts = _doubts_of_opening(models)
 
     # Implausible samples. Sets made from the samples of another set are skipped, because that set is checked.
     for dataset in sets:
@@ -65,15 +65,16 @@ def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], 
     return doubts
 
 
-def _renamed_classes(models: Sequence[LogitsProvider]) -> list[str]:
-    """Return the sentences about class names that were changed when models were opened, without repetitions."""
+def _doubts_of_opening(models: Sequence[LogitsProvider]) -> list[str]:
+    """Return the sentences about what is odd about models as they were opened, without repetitions."""
     sentences: list[str] = []
     for model in models:
         if not isinstance(model, RunningModel):
             continue
         for source in model.argument.sources:
-            if source.renamed is not None and source.renamed not in sentences:
-                sentences.append(source.renamed)
+            for sentence in (source.renamed, source.outdated):
+                if sentence is not None and sentence not in sentences:
+                    sentences.append(sentence)
     return sentences
 
 

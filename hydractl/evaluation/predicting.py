@@ -21,7 +21,6 @@ from hydractl.files.predict_answer import (
     SkippedRecord,
 )
 from hydractl.metrics.confidence import share_interval
-from hydractl.metrics.watching import WatchOfAll
 from hydractl.model.arriving import one_behind
 from hydractl.model.prediction import Chosen, Prediction
 from hydractl.model.runtime import HydraModel, move
@@ -435,11 +434,9 @@ class PredictionTally:
     """Counts predictions window by window, and makes their summary.
 
     Attributes:
-        watch: compares the predictions with a reference; None if there is no reference.
         predicted: the number of samples that were predicted so far.
     """
 
-    watch: WatchOfAll | None = None
     predicted: int = 0
     _skipped: int = 0
     _skipped_ids: list[str] = field(default_factory=list)
@@ -448,20 +445,17 @@ class PredictionTally:
     _classes: Counter[str | int] = field(default_factory=Counter)
 
     def add(self, window: Window) -> None:
-        """Count the samples of one window, and pass them to ``self.watch`` if there is one."""
+        """Count the samples of one window."""
         self.predicted += len(window.rows)
         skipped_ids = list(window.skipped)
         self.skip(len(skipped_ids), skipped_ids)
         for row in window.rows:
             is_ood = row.get("is_ood")  # None without a threshold
-            confidence = row["confidence"]
-            predicted_class = row["predicted"]
             if is_ood:
                 self._flagged += 1
-            self._confidence_sum += confidence
+            self._confidence_sum += row["confidence"]
+            predicted_class = row["predicted"]
             self._classes[predicted_class] += 1
-            if self.watch is not None:
-                self.watch.add(row["ood_score"], is_ood, predicted_class, confidence)
 
     def skip(self, count: int, ids: Sequence[str]) -> None:
         """Count samples that could not be read, and keep their ids until there are 1000.
@@ -493,9 +487,6 @@ class PredictionTally:
         skipped = None
         if self._skipped:
             skipped = SkippedRecord(n=self._skipped, ids=self._skipped_ids)
-        watched = None
-        if self.watch is not None:
-            watched = self.watch.finished()
         return PredictAnswer(
             model=model,
             n=self.predicted,
@@ -503,7 +494,6 @@ class PredictionTally:
             ood=flagged,
             classes=classes,
             skipped=skipped,
-            watched=watched,
             output=output,
         )
 

@@ -24,8 +24,6 @@ from hydractl.jsonio import read_json_file
 from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
-REFERENCE = "reference"
-"""The role of ID samples with which later inputs are compared: nothing is fitted to them or measured on them."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,7 @@ class EvalSet(SetEntry):
     Attributes:
         spec: the SPEC from which it was opened.
         dataset: the samples; None if only predictions for them are available.
-        left_out: the number of samples that were removed: from a validation set, samples that are also training data;
-            from a reference, samples to which something was fitted.
+        left_out: the number of samples that were removed from a validation set because they are also training data.
     """
 
     spec: str = ""
@@ -147,26 +144,6 @@ def open_fitted_sets(options: DataOptions, model: Classifier) -> OpenedSets:
     models = [model]
     opening = _Opening(options, models)
     return _with_fitted_sets([], opening, options, models)
-
-
-def open_reference(spec: str, options: DataOptions, model: Classifier) -> Dataset:
-    """Open the ID samples of ``--reference``, which need no labels.
-
-    Raises:
-        UsageError, InputError: if they cannot be opened, or do not fit the model.
-    """
-    opening = _Opening(options, [model])
-    return opening.open_labelled(spec, option="--reference")
-
-
-def reference_set(dataset: Dataset, left_out: int = 0) -> EvalSet:
-    """Return held-out samples as a data set.
-
-    Args:
-        dataset: the held-out samples.
-        left_out: the number of other samples in the same SPEC, which are not held out.
-    """
-    return replace(_eval_set("reference", REFERENCE, dataset), left_out=left_out)
 
 
 def _with_fitted_sets(
@@ -299,7 +276,7 @@ def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
     return [dataset for dataset in sets if dataset.role == role]
 
 
-_OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train", REFERENCE: "--reference"}
+_OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train"}
 
 
 def option_of(dataset: EvalSet) -> str:

@@ -8,7 +8,6 @@ from typing import Literal
 
 from hydractl.files.model_records import CalibrationRecord, DataSetRecord, ThresholdRecord
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, needed
-from hydractl.files.watching_records import ReferenceRecord
 
 CALIBRATE_SCHEMA: Literal["hydractl.calibrate/1"] = "hydractl.calibrate/1"
 
@@ -54,7 +53,6 @@ class CalibrateAnswer(Record, form="Calibrate"):
     val: DataSetRecord | None = described("The validation data that something was chosen on.")
     ood_val: Mapping[str, DataSetRecord] | None = described("By name the OOD validation sets that it was chosen on.")
     train: DataSetRecord | None = described("The training data that OOD scores were fitted to.")
-    reference: ReferenceRecord | None = described("The ID samples that the checkpoint keeps to compare inputs with.")
     note: str | None = described("How the model was chosen, as the command said it.")
     warnings: Sequence[str] | None = described("What makes the choice less than it seems.")
 

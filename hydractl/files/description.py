@@ -16,7 +16,7 @@ from hydractl.jsonio import json_list, shown
 DEFAULT_PROMPT = "A photo of a {label}."
 """The default template that makes a prompt of a class name (paper D.3)."""
 
-CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal", "reference")
+CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal")
 """The entries of ``extra`` that ``calibrate`` writes; whatever changes the predictions removes them."""
 FITTED = (*CHOSEN_BY_CALIBRATE, "cascade")
 """The entries of ``extra`` that are fitted to the predictions on some data."""

@@ -31,7 +31,6 @@ from pydantic_core import ErrorDetails
 from hydractl.errors import InputError
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.model_records import FittedOnRecord
-from hydractl.files.predict_answer import PredictAnswer
 from hydractl.files.predictions_header import PredictionsRecord
 from hydractl.files.records import Checked, FieldFacts, Record, Sized, Within, facts_of
 from hydractl.jsonio import read_json_file, shown
@@ -350,6 +349,5 @@ def _value_check(marker: Checked) -> Callable[[Any, ValidationInfo], Any]:
 _FORMS = FormMaker()
 
 Bench = _FORMS.form_of(BenchAnswer)
-Predictions = _FORMS.form_of(PredictAnswer)
 PredictionsHeader = _FORMS.form_of(PredictionsRecord)
 FittedOn = _FORMS.form_of(FittedOnRecord)

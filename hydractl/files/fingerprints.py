@@ -110,18 +110,6 @@ def _kept_digests(use: Entry) -> Iterator[str]:
         yield all_digits[start:stop]
 
 
-def known_in_part(entries: Iterable[Entry], dataset: Fingerprinted) -> list[Entry]:
-    """Return the entries of sets larger than :data:`MOST` that have seen samples of a data set.
-
-    Their missing fingerprints may belong to further samples of the data set, which nobody can tell.
-    """
-    partly_known = []
-    for use in entries:
-        if use["n"] > MOST and marked([use], dataset).any():
-            partly_known.append(use)
-    return partly_known
-
-
 def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
     """Count the samples of a data set that weights were trained on."""
     trainings = [use for use in entries if use["as"] == "train"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hydractl.files.records import SCHEMA_TEXT, Count, Interval, Number, Record, described, needed
-from hydractl.files.watching_records import WatchedRecord
 
 PREDICT_SCHEMA: Literal["hydractl.predict/1"] = "hydractl.predict/1"
 
@@ -62,7 +61,6 @@ class PredictAnswer(Record):
     ood: FlaggedRecord | None = described("The samples that are flagged, where there is a threshold.")
     classes: Sequence[PredictedClassRecord] = needed("The predicted classes, the most frequent first.")
     skipped: SkippedRecord | None = described("The samples that could not be read, where there are some.")
-    watched: WatchedRecord | None = described("The samples beside the reference, where the checkpoint holds one.")
     output: str | None = described("The file that has a line for each sample; null where they were printed.")
     first: Sequence[Mapping[str, Any]] | None = described("The first samples; only a printed table has them.")
 
@@ -73,11 +71,10 @@ class PredictAnswer(Record):
             "skipped": 0 if self.skipped is None else self.skipped.n,
             "confidence": self.confidence,
             "ood_share": None if self.ood is None else self.ood.share,
-            "alarms": None if self.watched is None else self.watched.alarms,
         }
 
 
-REQUIRABLE = ("n", "skipped", "confidence", "ood_share", "alarms")
+REQUIRABLE = ("n", "skipped", "confidence", "ood_share")
 """The keys of :meth:`PredictAnswer.requirable`."""
 
 

@@ -10,7 +10,7 @@ from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetr
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, Sized, described, inline, needed
 
-Purpose = Literal["predict", "export", "watch", "recalibrate", "free score"]
+Purpose = Literal["predict", "export", "recalibrate", "free score"]
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
 
 STUDY_SCHEMA: Literal["hydractl.study/2"] = "hydractl.study/2"

@@ -1,4 +1,4 @@
-"""Confidence intervals of a share, of a difference of shares, and of a mean; at 95 % unless said otherwise."""
+"""Confidence intervals of a share, of a difference of shares, and of a mean, at 95 %."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ class ConfidenceInterval(NamedTuple):
     high: float
 
 
-def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInterval:
-    """Return Wilson's score interval of the share ``count / total``; ``total`` is above 0.
-
-    ``z`` is the normal quantile of the upper end, e.g. 1.96 for a 95 % interval.
+def share_interval(count: float, total: float) -> ConfidenceInterval:
+    """Return Wilson's 95 % score interval of the share ``count / total``; ``total`` is above 0.
 
     The formula is written out because importing scipy.stats would take more than a second of every eval; a test
     compares it with scipy's.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
+    z = Z_95
     # The interval is not symmetric around the share: its middle is pulled towards 1/2.
     share = count / total
     spread = z * z / total
@@ -45,20 +44,18 @@ def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInt
     return ConfidenceInterval(low, high)
 
 
-def share_difference_interval(
-    count: float, total: float, other_count: float, other_total: float, z: float = Z_95
-) -> ConfidenceInterval:
-    """Return the interval of ``count / total - other_count / other_total``, shares of two independent sets of samples.
+def share_difference_interval(count: float, total: float, other_count: float, other_total: float) -> ConfidenceInterval:
+    """Return the 95 % interval of ``count / total - other_count / other_total``, shares of two sets of samples.
 
-    ``z`` is the normal quantile of the upper end, e.g. 1.96 for a 95 % interval; both totals are above 0.
+    The sets are independent, and both totals are above 0.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: from the
     score intervals of both shares, without a continuity correction.
     """
     share = count / total
     other_share = other_count / other_total
-    low, high = share_interval(count, total, z)
-    other_low, other_high = share_interval(other_count, other_total, z)
+    low, high = share_interval(count, total)
+    other_low, other_high = share_interval(other_count, other_total)
     difference = share - other_share
     # The difference is lowest if the first share is lower and the other one higher. Independent errors add as squares.
     below = math.hypot(share - low, other_high - other_share)

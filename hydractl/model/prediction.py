@@ -15,7 +15,6 @@ from hydractl.metrics.conformal import Conformal, prediction_sets, stored_confor
 from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import Floats, blocks
 from hydractl.metrics.threshold import stored_score, stored_threshold
-from hydractl.metrics.watching import Reference, stored_reference
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,12 @@ class Chosen:
         calibration: the calibration of the averaged prediction, or None.
         threshold: a sample whose OOD score reaches this value is flagged; None means that none is flagged.
         conformal: what makes prediction sets, or None.
-        reference: statistics of ID samples with which inputs are compared, or None.
     """
 
     score: str
     calibration: Calibration | None
     threshold: float | None
     conformal: Conformal | None
-    reference: Reference | None = None
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Chosen:
@@ -50,7 +47,6 @@ class Chosen:
             calibration=Calibration.from_json(calibration) if calibration else None,
             threshold=None if threshold is None else float(threshold["value"]),
             conformal=stored_conformal(extra.get("conformal")),
-            reference=stored_reference(extra.get("reference")),
         )
 
 

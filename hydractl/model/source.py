@@ -24,7 +24,7 @@ from hydractl.files.description import DEFAULT_PROMPT, FITTED, Description, base
 from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
-from hydractl.jsonio import Held, canonical_json
+from hydractl.jsonio import Held, canonical_json, shown
 from hydractl.model.stored import (
     EditedHeads,
     MemberTensors,
@@ -73,6 +73,8 @@ class Source:
             no relative of other models.
         left: names of tensors in the file that belong to another task and are not used.
         renamed: a warning about the class names or prompts that the user gives; None if nothing is odd about them.
+        outdated: a warning about what an earlier version of hydractl stored in the file and this one does not use; None
+            if there is nothing of the kind.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Source:
     drawn_by: int | None = None
     left: tuple[str, ...] = ()
     renamed: str | None = None
+    outdated: str | None = None
 
     @property
     def sha256(self) -> str:
@@ -357,7 +360,22 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
     if document is None:
         return _open_undescribed(path, file, arch, seed, name)
     description = Description.from_json(document, str(path))
-    return _source_of_described_file(file, description, name or path.stem)
+    source = _source_of_described_file(file, description, name or path.stem)
+    return _without_reference(source)
+
+
+def _without_reference(source: Source) -> Source:
+    """Return a model without its reference, which earlier versions of ``predict`` compared inputs with, and warn."""
+    description = source.description
+    if "reference" not in description.extra:
+        return source
+    version = shown(description.provenance.get("hydractl"))
+    extra = {key: value for key, value in description.extra.items() if key != "reference"}
+    outdated = (
+        f"{source.name}: the reference that it holds is not used, for inputs are no longer compared with one; the "
+        f"version of hydractl that wrote the file, {version}, did so"
+    )
+    return replace(source, description=replace(description, extra=extra), outdated=outdated)
 
 
 def _refuse_files_of_other_kinds(path: Path) -> None:
@@ -449,7 +467,7 @@ def _with_cascade_option(source: Source, query: str, *, named: bool) -> Source:
         hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
         raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
 
-    fitted_to_cascade = ("cascade", "calibration", "threshold", "conformal", "reference")
+    fitted_to_cascade = ("cascade", "calibration", "threshold", "conformal")
     extra = {key: value for key, value in description.extra.items() if key not in fitted_to_cascade}
     name = source.name if named else f"{source.name}.whole"
     return replace(source, name=name, description=replace(description, extra=extra))

@@ -39,7 +39,6 @@ from hydractl.files.verb_answers import (
     PruneAnswer,
     PruneWeightsAnswer,
 )
-from hydractl.files.watching_records import TRAFFIC_SCHEMA, TrafficAnswer
 from hydractl.report.eval_terminal import eval_table
 from hydractl.report.fuse_words import cascade_words, data_words
 from hydractl.report.rich_parts import HeatMap, KeptMap
@@ -56,7 +55,6 @@ from hydractl.report.run_tables import (
     study_table,
 )
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
-from hydractl.report.traffic import traffic_table
 
 Fact = tuple[str, str]
 """A name and its value."""
@@ -545,7 +543,7 @@ def _one_line(value: object) -> str:
 def _inside(value: object) -> str:
     """Return a value in an object or a list as part of its line: an object in parentheses, a long text by its length.
 
-    Texts of many characters are arrays of bytes, such as the scores of a reference.
+    Texts of many characters are arrays of bytes.
     """
     text = _one_line(value)
     if isinstance(value, dict):
@@ -619,9 +617,6 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
     if conformal is not None:
         quantile = f"qhat {number(conformal.qhat, 4)} of {conformal.method}"
         facts.append(("conformal", f"{quantile}, alpha {conformal.alpha}"))
-    reference = answer.reference
-    if reference is not None:
-        facts.append(("reference", f"{count_text(reference.n)} ID samples to compare inputs with"))
     return facts
 
 
@@ -658,9 +653,6 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
         skipped = count_text(answer.skipped.n)
         facts.append(("could not be read", skipped))
     facts.append(("predicted", _most_frequent_classes(answer)))
-    if answer.watched is not None:
-        advice = answer.watched.whole.advice
-        facts.append(("beside the reference", advice))
     return facts
 
 
@@ -730,7 +722,6 @@ _ANSWERS: Mapping[str, _Drawing[Any]] = {
     "hydractl.eval/2": _Drawing(EvalAnswer, eval_table),
     "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibration_view),
     "hydractl.predict/1": _Drawing(PredictAnswer, _predictions_view),
-    TRAFFIC_SCHEMA: _Drawing(TrafficAnswer, traffic_table),
     "hydractl.bench/1": _Drawing(BenchAnswer, bench_table),
     _PRUNE: _Drawing(PruneAnswer, _prune_view),
     _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),

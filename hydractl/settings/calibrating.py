@@ -18,9 +18,9 @@ calibrate_option = partial(option, "Calibrating")
 
 def _something_to_choose(settings: CalibrateSettings) -> list[str]:
     """Return a problem if the command asks for nothing to be chosen."""
-    if any(settings.given(name) for name in ("temperature", "threshold", "ood_score", "conformal", "reference")):
+    if any(settings.given(name) for name in ("temperature", "threshold", "ood_score", "conformal")):
         return []
-    return ["calibrate needs something to choose: --temperature, --threshold, --conformal, --ood-score or --reference"]
+    return ["calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score"]
 
 
 def _nothing_of_rows(settings: CalibrateSettings) -> list[str]:
@@ -112,12 +112,6 @@ class CalibrateSettings(Validated):
         metavar="F.st",
         check=ends_in(".st", ".safetensors"),
         writes=True,
-    )
-    reference: str | None = calibrate_option(
-        "ID samples that nothing is fitted to, which predict compares its inputs with; labels are not needed [default: "
-        "what the checkpoint has, as long as it flags the same]",
-        metavar="SPEC",
-        often=True,
     )
     label_map: str | None = calibrate_option(
         "JSON object from labels of the data to labels of the model", metavar="FILE"

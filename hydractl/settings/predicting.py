@@ -155,8 +155,7 @@ class PredictSettings(Requiring, Measured, SideBySide):
     )
     resume: bool = predict_option("Resume the unfinished file of the same command", False)
     require: list[str] = predict_option(
-        "Exit with 4 unless it holds: ood_share, alarms (windows that have shifted, all inputs counted as one more), "
-        "confidence, n or skipped, as KEY<=NUMBER; repeat it for more",
+        "Exit with 4 unless it holds: ood_share, confidence, n or skipped, as KEY<=NUMBER; repeat it for more",
         [],
         metavar="EXPR",
         check=parse_requirement,

@@ -169,7 +169,7 @@ VERBS: dict[str, Verb] = {
   # a temperature, and a threshold that flags 1 % of the validation data
   hydractl calibrate hydra.st --val val.npz --temperature fit --threshold id:0.01 -o cal.st
   # and with samples of their own that predict compares its inputs with
-  hydractl calibrate hydra.st --val val.npz --temperature fit --threshold id:0.05 --reference held-out.npz
+  hydractl calibrate hydra.st --val val.npz --temperature fit --threshold id:0.05
   # the score that tells OOD validation data best, and a threshold that flags 95 % of them
   hydractl calibrate hydra.st --val val.npz --ood-val auto --ood-score msp,energy,mi --threshold ood:0.95
 """,
@@ -197,15 +197,13 @@ VERBS: dict[str, Verb] = {
     "report": Verb(
         settings="hydractl.settings.reporting:ReportSettings",
         function="make_report",
-        summary="Show, draw and check what eval, bench, study and predict found",
-        usage="DOCUMENT... [--html FILE] [--plots DIR|FILE] [--card FILE.md] [options]",
-        about="Show, draw and check the documents that eval, bench, study and predict wrote, without running a model: "
+        summary="Show, draw and check what eval, bench and study found",
+        usage="DOCUMENT... [--html FILE] [--plots DIR] [--card FILE.md] [options]",
+        about="Show, draw and check the documents that eval, bench and study wrote, without running a model: "
         "their table, a report, plots, a model card, and what is required of them.",
         examples="""
   # a page with tables and plots, and a model card
   hydractl report eval.json --html report.html --card README.md
-  # inputs over time beside the reference: what predict --report wrote, in its order
-  hydractl report monday.json tuesday.json --plots inputs.svg
   # means and standard deviations over seeds
   hydractl report a.json b.json c.json --over seed -o mean.json
   # a gate for scripts: exit code 4 when it fails

@@ -28,10 +28,7 @@ class ReportSettings(Requiring, Common):
 
     verb: ClassVar[str] = "report"
     many_models: ClassVar[bool] = True
-    models_help: ClassVar[str] = (
-        "A document that eval, bench or study wrote, or the summaries of predict, in their order; several of eval with "
-        "--over; - is stdin"
-    )
+    models_help: ClassVar[str] = "A document that eval, bench or study wrote; several of eval with --over; - is stdin"
     lacks: ClassVar[tuple[str, ...]] = (
         *("data", "limit", "max_length", "labels", "prompt", "tower", "arch"),
         *("device", "workers", "seed"),
@@ -49,9 +46,8 @@ class ReportSettings(Requiring, Common):
         writes=True,
     )
     plots: str | None = report_option(
-        "Write the plots of that report as .png files into a folder; of predictions over time, one picture, .png or "
-        ".svg",
-        metavar="DIR|FILE",
+        "Write the plots of that report as .png files into a folder",
+        metavar="DIR",
         often=True,
         writes=True,
     )
@@ -93,5 +89,5 @@ class ReportSettings(Requiring, Common):
 
     def _model_problems(self) -> list[str]:
         if not self.model and "model" not in self.unread:
-            return ["report needs a document that eval, bench, study or predict wrote"]
+            return ["report needs a document that eval, bench or study wrote"]
         return []

@@ -1,4 +1,4 @@
-"""The commands to run after a study: predict with ``best.st``, export, watch and calibrate it.
+"""The commands to run after a study: predict with ``best.st``, export and calibrate it.
 
 If the single model is as good with a free score, one more command writes that model.
 """
@@ -22,7 +22,7 @@ _WHICH_SAMPLES = ("limit", "seed")
 
 
 def next_commands(
-    settings: StudySettings, folder: Path, calibration: Mapping[str, Value], *, watched: bool, free: Step | None = None
+    settings: StudySettings, folder: Path, calibration: Mapping[str, Value], free: Step | None = None
 ) -> list[NextCommandRecord]:
     """Return commands that use ``best.st``, with the data of the study in place of the user's data.
 
@@ -30,7 +30,6 @@ def next_commands(
         settings: the settings of the study.
         folder: the folder with ``best.st``; the files of the commands go there, too.
         calibration: the options of ``calibrate`` that ``best.st`` was written with.
-        watched: whether ``best.st`` holds a reference; without one, inputs cannot be watched.
         free: the step that writes the single model with a free score that is as good as ``best.st`` or better; None if
             there is no such score.
     """
@@ -59,10 +58,8 @@ def next_commands(
     commands = [
         NextCommandRecord(purpose="predict", command=predict.argv()),
         NextCommandRecord(purpose="export", command=export.argv()),
+        NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()),
     ]
-    if watched:
-        commands.append(NextCommandRecord(purpose="watch", command=["report", str(summary)]))
-    commands.append(NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()))
     if free is not None:
         commands.append(NextCommandRecord(purpose="free score", command=free.argv()))
     return commands

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from hydractl.data.base import report_skipped
@@ -15,7 +14,6 @@ from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.reference import HeldOut, open_held_out, reference_of_samples
 from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
 from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
 from hydractl.files.atomic import Output, check_outputs, file_path
@@ -36,11 +34,6 @@ from hydractl.settings.calibrating import CalibrateSettings
 from hydractl.verbs.opening import model_options
 from hydractl.verbs.outcome import Outcome
 
-_NO_REFERENCE = (
-    "no reference to compare inputs with is stored; --reference SPEC stores one, of ID samples that are held out: "
-    "those that something is chosen on are not"
-)
-
 
 def run(settings: CalibrateSettings, log: Log) -> Outcome:
     """Choose temperature, threshold and OOD score on validation data, and write the checkpoint with them."""
@@ -58,17 +51,12 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
     for note in opened.notes:
         log.info(note)
 
-    # Open the held-out samples of the reference, if one is asked for, and warn of odd data.
-    held_out = None
-    if settings.reference is not None:
-        held_out = open_held_out(settings.reference, options.data, model, opened.sets)
-        for note in held_out.notes:
-            log.info(note)
+    # Warn of odd data.
     doubts = [*opened.warnings, *eval_data_doubts([model], opened.sets, options)]
     for doubt in doubts:
         log.warn(doubt)
     if settings.dry_run:
-        return _dry_run(model, opened, held_out, path, features, settings)
+        return _dry_run(model, opened, path, features, settings)
 
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
@@ -83,9 +71,6 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         # Choose. Comparing scores may leave several that are equally good.
         try:
             choice = choose_for(model, opened.sets, options, features_file, log)
-            reference = None
-            if held_out is not None and held_out.samples is not None:
-                reference = reference_of_samples(model, held_out.samples, choice, log)
         finally:
             model.release()
         for warning in choice.warnings:
@@ -102,16 +87,12 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         score = None
         if options.fit.scores.are_named or model.stored.score:
             score = choice.score
-        stored = write_calibrated(model, choice.fitted, score, reference, opened.sets, settings.note, output)
+        write_calibrated(model, choice.fitted, score, opened.sets, settings.note, output)
     for eval_set in opened.sets:
         if eval_set.dataset is not None:
             report_skipped(eval_set.dataset, log)
-    if settings.reference is None and stored is None:
-        log.info(_NO_REFERENCE)
     warnings = [*doubts, *choice.warnings, *doubts_of_result]
     answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
-    if stored is not None:
-        answer = replace(answer, reference=stored.record())
     return Outcome(answer.to_json(), files=[path])
 
 
@@ -135,10 +116,7 @@ def _doubts_of_result(model: RunningModel, choice: Choice, settings: CalibrateSe
 
 
 def _left_out(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> str | None:
-    """Return a sentence on what the model's file holds and the calibrated one will not, as it fits no longer; or None.
-
-    A new reference, which is often not wanted, has its own sentence.
-    """
+    """Return a sentence on what the model's file holds and the new one will not, as it fits no longer; or None."""
     (source,) = model.argument.sources
     stored = source.description.extra
     options_by_name = {}
@@ -171,7 +149,6 @@ def _open_features(path: Path, stack: ExitStack) -> FeaturesFile:
 def _dry_run(
     model: RunningModel,
     opened: OpenedSets,
-    held_out: HeldOut | None,
     path: Path,
     features: Path | None,
     settings: CalibrateSettings,
@@ -181,7 +158,6 @@ def _dry_run(
     Args:
         model: the model to calibrate.
         opened: the data sets that something is chosen on.
-        held_out: the samples of the reference; None if no reference is stored.
         path: the path of the calibrated model.
         features: the file that stores features, written if it does not exist; None if features are not stored.
         settings: the options of the command.
@@ -191,9 +167,6 @@ def _dry_run(
     if features is not None and not features.exists():
         files.append(features)
     samples_by_set = {dataset.name: len(dataset) for dataset in opened.sets}
-    if held_out is not None and held_out.samples is not None:
-        reference = held_out.samples
-        samples_by_set[reference.name] = len(reference)
     names = [str(file) for file in files]
     plan = PlannedCalibration(model=model.name, samples=samples_by_set, files=names)
     return Outcome({"schema": CALIBRATE_SCHEMA, "dry_run": True, **plan.to_json()})

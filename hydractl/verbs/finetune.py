@@ -46,7 +46,7 @@ from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.verbs.finetune_members import check_files, on_first_device, recipe_in_effect, train_members
 from hydractl.verbs.finetune_posterior import fit_posterior
-from hydractl.verbs.opening import announce_reading, model_options, renaming_doubts, start_options
+from hydractl.verbs.opening import announce_reading, model_options, opening_doubts, start_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/2"
@@ -168,11 +168,11 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> O
     prepared = _prepare(settings, log)
     source = prepared.opened.source
     files = prepared.files
-    doubts_of_names = renaming_doubts([source])  # announce_reading() logs these
+    doubts_of_model = opening_doubts([source])  # announce_reading() logs these
     doubts_of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
     for doubt in doubts_of_data:
         log.warn(doubt)
-    plan = replace(prepared.plan, warnings=[*doubts_of_names, *doubts_of_data])
+    plan = replace(prepared.plan, warnings=[*doubts_of_model, *doubts_of_data])
 
     if settings.dry_run:
         return _dry_run(plan, files, settings, team)

@@ -44,19 +44,20 @@ def start_options(settings: FinetuneSettings) -> ModelOptions:
     return options
 
 
-def renaming_doubts(sources: Iterable[Source]) -> list[str]:
-    """Return what is odd about the class names that ``--labels`` gives to models, without repetition."""
+def opening_doubts(sources: Iterable[Source]) -> list[str]:
+    """Return what is odd about models as they were opened, without repetition: class names, outdated contents."""
     doubts: list[str] = []
     for source in sources:
-        if source.renamed is not None and source.renamed not in doubts:
-            doubts.append(source.renamed)
+        for doubt in (source.renamed, source.outdated):
+            if doubt is not None and doubt not in doubts:
+                doubts.append(doubt)
     return doubts
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
     """Log what is special about models to be read: big weights, drawn or pickled ones, foreign tokens, and so on."""
     sources = list(sources)
-    for doubt in renaming_doubts(sources):
+    for doubt in opening_doubts(sources):
         log.warn(doubt)
     for source in sources:
         _announce_odd_weights(source, log)

@@ -38,11 +38,9 @@ from hydractl.files.predict_answer import (
 )
 from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
-from hydractl.metrics.watching import Reference, WatchOfAll
 from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
 from hydractl.model.source import Source, split_model
-from hydractl.report.watch_words import watch_lines
 from hydractl.settings.common import Common
 from hydractl.settings.predicting import PredictSettings, parse_part
 from hydractl.verbs.jobs import check_devices_or_slurm
@@ -58,8 +56,7 @@ from hydractl.verbs.requirements import check_known, unmet_in
 
 _PATIENCE_S = 86_400.0
 """Seconds that a rank waits for a slower rank; a rank that has died is noticed at once."""
-THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
-REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
+_THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
 
 
 @dataclass(frozen=True)
@@ -79,20 +76,6 @@ class _Plan:
     dataset: Dataset
     samples: range
     form: LineForm
-
-    @property
-    def reference(self) -> Reference | None:
-        """The samples that inputs are compared with.
-
-        None if the model holds none, or they were predicted with other classes than the model has now.
-        """
-        reference = self.chosen.reference
-        if reference is None:
-            return None
-        has_these_classes = reference.fits(self.model.description.labels, self.model.classes or 0)
-        if not has_these_classes:
-            return None
-        return reference
 
     @property
     def fields(self) -> list[str]:
@@ -204,7 +187,7 @@ def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
         fingerprint.pop("device", None)  # only the node that runs a job knows its device
         parts = PredictionParts(output.target, fingerprint, settings.parts_in_all, resume=settings.resume, log=log)
         parts.run(settings, log)
-        tally = _empty_tally(plan)
+        tally = PredictionTally()
         rows = _rows_counted(parts.windows(tally), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.model.description.labels is not None)
         parts.remove()
@@ -315,24 +298,19 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
     """
     name = plan.model.name
     has_threshold = plan.chosen.threshold is not None
-    has_reference = plan.reference is not None
     requirements = settings.requirements()
     check_known(requirements, [name], REQUIRABLE, skip_first=False)
     for requirement in requirements:
         option = f"--require {requirement.text}"
         if requirement.key == "ood_share" and not has_threshold:
-            raise UsageError(f"{option} needs a threshold, and {name} holds none", hint=THRESHOLD_HINT)
-        if requirement.key == "alarms" and not has_reference:
-            raise UsageError(f"{option} needs a reference, and {name} holds none of its classes", hint=REFERENCE_HINT)
+            raise UsageError(f"{option} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT)
 
 
 def _say_what_is_missing(plan: _Plan, log: Log) -> None:
-    """Log, before predicting, what the model lacks for judging its inputs: a threshold, or a fitting reference."""
+    """Log, before predicting, what the model lacks for judging its inputs: a threshold."""
     name = plan.model.name
     if plan.chosen.threshold is None:
-        log.info(f"{name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
-    if plan.chosen.reference is not None and plan.reference is None:
-        log.info(f"{name}: its reference was predicted with other classes, so nothing is compared with it")
+        log.info(f"{name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
 
 
 # --- predicting -------------------------------------------------------------------------------------------------------
@@ -373,7 +351,7 @@ def _predict_line_by_line(
     """
     with ExitStack() as stack:
         report_output = _claim_report(report, settings, stack)
-        tally = _empty_tally(plan)
+        tally = PredictionTally()
         for window in _predict_windows(plan, plan.samples.start, settings, log):
             tally.add(window)
             yield from window.rows
@@ -431,7 +409,7 @@ def _predict_into_file(
         if is_whole and len(plan.dataset) and not predicted_by_all:
             _remove(files_of_team)
             raise _nothing_readable(plan)
-        tally = _empty_tally(plan)
+        tally = PredictionTally()
         rows = _rows_counted(windows_in(files_of_team), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.model.description.labels is not None)
         _remove(files_of_team)
@@ -461,15 +439,6 @@ def _open_unfinished(
         left = plan.samples.stop - unfinished.stop
         log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.samples):,} are left")
     return unfinished
-
-
-def _empty_tally(plan: _Plan) -> PredictionTally:
-    """Return a tally that has counted nothing yet; it compares inputs with the model's reference, if there is one."""
-    watch = None
-    reference = plan.reference
-    if reference is not None:
-        watch = WatchOfAll(reference)
-    return PredictionTally(watch=watch)
 
 
 def _remove(files: Iterable[Path]) -> None:
@@ -540,7 +509,7 @@ def _sum_up(
         path: the file of the predictions; None if they were printed.
         report: the file of the summary; None for no file.
         settings: the options of the command.
-        log: receives how many inputs were flagged, how they differ from the reference, and which could not be read.
+        log: receives how many inputs were flagged, and which could not be read.
     """
     output_name = None
     if path is not None:
@@ -550,12 +519,6 @@ def _sum_up(
     answer_of_tally = tally.answer(record, output_name)
     answer = replace(answer_of_tally, part=settings.part)
     log.info(_summary_in_words(answer))
-    if answer.watched is not None:
-        verdict, *figures = watch_lines(answer.watched)
-        say = log.warn if answer.watched.alarms else log.info
-        say(verdict)
-        for line in figures:
-            log.info(line)
     report_skipped(plan.dataset, log)
     if report is not None:
         write_json(report, answer.to_json())

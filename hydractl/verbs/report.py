@@ -1,29 +1,25 @@
-"""``hydractl report``: show, draw and check documents that ``eval``, ``bench``, ``study`` and ``predict`` wrote."""
+"""``hydractl report``: show, draw and check documents that ``eval``, ``bench`` and ``study`` wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
+from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.bench_answer import BENCH_SCHEMA
-from hydractl.files.documents import Bench, Predictions, check_document
+from hydractl.files.documents import Bench, check_document
 from hydractl.files.eval_answer import EVAL_SCHEMA, EvalAnswer
-from hydractl.files.predict_answer import PREDICT_SCHEMA, PredictAnswer
 from hydractl.files.study_answer import STUDY_SCHEMA
-from hydractl.files.watching_records import TRAFFIC_KEYS, TrafficAnswer, TrafficFileRecord
 from hydractl.jsonio import read_json_file, shown
 from hydractl.log import Log
 from hydractl.report.eval_document import StudyForm, eval_of
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_runs import means
-from hydractl.report.traffic import draw_traffic
 from hydractl.settings.reporting import ReportSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in, unmet_of_bench
@@ -36,7 +32,7 @@ Documents = Mapping[str, Any]
 
 
 def run(settings: ReportSettings, log: Log) -> Outcome:
-    """Report on documents of one kind: a single one, several summaries of ``predict``, or the means of several evals.
+    """Report on documents of one kind: a single one, or the means of several evals.
 
     Raises:
         UsageError: there are several documents that no report can show together.
@@ -49,10 +45,6 @@ def run(settings: ReportSettings, log: Log) -> Outcome:
     for path, document in documents.items():
         schemas.add(_schema_of(document, path))
     has_several = len(documents) > 1
-
-    # Summaries of predict are shown beside each other.
-    if schemas == {PREDICT_SCHEMA}:
-        return _report_on_traffic(documents, settings, log)
 
     # Several evals have a mean.
     if has_several and settings.over is None:
@@ -80,11 +72,11 @@ def _schema_of(document: Any, path: str) -> str:
     if isinstance(document, dict):
         schema = document.get("schema")
         schema_shown = shown(schema)
-    known = (EVAL_SCHEMA, *_REPORTS_ON_OTHERS, PREDICT_SCHEMA)
+    known = (EVAL_SCHEMA, *_REPORTS_ON_OTHERS)
     if schema in known:
         return str(schema)
     raise InputError(
-        f"{_origin(path)} is no document of eval, bench, study or predict (schema {schema_shown})",
+        f"{_origin(path)} is no document of eval, bench or study (schema {schema_shown})",
         hint=f"these have the schemas {', '.join(known)}",
     )
 
@@ -188,70 +180,6 @@ def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outc
     rows = [(row["name"], row) for row in document["rows"]]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     return Outcome(document, unmet=unmet)
-
-
-# --- predictions over time --------------------------------------------------------------------------------------------
-
-
-def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log) -> Outcome:
-    """Compare the inputs of one or several runs of ``predict`` with the references of their models, and draw that.
-
-    Returns:
-        Each run with what was watched of its inputs, the picture of ``--plots``, and the requirements that are not met.
-    """
-    plot = None
-    if settings.plots is not None:
-        plot = file_path(settings.plots)
-        if plot.suffix.lower() not in (".png", ".svg"):
-            message = f"--plots of predictions is one picture, .png or .svg, and not {plot}"
-            raise UsageError(message, hint="--plots picture.svg")
-    files = []
-    for path, document in documents.items():
-        _refuse_options("predict", path, settings, _ONLY_FOR_EVALS, hint=None)
-        files.append(_record_of_run(document, path))
-    warnings = []
-    models = {file.model for file in files}
-    if len(models) > 1:
-        warnings.append(f"these are predictions of {len(models)} models, each beside its own reference")
-    answer = TrafficAnswer(files=files, warnings=warnings or None)
-    for warning in warnings:
-        log.warn(warning)
-
-    # Check the requirements against all inputs together.
-    requirements = settings.requirements()
-    check_known(requirements, [_TRAFFIC], TRAFFIC_KEYS, skip_first=False)
-    unmet = unmet_in([(_TRAFFIC, answer.requirable())], requirements, skip_first=False)
-
-    # Draw the runs.
-    if plot is None:
-        return Outcome(answer.to_json(), unmet=unmet)
-    if settings.dry_run:
-        check_outputs([plot], force=settings.force)
-        return Outcome(answer.to_json(), unmet=unmet)
-    draw = partial(draw_traffic, answer, form=plot.suffix.lower())
-    with Output(plot, force=settings.force) as output:
-        picture = write_with(output, draw)
-    return Outcome(answer.to_json(), files=[picture], unmet=unmet)
-
-
-def _record_of_run(document: Any, path: str) -> TrafficFileRecord:
-    """Return what was watched of the inputs of one run of ``predict``, from its summary.
-
-    Raises:
-        InputError: the document is no such summary, or its model held no reference.
-    """
-    check_document(document, _origin(path), Predictions)
-    answer = PredictAnswer.from_json(document)
-    if answer.watched is None:
-        raise InputError(
-            f"{_origin(path)} compares nothing: {answer.model.name} held no reference",
-            hint="hydractl calibrate MODEL --reference SPEC adds one; then predict again",
-        )
-    return TrafficFileRecord(name=Path(path).stem, model=answer.model.sha256, n=answer.n, watched=answer.watched)
-
-
-_TRAFFIC = "traffic"
-"""The name that requirements use for all inputs together."""
 
 
 def _refuse_options(verb: str, path: str, settings: ReportSettings, names: tuple[str, ...], hint: str | None) -> None:

@@ -25,7 +25,6 @@ from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.metrics.threshold import stored_score
-from hydractl.metrics.watching import FEWEST
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
 from hydractl.report.eval_document import read_eval
@@ -257,18 +256,13 @@ class StudyPlan:
     def step_of_best(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the best row as ``best.st``, with its temperature, threshold and OOD score.
 
-        Nothing is fitted to the test data, so they serve as the reference that ``predict`` compares inputs with.
-
         Args:
             row: the row that the study recommends.
             score: the OOD score of the row.
             note: a text to keep in the file; empty for no note.
         """
-        predictions_to_choose_by = self.predictions(row, "choose")
-        predictions_to_test_on = self.predictions(row, "test")
         options = self._calibration_options(row, score)
-        options["reference"] = str(self.settings.test)
-        options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
+        options["reuse"] = [str(self.predictions(row, "choose"))]
         options["force"] = True
         if note:
             options["note"] = note
@@ -277,7 +271,7 @@ class StudyPlan:
             [f"best={row.model}"],
             options,
             outputs=["best.st"],
-            needs=[self.choosing_step(row), self.testing_step(row)],
+            needs=[self.choosing_step(row)],
         )
 
     def step_of_best_figures(self, row: Row, score: str) -> Step:
@@ -319,31 +313,25 @@ class StudyPlan:
             options.update(feature_options)
         return options
 
-    def recalibration_options(self, row: Row, score: str, *, reference: bool) -> dict[str, Value]:
+    def recalibration_options(self, row: Row, score: str) -> dict[str, Value]:
         """Return the options that calibrate ``best.st`` again in the same way as the row that it was made from.
 
         Args:
             row: that row.
             score: its OOD score.
-            reference: whether the test data are enough for a reference.
         """
         options = self._calibration_options(row, score)
         options.pop("features", None)  # the stored features belong to the file of the row, not to best.st
-        if reference:
-            options["reference"] = str(self.settings.test)
         return options
 
-    def free_step(self, score: str, *, reference: bool) -> Step:
+    def free_step(self, score: str) -> Step:
         """Return the step that writes the single model with a free score as ``free.st``; no part of the study.
 
         Args:
             score: the OOD score.
-            reference: whether the test data are enough for a reference.
         """
         single = self.rows[0]
         options = self._calibration_options(single, score)
-        if reference:
-            options["reference"] = str(self.settings.test)
         return self.workshop.step("calibrate", [f"free={single.model}"], options, outputs=["free.st"])
 
     def card_step(self, row: Row, score: str, note: str) -> Step:
@@ -1021,30 +1009,23 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     threshold = None
     if isinstance(stored_threshold, Mapping):
         threshold = ThresholdRecord.from_json(stored_threshold)
-    has_reference = stored_in_best.get("reference") is not None
-    if not has_reference:
-        command = shlex.join(["hydractl", "calibrate", str(best), "--reference"])
-        log.info(
-            f"best.st holds no reference to compare inputs with, for fewer than {FEWEST} samples of --test are held "
-            f"out and can be read; of other ID samples {command} SPEC -o F.st writes one"
-        )
 
     # Make the answer.
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
     row_used = study.row(study.used.row)
-    calibration = plan.recalibration_options(row_used, study.used.score, reference=has_reference)
+    calibration = plan.recalibration_options(row_used, study.used.score)
     free_score = study.free_alternative
     free = None
     if free_score is not None:
-        free = plan.free_step(free_score, reference=has_reference)
-    commands_to_go_on = next_commands(settings, folder, calibration, watched=has_reference, free=free)
+        free = plan.free_step(free_score)
+    commands_to_go_on = next_commands(settings, folder, calibration, free=free)
     answer = replace(answer, next=commands_to_go_on)
     return _write(plan, answer, steps)
 
 
 def _stored_results(model: Path) -> Mapping[str, object]:
-    """Return what is stored in a checkpoint beside its weights, by key: ``threshold``, ``reference`` and so on."""
+    """Return what is stored in a checkpoint beside its weights, by key: ``threshold``, ``calibration`` and so on."""
     (source,) = open_sources([str(model)])
     return source.description.extra
 

@@ -57,7 +57,6 @@ COMMANDS = {
     "start_up": ("--verbs", "predict", *ONCE, "-o", "out.json"),
     "verdict_words": ("--trials", "1", "-o", "out.json"),
     "walks": ("-o", "out.json"),
-    "watching": ("--deployments", "1", "--draws", "1", "-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
 # They take longer than the others.

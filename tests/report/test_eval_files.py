@@ -165,4 +165,4 @@ def test_formats_and_partners() -> None:
 
 def test_a_model_of_every_verb_is_no_document() -> None:
     settings = ReportSettings(model=["vit.st"], ranks={"model": SHARED_KEY})
-    assert settings.problems() == ["report needs a document that eval, bench, study or predict wrote"]
+    assert settings.problems() == ["report needs a document that eval, bench or study wrote"]

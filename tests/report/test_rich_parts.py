@@ -217,13 +217,13 @@ def test_a_file_is_described_without_nulls_and_with_what_is_nested_in_parenthese
         "file": "vit.st",
         "holds": "hydractl.checkpoint/1",
         "calibration": {"bias": None, "fitted_on": {"n": 24, "spec": "val.npz"}, "temperature": 1.5},
-        "reference": {"n": 300, "scores": "A" * 500},
+        "stored": {"n": 300, "scores": "A" * 500},
         "source": {"verb": "finetune", "parent": {}, "history": [{"epoch": 1, "loss": 0.5}, None]},
     }
     page = io.StringIO()
     Console(file=page, width=120).print(render(document, 120))
     lines = [re.sub(" +", " ", line.strip()) for line in page.getvalue().splitlines()]
     assert "calibration fitted_on=(n=24, spec=val.npz), temperature=1.5" in lines
-    assert "reference n=300, scores=(500 characters)" in lines
+    assert "stored n=300, scores=(500 characters)" in lines
     assert "provenance" in lines
     assert "parent -" in lines and "history (epoch=1, loss=0.5), -" in lines

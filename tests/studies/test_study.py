@@ -163,8 +163,6 @@ def test_what_a_study_leaves(made: Path) -> None:
     assert stored["calibration"] == {**best["calibration"], "stored": True}
     assert stored["threshold"] == {key: best["threshold"][key] for key in ("score", "value", "rule")}
     assert stored["ood_score"]["score"] == best["ood_score"] == document["use"]["score"]
-    (calibration,) = [step for step in document["steps"] if step[0] == "calibrate"]
-    assert calibration[calibration.index("--reference") + 1] == "test.npz"  # which nothing is fitted to
     for row in document["rows"]:  # all with their temperature
         assert table[row["name"]]["id"] == row["test"]["id"]
         assert table[row["name"]]["ood"] == row["common"]["ood"]
@@ -323,20 +321,9 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
     program = program_words()
     assert commands == [[*program, *step["command"]] for step in document["next"]]
     purposes = [step["purpose"] for step in document["next"]]
-    assert purposes == ["predict", "export", "recalibrate"]  # so few test data are no reference
-    assert "--reference" not in commands[2]  # it would give none here either
+    assert purposes == ["predict", "export", "recalibrate"]
     export = commands[1][len(program) :]
     assert Path(export[1]).exists() and export[0] in VERBS
-
-
-def test_where_test_data_are_too_few_for_a_reference_the_command_for_one_names_the_file(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [word for pair in {**OPTIONS, "-o": "runs"}.items() for word in pair]
-    assert main(["study", "vit.st", *words, "--no-timed"]) == 0
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "fewer than 200 samples of --test are held out and can be read" in shown
-    assert "hydractl calibrate runs/best.st --reference SPEC -o F.st writes one" in shown
 
 
 def test_the_command_that_recalibrates_takes_as_many_samples_as_the_study(copy: Path) -> None:
