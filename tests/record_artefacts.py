@@ -66,7 +66,7 @@ extract-circuit model --val val.X --ood-val ood.X --objective acc,ood,avg --keep
 extract-circuit model --val val.X --ood-val ood.X --objective acc,ood,avg --keep 2 -o circuit.json
 extract-circuit model --val val.X --algorithm headmap --keep 2 -o headmap.json
 extract-circuit model --val val.X --objective nll,brier --budget 2 -o loss.json --no-bounds
-extract-circuit model --val val.X --ood-val ood.X --approx lazy:2 --budget 2 --check-against circuit.avg.json
+extract-circuit model --val val.X --ood-val ood.X --approx lazy:2 --budget 2
 extract-circuit model --val val.X --ood-val ood.X --ood-score energy --sites 1-2 --start-mask a.mask.json --budget 4 \
   -o s.json
 prune model --circuit circuit.avg.json --keep 2 -o c.st

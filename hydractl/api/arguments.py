@@ -128,17 +128,14 @@ class CircuitArguments(InBatches, total=False):
 
     val: ManyData
     ood_val: ManyData | Sequence[str]
-    val_weights: int | Sequence[int]
     paired: bool
     objective: Objective | Sequence[Objective]
     ood_score: Literal["msp", "entropy", "energy", "maxlogit"]
     budget: int | Literal["auto"] | None
     keep: int | None
     max_drop: float | None
-    subject_to: str | Sequence[str]
     algorithm: Literal["greedy", "headmap"]
     approx: str | None
-    check_against: JsonDocument | None
     sites: str | None
     start_mask: JsonDocument | None
     share_from: JsonDocument | None

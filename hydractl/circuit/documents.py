@@ -12,7 +12,6 @@ from hydractl.circuit.search import ObjectiveRanking
 from hydractl.circuit.tasks import Task, role_of
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.base import Dataset
-from hydractl.expressions.conditions import parse_constraint
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.heads.mask import Head, MaskDocument
@@ -83,15 +82,6 @@ class RoundingDocument(TypedDict):
     rivals: list[RivalDocument]
 
 
-class AgreementDocument(TypedDict):
-    """How far a circuit agrees with an exact one; see :func:`hydractl.circuit.agreement.agreement`."""
-
-    removals: int
-    jaccard: dict[str, float | None]
-    kendall_tau: float | None
-    score_lost: float | None
-
-
 class SearchDocument(TypedDict, total=False):
     """The settings of a search that decide what its circuit is for."""
 
@@ -101,7 +91,6 @@ class SearchDocument(TypedDict, total=False):
     ood_score: str
     budget: int
     max_drop: float
-    subject_to: list[str]
 
 
 class CircuitDocument(SearchDocument, total=False):
@@ -121,7 +110,6 @@ class CircuitDocument(SearchDocument, total=False):
     start_mask: MaskDocument
     seen: list[Entry]
     warnings: list[str]
-    agreement: AgreementDocument
 
 
 class TaskDocument(TypedDict, total=False):
@@ -162,7 +150,6 @@ class CircuitWriter:
         """
         source = self.scope.source
         mask = source.description.mask
-        constrained = [parse_constraint(text).key for text in self.options.subject_to]
 
         # The search and its result.
         search = self._search_document(objective, ranking)
@@ -170,12 +157,11 @@ class CircuitWriter:
         document = cast(CircuitDocument, facts)
         if ranking.ended:
             document["ended"] = ranking.ended
-        decided_by = {objective, *constrained}
-        if decided_by.intersection(LOSS_OBJECTIVES):
+        if objective in LOSS_OBJECTIVES:
             document["loss_unit"] = LOSS_UNIT
         document["sites"] = dict(mask.heads)
-        document["base"] = self._counts_document(ranking.base, objective, constrained)
-        document["removed"] = self._removal_documents(ranking, objective, constrained)
+        document["base"] = self._counts_document(ranking.base, objective)
+        document["removed"] = self._removal_documents(ranking, objective)
         gain = self._gain_document(objective, ranking)
         if gain is not None:
             document["gain"] = gain
@@ -217,11 +203,9 @@ class CircuitWriter:
             "budget": removed_at_end,
         }
 
-        # Limits of the search, if there were any.
+        # The limit of the search, if there was one.
         if options.max_drop is not None:
             search["max_drop"] = options.max_drop
-        if options.subject_to:
-            search["subject_to"] = list(options.subject_to)
         return search
 
     def _provenance_details(self) -> dict[str, object]:
@@ -254,29 +238,25 @@ class CircuitWriter:
         document: TaskDocument = {"val": _set_document(self.data[task.data])}
         if task.ood is not None:
             document["ood_val"] = _set_document(self.data[task.ood])
-        document["weight"] = task.weight
+        document["weight"] = 1  # every task counts equally in the mean
         return document
 
-    def _removal_documents(
-        self, ranking: ObjectiveRanking, objective: str, constrained: Sequence[str]
-    ) -> list[RemovalDocument]:
+    def _removal_documents(self, ranking: ObjectiveRanking, objective: str) -> list[RemovalDocument]:
         """Return the removals of a ranking as documents, each with its step, head and counts."""
         documents: list[RemovalDocument] = []
         for number, step in enumerate(ranking.steps, start=1):
             site, head = self.names[step.head]
-            counts = self._counts_document(step.counts, objective, constrained)
+            counts = self._counts_document(step.counts, objective)
             documents.append({"step": number, "site": site, "head": head, **counts})
         return documents
 
-    def _counts_document(self, counts: EvaluationCounts, objective: str, constrained: Sequence[str]) -> CountsDocument:
+    def _counts_document(self, counts: EvaluationCounts, objective: str) -> CountsDocument:
         """Return the counts of one evaluation, and the score of an objective; a loss only if it decided the search.
 
         Args:
             counts: the counts.
             objective: the objective whose score is written.
-            constrained: the objectives that a constraint limits.
         """
-        decided_by = (objective, *constrained)
         n_ood = None
         if counts.two_u is not None:
             n_ood = counts.n_ood
@@ -288,9 +268,9 @@ class CircuitWriter:
         }
 
         # Losses depend on rounding, so they are written only if they decided something.
-        if "nll" in decided_by:
+        if objective == "nll":
             document["nll"] = counts.nll
-        if "brier" in decided_by:
+        if objective == "brier":
             document["brier"] = counts.brier
         document["score"] = counts.score(objective)
         return document

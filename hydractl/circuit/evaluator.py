@@ -62,7 +62,7 @@ class Evaluator:
         memory_bytes: how many bytes the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
         aside: whether further models are tried besides these; their states need as much memory again.
-        weights: the weight of each task in the mean over tasks.
+        tasks: how many tasks the batches belong to.
 
     Attributes:
         sample_tower: the tower that reads samples.
@@ -84,22 +84,22 @@ class Evaluator:
         memory_bytes: int = sys.maxsize,
         lanes: int = 1,
         aside: bool = False,
-        weights: Sequence[int] = (1,),
+        tasks: int = 1,
     ) -> None:
         """Build the towers, read all batches once, and decide how the memory is used (:attr:`chunks`)."""
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
-        self.weights = list(weights)
+        self.tasks = tasks
         self.sample_tower = SearchedTower(model, model.chain_of_samples)
         self.label_tower = None
         if model.prompted is not None:
             self.label_tower = SearchedTower(model, model.chain_of_labels)
 
         # A task is an ID set (inside) with an OOD set (outside). With several tasks, repeat the samples of each task in
-        # the counts so that each task has its weight.
-        task_sizes = [_samples_of_task(self.batches, task) for task in range(len(weights))]
-        self.shares = shares_of(task_sizes, weights)
+        # the counts so that all are equally large.
+        task_sizes = [_samples_of_task(self.batches, task) for task in range(tasks)]
+        self.shares = shares_of(task_sizes)
         self.n_id = 0
         self.n_ood = 0
         for share, (n_id, n_ood) in zip(self.shares, task_sizes, strict=True):

@@ -254,7 +254,7 @@ class Lazy(GreedySearch):
             left: the heads that are left.
 
         Returns:
-            For each objective the forecast score by head, the weighted mean over tasks.
+            For each objective the forecast score by head, the mean over tasks.
         """
         # The quantities of all samples under the current model, and their slopes by a gate on each head.
         slopes_of_heads = self._slopes_of_step(group, step)
@@ -262,8 +262,7 @@ class Lazy(GreedySearch):
         now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
 
         # Each task has its own forecast, made from the samples of that task only.
-        weights = self.evaluator.weights
-        samples_of_tasks = [samples_of_task(self.evaluator, task) for task in range(len(weights))]
+        samples_of_tasks = [samples_of_task(self.evaluator, task) for task in range(self.evaluator.tasks)]
         forecasts = {}
         for objective in group:
             forecasts_of_tasks = []  # [tasks, heads]
@@ -273,8 +272,7 @@ class Lazy(GreedySearch):
                 forecast_of_task = forecast(objective, now_of_task, change_of_task)
                 forecasts_of_tasks.append(forecast_of_task)
 
-            # Average over the tasks, by their weights.
-            means = np.average(forecasts_of_tasks, axis=0, weights=weights)  # [heads]
+            means = np.mean(forecasts_of_tasks, axis=0)  # [heads]
             forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
         return forecasts
 

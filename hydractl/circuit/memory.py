@@ -1,7 +1,7 @@
 """The measurements of a search: written to its journal as it goes on, and read from the journal on a resume.
 
-There are four kinds of records, told apart by a key: the model before the first removal (``base``), a candidate that
-was evaluated (``of``), a removal (``removed``), and the end of a ranking (``ended``).
+There are three kinds of records, told apart by a key: the model before the first removal (``base``), a candidate that
+was evaluated (``of``), and a removal (``removed``).
 """
 
 from __future__ import annotations
@@ -188,31 +188,23 @@ class SearchMemory:
         """Return the winner of a step for each of some objectives, from the journal.
 
         Returns:
-            The winner of each objective, without objectives whose ranking ended at this step; None if the journal lacks
-            the step for any of the objectives.
+            The winner of each objective; None if the journal lacks the step for any of the objectives.
         """
         winner_by_objective: dict[str, Trial] = {}
-        ended = set()
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
-            # A record with a step is a removal, the end of a ranking, or an evaluation, which is ignored here.
+            # A record with a step is a removal, or an evaluation, which is ignored here.
             if record.get("removed") in objectives:
                 removal = cast(RemovalLine, record)
                 winner_by_objective[removal["removed"]] = trial_from_record(removal)
-            if record.get("ended") in objectives:
-                ended.add(record["ended"])
-        objectives_known = len(winner_by_objective) + len(ended)
-        if objectives_known < len(objectives):
+        if len(winner_by_objective) < len(objectives):
             return None
         return winner_by_objective
 
-    def keep_removal(self, objective: str, step: int, winner: Trial | None) -> None:
-        """Store the winner of a step, or that there was none."""
+    def keep_removal(self, objective: str, step: int, winner: Trial) -> None:
+        """Store the winner of a step."""
         if not self._writes_common:
-            return
-        if winner is None:
-            self._journal.append({"ended": objective, "step": step})
             return
         record = record_of_trial(winner)
         self._journal.append({"removed": objective, "step": step, **record})
@@ -334,8 +326,8 @@ def _is_sound_record(
     """Return whether a record is sound; may raise instead if a field is missing or of another type.
 
     Args:
-        record: a record of one of four kinds, told apart by a key: ``base``, the counts of the whole model; ``ended``,
-            the end of a ranking; ``of``, a candidate that was evaluated; ``removed``, a head that was removed.
+        record: a record of one of three kinds, told apart by a key: ``base``, the counts of the whole model; ``of``, a
+            candidate that was evaluated; ``removed``, a head that was removed.
         whole: how much can be counted.
         heads: the candidates of the search.
         objectives: the objectives of the search.
@@ -345,13 +337,9 @@ def _is_sound_record(
         base = counts_from_record(cast(BaseRecord, record)["base"])
         return _are_possible_counts(base, whole)
 
-    # The other kinds have a step. Case 2: the end of a ranking, which names only its objective.
+    # The other kinds have a step. Cases 2 and 3: a candidate that was evaluated (`of`), or a removed head (`removed`).
     if type(record["step"]) is not int:
         return False
-    if "ended" in record:
-        return record["ended"] in objectives
-
-    # Cases 3 and 4: a candidate that was evaluated (`of`), or a head that was removed (`removed`).
     trial = trial_from_record(cast(TrialRecord, record))
     is_evaluation = "of" in record
     objective = record["of"] if is_evaluation else record["removed"]

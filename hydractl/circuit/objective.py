@@ -18,11 +18,10 @@ Everything here is arithmetic on integers. ``counting.py`` makes them from logit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import NamedTuple
-
-from hydractl.expressions.conditions import Constraint
 
 LOSS_UNIT = 2.0**-20
 """Losses are counted in whole units of this size for each sample: about the resolution of float32 logits."""
@@ -38,14 +37,13 @@ class Share(NamedTuple):
     pairs: int = 1
 
 
-def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[Share]:
+def shares_of(sizes: Sequence[tuple[int, int]]) -> list[Share]:
     """Return how often the samples and pairs of each task are counted, so that a mean over all is the mean over tasks.
 
-    The samples of each task are repeated until all tasks are equally large, and then as often as the task's weight.
+    The samples of each task are repeated until all tasks are equally large.
 
     Args:
         sizes: how many ID and OOD samples each task has; 0 OOD samples if it has no OOD set.
-        weights: the weight of each task in the mean.
     """
     # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample). E.g. for ID sets
     # of 4 and 6 samples it is 12, and the samples are counted 3 and 2 times.
@@ -53,17 +51,17 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
     common_id = math.lcm(*id_sizes)
     common_ood = math.lcm(*ood_sizes)
-    total_weight = sum(weights)
+    tasks = len(sizes)
     shares = []
-    for task, weight in enumerate(weights):
-        times_id = weight * common_id // id_sizes[task]
-        times_ood = common_ood // ood_sizes[task]
+    for id_size, ood_size in zip(id_sizes, ood_sizes, strict=True):
+        times_id = common_id // id_size
+        times_ood = common_ood // ood_size
         share = Share(
             inside=times_id,
-            outside=weight * times_ood,
-            # The factor total_weight makes the pairs of all tasks add up to (all ID samples) * (all OOD samples), both
-            # as often as they are counted.
-            pairs=total_weight * times_id * times_ood,
+            outside=times_ood,
+            # The factor makes the pairs of all tasks add up to (all ID samples) * (all OOD samples), both as often as
+            # they are counted.
+            pairs=tasks * times_id * times_ood,
         )
         shares.append(share)
     return shares
@@ -199,13 +197,11 @@ class ObjectiveRule:
         key: returns an integer that orders evaluations of the same data like the score; it grows with each of correct,
             two_u, -nll and -brier.
         score: returns the score as a number.
-        scale: returns, from the numbers of ID and OOD samples, by how much the key grows when the score grows by 1.
     """
 
     needs_ood: bool
     key: Callable[[EvaluationCounts], int]
     score: Callable[[EvaluationCounts], float]
-    scale: Callable[[int, int], int]
 
 
 def _accuracy_of(counts: EvaluationCounts) -> float:
@@ -232,41 +228,31 @@ def _average_key(counts: EvaluationCounts) -> int:
     return correct_on_denominator + _two_u(counts)
 
 
-def _key_units_of_loss(n_id: int, n_ood: int) -> int:
-    """Return by how much the summed loss in units grows when the mean loss grows by 1."""
-    return round(n_id / LOSS_UNIT)
-
-
 OBJECTIVE_BY_NAME: dict[str, ObjectiveRule] = {
     "acc": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: counts.correct,
         score=_accuracy_of,
-        scale=lambda n_id, n_ood: n_id,
     ),
     "ood": ObjectiveRule(
         needs_ood=True,
         key=_two_u,
         score=_auroc_of,
-        scale=lambda n_id, n_ood: 2 * n_id * n_ood,
     ),
     "avg": ObjectiveRule(
         needs_ood=True,
         key=_average_key,
         score=lambda counts: (_accuracy_of(counts) + _auroc_of(counts)) / 2,
-        scale=lambda n_id, n_ood: 4 * n_id * n_ood,
     ),
     "nll": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: -counts.nll,
         score=lambda counts: -counts.nll * LOSS_UNIT / counts.n_id,
-        scale=_key_units_of_loss,
     ),
     "brier": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: -counts.brier,
         score=lambda counts: -counts.brier * LOSS_UNIT / counts.n_id,
-        scale=_key_units_of_loss,
     ),
 }
 
@@ -277,40 +263,10 @@ def reads_ood(objectives: Iterable[str]) -> bool:
     return any(rule.needs_ood for rule in rules)
 
 
-# --- constraints ------------------------------------------------------------------------------------------------------
-
-Limits = Mapping[str, int]
-"""For each objective, the lowest key that is allowed."""
+# --- a limit ----------------------------------------------------------------------------------------------------------
 
 
-def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict[str, int]:
-    """Return the lowest allowed key of each objective, exactly; if several constraints limit one, the strictest counts.
-
-    A key is an integer that orders counts of the same data as the objective does, e.g. the number of right samples for
-    "acc".
-
-    Args:
-        constraints: the constraints of ``--subject-to``: each gives the lowest score itself, or how far the score may
-            fall below the score of the whole model (``below_base``).
-        base: the counts of the model before the first removal.
-    """
-    limits: dict[str, int] = {}
-    for constraint in constraints:
-        objective = constraint.key
-        rule = OBJECTIVE_BY_NAME[objective]
-        # `number` is a Fraction, so that nothing is rounded before the one ceil.
-        number_as_key = constraint.number * rule.scale(base.n_id, base.n_ood)
-        exact_key = base.key(objective) - number_as_key if constraint.below_base else number_as_key
-        lowest = math.ceil(exact_key)
-        lowest_before = limits.get(objective, lowest)
-        limits[objective] = max(lowest, lowest_before)
-    return limits
-
-
-def allowed(counts: EvaluationCounts, limits: Limits) -> bool:
-    """Return whether the counts keep every limit."""
-    for objective, lowest in limits.items():
-        key = counts.key(objective)
-        if key < lowest:
-            return False
-    return True
+def fewest_correct(base: EvaluationCounts, max_drop: Fraction) -> int:
+    """Return how many samples must be right for accuracy to be at most ``max_drop`` below that of ``base``, exactly."""
+    most_lost = max_drop * base.n_id
+    return math.ceil(base.correct - most_lost)

@@ -19,7 +19,6 @@ from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.winners import CandidateHead
-from hydractl.expressions.conditions import parse_constraint
 from hydractl.log import Log
 from hydractl.report.texts import bytes_text, duration_text
 
@@ -115,7 +114,7 @@ def plan_search(
     naive_work = 0.0
     work = 0.0
     for objective in options.objective:
-        samples = _samples_read(objective, options, sizes)
+        samples = _samples_read(objective, sizes)
         naive_work += naive_count * evaluator.naive_work(samples, sites)
         for planned in rounds:
             # The model itself runs some times, and a share of the candidates is tried.
@@ -138,10 +137,9 @@ def plan_search(
     )
 
 
-def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, int]) -> int:
-    """Return how many samples an objective and the constraints read: all samples, or ID samples only."""
-    constrained = [parse_constraint(text).key for text in options.subject_to]
-    if reads_ood([objective, *constrained]):
+def _samples_read(objective: str, sizes: Mapping[str, int]) -> int:
+    """Return how many samples an objective reads: all samples, or ID samples only."""
+    if reads_ood([objective]):
         return sizes["id"] + sizes.get("ood", 0)
     return sizes["id"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.memory import HeadEvaluation
-from hydractl.circuit.objective import EvaluationCounts, Limits, reads_ood
+from hydractl.circuit.objective import EvaluationCounts, reads_ood
 from hydractl.circuit.winners import CandidateHead, Standing, SureLeads, Trial, standing
 from hydractl.metrics.ood import two_u
 
@@ -73,7 +73,6 @@ class Race:
         heads: the candidates.
         bounds: whether to give candidates up early; without, each is evaluated on everything its objectives need.
         at_once: how many candidates of one site run together.
-        limits: scores that a candidate must not fall below; a candidate that cannot keep them is given up.
         known: evaluations of some candidates from a journal.
         finished: called with each candidate as soon as it is done.
     """
@@ -86,7 +85,6 @@ class Race:
         *,
         bounds: bool,
         at_once: int,
-        limits: Limits,
         known: Mapping[CandidateHead, HeadEvaluation],
         finished: Callable[[RacingHead], None],
     ) -> None:
@@ -95,11 +93,10 @@ class Race:
         self.objectives = list(objectives)
         self.bounds = bounds
         self.at_once = at_once
-        self.limits = limits
         self.finished = finished
 
         # The best that is surely reached for each objective, the candidates with all counts for it, and those that run.
-        self._leads = SureLeads(limits)
+        self._leads = SureLeads()
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 
@@ -222,8 +219,7 @@ class Race:
 
         # Accuracy, NLL and Brier score lose on single samples: the loss of each batch by itself, [batches].
         values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
-        measured = {objective, *self.limits}
-        losses = [_loss_of_single_samples(values, measured) for values in values_of_batches]
+        losses = [_loss_of_single_samples(values, objective) for values in values_of_batches]
         loss_by_batch = np.array(losses)
 
         # The AUROC loses on pairs of an ID and an OOD sample: the loss between each two batches, [batches, batches].
@@ -251,13 +247,8 @@ class Race:
         return needed
 
     def _is_read_by(self, objective: str, batch: int) -> bool:
-        """Return whether an objective or a limit reads a batch; ID batches are always read."""
-        return self._is_id(batch) or self._needs_ood(objective)
-
-    def _needs_ood(self, objective: str) -> bool:
-        """Return whether an objective or any of the limits reads OOD samples."""
-        measured = (objective, *self.limits)
-        return reads_ood(measured)
+        """Return whether an objective reads a batch; ID batches are always read."""
+        return self._is_id(batch) or reads_ood([objective])
 
     # --- one candidate after another ----------------------------------------------------------------------------------
 
@@ -386,7 +377,7 @@ class Race:
             if not contestant.still_runs_for(objective):
                 continue
             has_all_counts = has_all_id
-            if self._needs_ood(objective):
+            if reads_ood([objective]):
                 has_all_counts = has_all_id and has_all_ood
             if has_all_counts:
                 self._enter_counted(contestant, objective)  # may put other candidates out of reach
@@ -428,11 +419,8 @@ class Race:
 # --- the order of batches: first those that tell most -----------------------------------------------------------------
 
 
-def _loss_of_single_samples(values: Values, objectives: set[str]) -> float:
-    """Return the loss on one batch, summed over the objectives that read ID samples one by one.
-
-    It is 0 for OOD samples; objectives that read only pairs of samples add 0.
-    """
+def _loss_of_single_samples(values: Values, objective: str) -> float:
+    """Return the loss on one batch; 0 for OOD samples, and for an objective that reads only pairs of samples."""
     if not values.labelled:
         return 0.0
     wrong = float(len(values.scores) - values.correct)
@@ -442,8 +430,7 @@ def _loss_of_single_samples(values: Values, objectives: set[str]) -> float:
         "nll": float(values.nll),
         "brier": float(values.brier),
     }
-    losses = [loss_of_objective.get(objective, 0.0) for objective in objectives]
-    return sum(losses)
+    return loss_of_objective.get(objective, 0.0)
 
 
 def _paired_losses(values: Sequence[Values]) -> np.ndarray:

@@ -22,13 +22,11 @@ from hydractl.model.source import Source, pruned
 class SearchOptions:
     """The options of a search, each named like its command-line option; None means the option was not given.
 
-    ``val`` and ``ood_val`` are SPECs. ``val_weights`` has a weight for each of ``val``, or is empty. Neither ``keep``
-    nor ``budget`` is given if a constraint ends the search.
+    ``val`` and ``ood_val`` are SPECs. Neither ``keep`` nor ``budget`` is given if ``max_drop`` ends the search.
     """
 
     val: Sequence[str]
     ood_val: Sequence[str]
-    val_weights: Sequence[int]
     paired: bool
     limit: int | None
     objective: Sequence[str]
@@ -36,11 +34,9 @@ class SearchOptions:
     algorithm: str
     approx: str | None
     bounds: bool
-    check_against: str | None
     keep: int | None
     budget: int | None
     max_drop: float | None
-    subject_to: Sequence[str]
     tower: str | None
     sites: str | None
     start_mask: str | None
@@ -137,7 +133,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         budget = len(candidates) - sum(kept.values())
     else:
         if total is None:
-            # Only a constraint ends the search: allow all removals but the last head of the tower.
+            # Only the drop of accuracy ends the search: allow all removals but the last head of the tower.
             all_but_one = len(starting_mask.kept_heads) - 1
             total = removed_before + min(len(candidates), all_but_one)
         budget = total - removed_before
@@ -175,7 +171,7 @@ def _searched_sites(after: HeadMask, listed: Sequence[str], leading: Sequence[st
 
 
 def _heads_gone_at_end(options: SearchOptions, before: HeadMask) -> int | None:
-    """Return how many heads are to be removed in all, or None if only a constraint ends the search."""
+    """Return how many heads are to be removed in all, or None if only ``max_drop`` ends the search."""
     if options.keep is None and options.budget is None:
         return None
     return total_budget(before, options.keep, options.budget, "--budget")

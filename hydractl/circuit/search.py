@@ -21,11 +21,10 @@ from hydractl.circuit.memory import (
     record_of_trial,
     trial_from_record,
 )
-from hydractl.circuit.objective import EvaluationCounts, Limits, allowed, limits_of
+from hydractl.circuit.objective import EvaluationCounts, fewest_correct
 from hydractl.circuit.race import Race, RacingHead
 from hydractl.circuit.winners import CandidateHead, Trial, contenders, winner_of
 from hydractl.distributed import Processes
-from hydractl.expressions.conditions import Constraint
 from hydractl.log import Progress
 
 
@@ -58,7 +57,6 @@ class SearchKeywords(TypedDict, total=False):
 
     bounds: bool
     at_once: int
-    constraints: Sequence[Constraint]
     max_drop: Fraction | None
     journal: Journal | None
     processes: Processes | None
@@ -74,7 +72,6 @@ class GreedySearch:
         heads: the candidates in model order, each by the index of its site and its position there.
         bounds: whether a candidate is given up as soon as it can no longer win.
         at_once: how many candidates of one site run together.
-        constraints: the scores that every removal has to keep; a ranking ends when no candidate keeps them.
         max_drop: a ranking ends before the first step that lowers accuracy by more than this below the whole model's.
         journal: stores evaluations, and has those of a resumed search.
         processes: the processes that share the candidates.
@@ -93,19 +90,17 @@ class GreedySearch:
         *,
         bounds: bool = True,
         at_once: int = 1,
-        constraints: Sequence[Constraint] = (),
         max_drop: Fraction | None = None,
         journal: Journal | None = None,
         processes: Processes | None = None,
         progress: Progress | None = None,
         on_removal: Callable[[str, int, Trial], None] = _ignore_removal,
     ) -> None:
-        """Store the arguments, and begin without rankings; the limits are set by :meth:`run`."""
+        """Store the arguments, and begin without rankings; the limit is set by :meth:`run`."""
         self.evaluator = evaluator
         self.heads = [CandidateHead(*head) for head in heads]
         self.bounds = bounds
         self.at_once = at_once
-        self.constraints = constraints
         self.max_drop = max_drop
         self.processes = processes or Processes()
         self.memory = SearchMemory(journal or NoJournal(), self.processes)
@@ -114,21 +109,20 @@ class GreedySearch:
         self.evaluations = 0
         self.rankings: dict[str, ObjectiveRanking] = {}
 
-        # The lowest allowed scores. A winner must keep `_limits`; a winner that breaks `_end_limits` ends its ranking.
-        self._limits: Limits = {}
-        self._end_limits: Limits = {}
+        # A winner with fewer samples right ends its ranking.
+        self._fewest_correct = 0
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
         """Remove one head per step for each objective, until ``budget`` heads are removed or its ranking ends.
 
-        A ranking ends before the first step at which no candidate keeps the constraints, or at which the winner lowers
-        accuracy by more than ``max_drop``.
+        A ranking ends before the first step at which the winner lowers accuracy by more than ``max_drop``.
 
         Returns:
             The ranking of each objective; the rankings are also stored in :attr:`rankings`.
         """
         base = self._counts_of_whole_model()
-        self._set_limits(base)
+        if self.max_drop is not None:
+            self._fewest_correct = fewest_correct(base, self.max_drop)
         self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
         for step in range(1, budget + 1):
             # Objectives that have removed the same heads have the same model, so one step serves all of them.
@@ -138,16 +132,8 @@ class GreedySearch:
             for removed, group in groups.items():
                 winners = self._winners_of_step(group, step, removed)
                 for objective in group:
-                    winner = winners.get(objective)
-                    self._remove_or_end(objective, step, winner)
+                    self._remove_or_end(objective, step, winners[objective])
         return self.rankings
-
-    def _set_limits(self, base: EvaluationCounts) -> None:
-        """Set the limits of the constraints and of ``max_drop``, which depend on the counts of the whole model."""
-        self._limits = limits_of(self.constraints, base)
-        if self.max_drop is not None:
-            highest_drop = Constraint("acc", self.max_drop, below_base=True)
-            self._end_limits = limits_of([highest_drop], base)
 
     def _removed_where_not_ended(self) -> dict[str, list[CandidateHead]]:
         """Return the heads removed so far by each objective whose ranking has not ended."""
@@ -158,25 +144,19 @@ class GreedySearch:
         return removed
 
     def _winners_of_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
-        """Return the winner of a step for each objective of a group, from the journal or by running the step.
-
-        Objectives for which no candidate keeps the constraints are left out.
-        """
+        """Return the winner of a step for each objective of a group, from the journal or by running the step."""
         winners = self._winners_in_journal(group, step)
         if winners is not None:
             return winners
         return self._run_and_keep_step(group, step, removed)
 
-    def _remove_or_end(self, objective: str, step: int, winner: Trial | None) -> None:
-        """Add the winner of a step to the ranking of an objective as its next removal, or end the ranking.
+    def _remove_or_end(self, objective: str, step: int, winner: Trial) -> None:
+        """Add the winner of a step to the ranking of an objective as its next removal.
 
-        The ranking ends if there is no winner (no candidate keeps the constraints), or if the winner breaks
-        ``max_drop``. The end is only noted in ``ranking.ended``.
+        If the winner breaks ``max_drop``, the ranking ends instead, which is noted in ``ranking.ended``.
         """
         ranking = self.rankings[objective]
-        if winner is None:
-            ranking.ended = "subject_to"
-        elif not allowed(winner.counts, self._end_limits):
+        if winner.counts.correct < self._fewest_correct:
             ranking.ended = "max_drop"
         else:
             ranking.steps.append(winner)
@@ -216,22 +196,19 @@ class GreedySearch:
     def _run_and_keep_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
         """Run a step for objectives that have removed the same heads, and write its winners to the journal.
 
-        For an objective without a winner, the journal records that its ranking ends here.
-
         Args:
             group: the objectives.
             step: the number of the step.
             removed: the heads that these objectives have removed so far.
 
         Returns:
-            The winner of each objective, without the objectives for which no candidate keeps the constraints.
+            The winner of each objective.
         """
         self.evaluator.go_to_model_without(removed)
         left = [head for head in self.heads if head not in removed]
         winners = self.choose_winners(group, step, left)
         for objective in group:
-            winner = winners.get(objective)
-            self.memory.keep_removal(objective, step, winner)
+            self.memory.keep_removal(objective, step, winners[objective])
         self.memory.sync()
         return winners
 
@@ -241,7 +218,7 @@ class GreedySearch:
         The evaluator must be at the model of the step.
 
         Returns:
-            The winner of each objective, counted over all data; objectives without a winner are left out.
+            The winner of each objective, counted over all data.
         """
         race = self._build_race(group, step, left, self.bounds)
         trials_here = race.run()
@@ -273,7 +250,6 @@ class GreedySearch:
             self._dealt_to_this_process(left),
             bounds=bounds,
             at_once=self.at_once,
-            limits=self._limits,
             known=self.memory.evaluations_of_step(first_objective, step),
             finished=keep_finished,
         )
@@ -306,7 +282,7 @@ class GreedySearch:
         return replace(winner, counts=counts)
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
-        """Return the winners of a step if the journal has the step of every objective, without ended objectives."""
+        """Return the winners of a step if the journal has the step of every objective."""
         return self.memory.winners_of_step(group, step)
 
     # --- several processes --------------------------------------------------------------------------------------------
@@ -344,21 +320,16 @@ class GreedySearch:
             trials: for each objective the trials of this process.
 
         Returns:
-            The winner of each objective, with its rivals: the trials that could have won on another machine.
-            Objectives for which no candidate keeps the constraints are left out. All processes return the same.
+            The winner of each objective, with its rivals: the trials that could have won on another machine. All
+            processes return the same.
         """
         # Send only the trials that could win to the other processes.
         could_win_here: dict[str, list[Trial]] = {}
         for objective, trials_of_objective in trials.items():
-            could_win_here[objective] = contenders(objective, trials_of_objective, self._limits)
+            could_win_here[objective] = contenders(objective, trials_of_objective)
         could_win = self._gather_by_objective(could_win_here)
 
-        winners = {}
-        for objective in trials:
-            winner = winner_of(objective, could_win[objective], self._limits)
-            if winner is not None:
-                winners[objective] = winner
-        return winners
+        return {objective: winner_of(objective, could_win[objective]) for objective in trials}
 
     def _gather_by_objective(self, trials_here: Mapping[str, Sequence[Trial]]) -> dict[str, list[Trial]]:
         """Return for each objective of this process the trials of all processes, in the order of the processes."""

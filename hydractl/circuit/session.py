@@ -10,20 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
-from hydractl.circuit.agreement import (
-    agreement,
-    agreement_text,
-    check_exact,
-    ended_text,
-    gain_text,
-    repeated_text,
-    rounding_text,
-    tied_text,
-)
+from hydractl.circuit.advice import ended_text, gain_text, repeated_text, rounding_text, tied_text
 from hydractl.circuit.documents import CircuitDocument, CircuitWriter
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
@@ -47,10 +38,9 @@ from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.batching import longest_first
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
-from hydractl.expressions.conditions import parse_constraint
 from hydractl.files.version import __version__
-from hydractl.heads.mask import Head, ranking_from_json
-from hydractl.jsonio import canonical_json, read_json_file
+from hydractl.heads.mask import Head
+from hydractl.jsonio import canonical_json
 from hydractl.log import Log, Progress
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes
@@ -74,13 +64,6 @@ class SearchEnvironment(TypedDict):
     hydractl: str
 
 
-class _ExactCircuit(NamedTuple):
-    """The circuit of ``--check-against``: its removals in order, and its document."""
-
-    removed: list[Head]
-    document: CircuitDocument
-
-
 class Session:
     """The model and the data of one search.
 
@@ -102,15 +85,12 @@ class Session:
         source, classes = with_classes_of_data(scope.source, options)
         self.scope = replace(scope, source=source)
 
-        # Open the data and the circuit to compare with first: errors in them are raised before the model is built.
+        # Open the data first: errors in them are raised before the model is built.
         self.sets, self.tasks = open_tasks(source, classes, options, log)
         self.doubts = doubts_of_sets(self.sets)
         for doubt in self.doubts:
             log.warn(doubt)
         self._size_of_set = {name: len(dataset) for name, dataset in self.sets.items()}
-        self._exact_circuit: _ExactCircuit | None = None
-        if options.check_against is not None:
-            self._exact_circuit = self._read_exact(options.check_against)
 
         # Build the model, and see how much of each sample it reads.
         self.model = build_model(source, local_device(options.device), options.dtype)
@@ -149,13 +129,6 @@ class Session:
         if self._device_of_model.type == "cpu":  # processes share the memory of a CPU, while each has its own GPU
             processes_that_share = self.team.size
         return free // (2 * processes_that_share)
-
-    def _read_exact(self, path: str) -> _ExactCircuit:
-        """Read the circuit of ``--check-against``, and check that it can be compared with."""
-        document = read_json_file(path)
-        ranking = ranking_from_json(document, self.scope.source.sites, path)
-        check_exact(document, path, self.scope.source.description.arch)
-        return _ExactCircuit(list(ranking.removed), document)
 
     @property
     def _gives_up_early(self) -> bool:
@@ -270,7 +243,7 @@ class Session:
             memory_bytes=memory_bytes,
             lanes=len(self.options.objective),
             aside=self.options.approx is not None,
-            weights=[task.weight for task in self.tasks],
+            tasks=len(self.tasks),
         )
 
     def _inputs_of_all_batches(self, sample_sets: Sequence[SampleSet]) -> Iterator[Any]:
@@ -386,7 +359,6 @@ class Session:
             "processes": self.team,
             "progress": progress,
             "on_removal": show_removal,
-            "constraints": [parse_constraint(text) for text in options.subject_to],
         }
         if options.max_drop is not None:
             keywords["max_drop"] = Fraction(str(options.max_drop))
@@ -493,7 +465,7 @@ class Session:
         if len(self.tasks) > 1:  # a single task is fully described by its sets
             tasks = []
             for task in self.tasks:
-                tasks.append([task.data, task.ood, task.weight, task.columns])
+                tasks.append([task.data, task.ood, 1, task.columns])  # 1: every task counts equally
             settings["tasks"] = tasks
 
         # The search.
@@ -501,8 +473,6 @@ class Session:
         settings["ood_score"] = options.ood_score
         settings["algorithm"] = options.algorithm
         settings["approx"] = options.approx
-        if options.subject_to:
-            settings["subject_to"] = list(options.subject_to)
         if scope.kept is not None:
             settings["kept"] = list(scope.kept.values())
 
@@ -535,25 +505,18 @@ class Session:
             doubts=self.doubts,
         )
 
-        # A circuit that removes something can be compared with an exact one (--check-against).
         documents = {}
         for objective, ranking in rankings.items():
             document = writer.document(objective, ranking)
-            exact = self._exact_circuit
-            if exact is not None and ranking.steps:
-                document["agreement"] = agreement(document, exact.removed, exact.document)
             self._tell_of_circuit(document)
             documents[objective] = document
         self._warn_of_circuits_together(documents)
         return documents
 
     def _tell_of_circuit(self, document: CircuitDocument) -> None:
-        """Log what the user should know about one circuit: its early end, its agreement, and its gain in AUROC."""
+        """Log what the user should know about one circuit: its early end, and its gain in AUROC."""
         if "ended" in document:
             self.log.warn(ended_text(document))
-        if "agreement" in document:
-            against = f"{document['objective']} against {self.options.check_against}"
-            self.log.info(f"{against}: {agreement_text(document)}")
         if "gain" in document:
             is_low = document["gain"]["low"]
             tell = self.log.warn if is_low else self.log.info

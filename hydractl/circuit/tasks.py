@@ -1,4 +1,4 @@
-"""The tasks of a search: each is an ID set with the OOD set it is measured against, its classes and its weight."""
+"""The tasks of a search: each is an ID set with the OOD set it is measured against, and its classes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ class Task:
     Attributes:
         data: the name of the ID set: ``id``, ``id2`` and so on.
         ood: the name of the OOD set: ``ood``, ``ood2`` and so on; None for no OOD set.
-        weight: the weight in the mean over tasks.
         columns: the range of the ID set's classes among the classes of the model.
     """
 
     data: str
     ood: str | None
-    weight: int
     columns: ClassRange
 
     @property
@@ -101,9 +99,6 @@ def open_tasks(
         columns = ALL_CLASSES
         if classes:
             columns = columns_by_set[id_index]
-        weight = 1
-        if options.val_weights:
-            weight = options.val_weights[id_index]
 
         # Collect the OOD sets that this ID set is measured against, and open them if they are not open yet.
         ood_names: list[str | None] = []
@@ -120,7 +115,7 @@ def open_tasks(
         # Without an OOD set, the ID set alone is a task.
         if not ood_names:
             ood_names = [None]
-        tasks += [Task(data, ood, weight, columns) for ood in ood_names]
+        tasks += [Task(data, ood, columns) for ood in ood_names]
     return {**id_sets, **ood_sets}, tasks
 
 
@@ -254,9 +249,8 @@ def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
             ood_samples = sizes[task.ood]
         task_sizes.append((sizes[task.data], ood_samples))
 
-    # Each task counts its samples several times, so that all tasks have their weights.
-    weights = [task.weight for task in tasks]
-    shares = shares_of(task_sizes, weights)
+    # Each task counts its samples several times, so that all tasks are equally large.
+    shares = shares_of(task_sizes)
     n_id = 0
     n_ood = 0
     for share, (id_samples, ood_samples) in zip(shares, task_sizes, strict=True):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hydractl.circuit.objective import EvaluationCounts, Limits, allowed
+from hydractl.circuit.objective import EvaluationCounts
 
 
 class CandidateHead(NamedTuple):
@@ -98,56 +98,33 @@ def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
 # --- a whole round ----------------------------------------------------------------------------------------------------
 
 
-def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[Trial]:
-    """Return the winner, followed by the trials that could have won on another machine, the best first.
+def contenders(objective: str, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the winner of a round, followed by the trials that could have won on another machine, the best first.
 
-    Rounding may decide whether a trial keeps the limits, and which of two trials is ahead. Therefore a trial is
-    included if it may keep the limits on some machine, and may reach the best trial that surely keeps them.
+    Rounding may decide which of two trials is ahead. Therefore a trial is included if it may reach the one that is
+    surely ahead of most. The list is empty only if there are no trials.
 
     Args:
         objective: the objective by whose score trials are compared.
         trials: the trials of all candidates of a round.
-        limits: the lowest allowed key of each objective; the winner is the best trial that keeps all of them here.
-
-    Returns:
-        The winner and its rivals. If no trial keeps the limits here, there is no winner: the list then has only trials
-        that may keep the limits on another machine.
     """
-    # `most` and `least` are the counts that a machine may get whose rounding favours the trial, or harms it.
-    perhaps_allowed = [trial for trial in trials if allowed(trial.counts.most, limits)]
-    allowed_here = [trial for trial in perhaps_allowed if allowed(trial.counts, limits)]
-    surely_allowed = [trial for trial in perhaps_allowed if allowed(trial.counts.least, limits)]
-
-    # Drop trials that cannot win on any machine: they cannot reach the best trial that surely keeps the limits.
-    could_win = perhaps_allowed
-    if surely_allowed:
-        surest = max(surely_allowed, key=lambda trial: surest_standing(objective, trial))
-        could_win = []
-        for trial in perhaps_allowed:
-            if trial is surest or could_beat(objective, trial, surest):
-                could_win.append(trial)
-
-    # The winner here may rank behind a trial that keeps the limits only on another machine, so put it first.
-    in_order = best_first(objective, could_win)
-    if not allowed_here:
-        return in_order
-    winner = best_first(objective, allowed_here)[0]
-    others = [trial for trial in in_order if trial != winner]
-    return [winner, *others]
+    if not trials:
+        return []
+    surest = max(trials, key=lambda trial: surest_standing(objective, trial))
+    could_win = []
+    for trial in trials:
+        if trial is surest or could_beat(objective, trial, surest):
+            could_win.append(trial)
+    return best_first(objective, could_win)
 
 
-def winner_of(objective: str, trials: Sequence[Trial], limits: Limits) -> Trial | None:
-    """Return the winner of a round with its rivals; None if no trial keeps the limits.
+def winner_of(objective: str, trials: Sequence[Trial]) -> Trial:
+    """Return the winner of a round with its rivals.
 
     The counts of the rivals leave out OOD samples if the objective reads none: whether a rival was counted on them
     depends on the other objectives of the search.
     """
-    in_order = contenders(objective, trials, limits)
-    if not in_order:
-        return None
-    winner, *others = in_order
-    if not allowed(winner.counts, limits):
-        return None
+    winner, *others = contenders(objective, trials)
     rivals = []
     for other in others:
         counts = other.counts.read_by(objective)
@@ -186,23 +163,13 @@ class SureLeads:
     A candidate that cannot reach the lead, even if everything not yet counted is in its favour, need not be counted to
     the end. The lead is taken with rounding against it, and the best case with rounding in its favour, so no candidate
     that could win on another machine is given up.
-
-    Args:
-        limits: the lowest allowed key of each objective; a winner has to keep all of them.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self) -> None:
         self._leads: dict[str, Standing] = {}
 
     def raise_if_ahead(self, objective: str, trial: Trial) -> bool:
-        """Raise the lead to a trial that is counted to its end, if it is above; return whether the lead was raised.
-
-        Only a trial that keeps the limits on every machine can lead.
-        """
-        surely_allowed = allowed(trial.counts.least, self._limits)
-        if not surely_allowed:
-            return False
+        """Raise the lead to a trial that is counted to its end, if it is above; return whether the lead was raised."""
         sure = surest_standing(objective, trial)
         lead = self._leads.get(objective)
         is_behind = lead is not None and sure <= lead
@@ -219,8 +186,6 @@ class SureLeads:
             head: the candidate.
             best_case: the most that it can still reach, with rounding in its favour.
         """
-        if not allowed(best_case, self._limits):
-            return True
         lead = self._leads.get(objective)
         if lead is None:
             return False

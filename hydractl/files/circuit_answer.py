@@ -106,16 +106,6 @@ class SearchedGain(Record, form="Gain"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CircuitAgreement(Record, form="Agreement"):
-    """How far a circuit agrees with an exact one."""
-
-    removals: Count = needed("How many removals were compared.")
-    jaccard: Mapping[str, Number] = needed("By N the Jaccard index of the first N removals of both.")
-    kendall_tau: Number = described("Kendall's tau of the orders, over the heads both remove.")
-    score_lost: Number = described("What the score is below the exact one; null of another objective.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class CircuitAnswer(Record, form="Circuit"):
     """An order in which heads are removed: nested masks for every budget up to its length, but for `headmap`."""
 
@@ -127,8 +117,7 @@ class CircuitAnswer(Record, form="Circuit"):
     ood_score: str | None = described("The OOD score whose AUROC counts.")
     budget: Count | None = described("How many heads were to be removed in all, or were, if it ended.")
     max_drop: float | None = described("The value of `--max-drop`.")
-    subject_to: Sequence[str] | None = described("The constraints that every removal keeps.")
-    ended: Literal["max_drop", "subject_to"] | None = described("What ended it before the budget.")
+    ended: Literal["max_drop"] | None = described("What ended it before the budget.")
     loss_unit: float | None = described("The unit of `nll` and `brier`.")
     sites: Mapping[str, Count] | None = described("By site its number of heads.")
     base: SearchCounts | None = described("The counts before the first removal.")
@@ -138,6 +127,5 @@ class CircuitAnswer(Record, form="Circuit"):
     source: ProvenanceRecord | None = described("Verb, inputs, settings, versions and seed it was made by.")
     tower: str | None = described("The tower that the search was kept to, of a model with two.")
     start_mask: MaskRecord | None = described("The heads that the search began with, where some were gone.")
-    agreement: CircuitAgreement | None = described("How far it agrees with the circuit of `--check-against`.")
     seen: Sequence[SeenRecord] | None = described("The samples that were seen in making it.")
     warnings: Sequence[str] | None = described("What is odd about the data.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
 from typing import TypedDict
 
 from hydractl.errors import InputError
@@ -119,51 +118,6 @@ def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
     # Rounding may leave the range 0..1.
     not_negative = max(divergence, 0.0)
     return min(not_negative, 1.0)
-
-
-def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
-    """Return Kendall's tau-b of two removal orders, over the heads that both contain.
-
-    It is 1 for the same order and -1 for the reverse one. An order has no ties, so tau-b is (concordant - discordant) /
-    pairs.
-
-    Args:
-        a, b: heads in the order of their removal, each head once.
-
-    Returns:
-        None for fewer than two common heads.
-    """
-    # The indices in b of the common heads, in the order of a: they rise where the two orders agree.
-    index_in_b = {head: index for index, head in enumerate(b)}
-    indices = [index_in_b[head] for head in a if head in index_in_b]
-    pairs = math.comb(len(indices), 2)
-    if not pairs:
-        return None
-
-    # A pair is discordant if the head that is earlier in a is later in b.
-    discordant = 0
-    for index, later_index in combinations(indices, 2):
-        if index > later_index:
-            discordant += 1
-    concordant = pairs - discordant
-    return (concordant - discordant) / pairs
-
-
-def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> dict[int, float | None]:
-    """Return for each budget ``n`` the Jaccard index of the first ``n`` removals of two orders.
-
-    Returns:
-        The index by budget; None if one of the orders is shorter than the budget, or the budget is 0.
-    """
-    largest_budget = min(len(a), len(b))
-    index_by_budget: dict[int, float | None] = {}
-    for budget in budgets:
-        index_by_budget[budget] = None
-        if 0 < budget <= largest_budget:
-            first_of_a = a[:budget]
-            first_of_b = b[:budget]
-            index_by_budget[budget] = jaccard(first_of_a, first_of_b)
-    return index_by_budget
 
 
 def jaccard(a: Iterable[Head], b: Iterable[Head]) -> float | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from hydractl.criteria import CRITERIA, Decider
 from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import InputError
-from hydractl.expressions.conditions import parse_constraint
 from hydractl.expressions.data_sets import AUTO
 from hydractl.settings.common import Batched, Rule, run_option
 from hydractl.settings.option import option
@@ -82,13 +81,6 @@ _DECIDED_BY_A_MASK = (
 """Options of ``prune`` without effect if a mask says which heads stay."""
 
 _DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
-
-
-def _check_constraint(text: str) -> None:
-    """Check a constraint such as ``acc>=0.9``; ValueError if it is about another key than an objective."""
-    key = parse_constraint(text).key
-    if key not in OBJECTIVES:
-        raise ValueError(f"must be about one of {', '.join(OBJECTIVES)}, not {key!r}")
 
 
 SettingsT = TypeVar("SettingsT", bound=type[Batched])
@@ -214,16 +206,6 @@ class Dropping(Batched):
         return super()._set_aside()
 
 
-def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
-    """Return a problem if there are not as many weights as validation sets."""
-    weights = len(settings.val_weights)
-    sets = len(settings.val)
-    if not weights or weights == sets:
-        return []
-    where = settings.where("val_weights")
-    return [f"--val-weights{where} has {weights} for {sets} --val"]
-
-
 def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
     """Return a problem if data sets are measured in pairs and some set has no partner."""
     if not settings.paired:
@@ -241,28 +223,17 @@ def _an_end(settings: CircuitSettings) -> list[str]:
     A budget or a number of heads ends it. Accuracy can end it too, but not with ``--share-from``: accuracy counts only
     the removals of this search.
     """
-    measures_its_end = settings.given("max_drop") or settings.given("subject_to")
-    if measures_its_end and not settings.given("share_from"):
+    if settings.given("max_drop") and not settings.given("share_from"):
         return settings.at_most_one("budget", "keep")
     return settings.exactly_one("budget", "keep")
 
 
 def _ood_data_for_auroc(settings: CircuitSettings) -> list[str]:
-    """Return a problem if an objective or a constraint needs OOD data, and there are none."""
+    """Return a problem if an objective needs OOD data, and there are none."""
     for objective in settings.objective:
         if objective in ("ood", "avg"):
             return settings.needs("ood_val", f"--objective {objective}")
-    for text in settings.subject_to:
-        if text.startswith(("ood", "avg")):
-            return settings.needs("ood_val", f"--subject-to {text}")
     return []
-
-
-def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
-    """Return a problem if an approximate search has a constraint."""
-    if not settings.approx or not settings.subject_to:
-        return []
-    return [f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx"]
 
 
 def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
@@ -302,16 +273,14 @@ class CircuitSettings(Dropping):
     rules: ClassVar[tuple[Rule, ...]] = (
         required("val"),
         at_most_one("start_mask", "share_from"),
-        _one_weight_for_each_set,
         _pairs_of_sets,
         _an_end,
         _ood_data_for_auroc,
-        _exact_for_constraints,
         _one_circuit_on_stdout,
         together("share_from", "share_sites"),
         _a_mask_of_another_base,
         _a_journal_to_resume,
-        one_from_stdin("start_mask", "share_from", "check_against"),
+        one_from_stdin("start_mask", "share_from"),
     )
 
     val: list[str] = search_option(
@@ -343,13 +312,6 @@ class CircuitSettings(Dropping):
     max_drop: float | None = search_option(
         f"{_DROP} --val; --budget or --keep may end it before [fraction]", at_least=0, below=1
     )
-    subject_to: list[str] = search_option(
-        "Remove only heads that keep this score, and end where none does; KEY is an objective, base its score before "
-        "the first removal; repeat it for more",
-        [],
-        metavar="KEY>=[base-]NUMBER",
-        check=_check_constraint,
-    )
     sites: str | None = search_option(
         "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
         metavar="LIST",
@@ -369,15 +331,6 @@ class CircuitSettings(Dropping):
         example="lazy:4",
         often=True,
     )
-    val_weights: list[int] = expert_option(
-        "The weight of each --val in the mean over them [default: equal ones]",
-        [],
-        metavar="N,...",
-        at_least=1,
-        at_most=1000,
-        split=True,
-        repeats=True,
-    )
     paired: bool = expert_option(
         "Measure each --val against the --ood-val in the same place only, instead of against all of them", False
     )
@@ -396,9 +349,6 @@ class CircuitSettings(Dropping):
         at_least=1,
     )
     allow_other_base: bool = expert_option(_OTHER_BASE, False)
-    check_against: str | None = expert_option(
-        "Report the agreement of the result with this exact circuit [default: no comparison]", metavar="CIRCUIT"
-    )
     bounds: bool = expert_option(
         "Stop evaluating a candidate as soon as it can no longer win; the result is the same", True
     )
@@ -425,7 +375,7 @@ class CircuitSettings(Dropping):
         """Return the options of a search in steps if the algorithm is Headmap, which is a single pass."""
         if self.algorithm == "greedy":
             return {}
-        return dict.fromkeys(("approx", "bounds", "max_drop", "subject_to"), "algorithm")
+        return dict.fromkeys(("approx", "bounds", "max_drop"), "algorithm")
 
 
 def _how_many_heads(settings: PruneSettings) -> list[str]:

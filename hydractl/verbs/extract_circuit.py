@@ -94,8 +94,7 @@ def _announce_search(scope: Scope, options: SearchOptions, log: Log) -> None:
         count = evaluations(heads, scope.budget)
     else:
         count = heads  # headmap measures each head once
-    may_end_early = bool(options.subject_to) or options.max_drop is not None
-    up_to = "up to " if may_end_early else ""
+    up_to = "up to " if options.max_drop is not None else ""
     objectives = ", ".join(options.objective)
     log.info(
         f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "

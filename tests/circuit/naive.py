@@ -183,38 +183,6 @@ def rankings(
     return rankings_by_objective
 
 
-def constrained(
-    model: Any, samples: Data, objective: str, constraints: Sequence[tuple[str, Fraction, bool]], paths: Sequence[str]
-) -> list[Head]:
-    """Return the removals where every score has to stay at a number or above, or at most that far below the base."""
-    keys = [key for key, _, _ in constraints]
-
-    def scores_without(removed: Sequence[Head]) -> dict[str, Score]:
-        with without_heads(model, removed):
-            return {key: score(model, key, samples) for key in {objective, *keys}}
-
-    base = scores_without([])
-    least = {}
-    for key, number, below_base in constraints:
-        least[key] = base[key] - number if below_base else number
-    removed: list[Head] = []
-    left = all_heads(paths)
-    while len(left) > 1:
-        allowed: list[Head] = []
-        scores: list[Score] = []
-        for head in left:
-            scores_of_head = scores_without([*removed, head])
-            if all(scores_of_head[key] >= least[key] for key in keys):
-                allowed.append(head)
-                scores.append(scores_of_head[objective])
-        if not allowed:
-            break
-        winner = allowed[first_highest(scores)]
-        removed.append(winner)
-        left.remove(winner)
-    return removed
-
-
 def _ranking(
     score_without: Callable[[Sequence[Head]], Score], budget: int, heads: Sequence[Head], start: Sequence[Head]
 ) -> list[tuple[str, int, Score]]:

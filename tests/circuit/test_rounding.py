@@ -148,7 +148,7 @@ def test_who_could_have_won() -> None:
         return Trial((0, head), EvaluationCounts(correct, 20, None, 0, nll or head, 0, Doubt(fewer=fewer, more=more)))
 
     def heads(*steps: Trial) -> list[int]:
-        return [one.head[1] for one in contenders("acc", steps, {})]
+        return [one.head[1] for one in contenders("acc", steps)]
 
     assert heads(step(0, 7), step(1, 8), step(2, 8)) == [1]  # a tie that is one everywhere
     assert heads(step(0, 7), step(1, 8, fewer=1)) == [1, 0]  # at 7 each the first would win

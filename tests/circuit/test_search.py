@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import sys
 from fractions import Fraction
@@ -16,15 +15,13 @@ import torch
 
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVE_BY_NAME, Doubt, EvaluationCounts
+from hydractl.circuit.objective import OBJECTIVE_BY_NAME, EvaluationCounts
 from hydractl.circuit.samples import SearchBatch
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, evaluations
-from hydractl.circuit.winners import Trial, contenders
-from hydractl.expressions.conditions import parse_constraint
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
-from tests.pico import logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import mask_of, prune_source, source_of, stock, zero_columns
 from tests.spread import marked_long, marked_release
 
 HEADS = [(site, head) for site in range(3) for head in range(3)]
@@ -96,27 +93,22 @@ def test_rankings_equal_the_naive_algorithm(variant: str, budget: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objectives", "memory", "at_once", "constraints"),
-    [
-        (["acc"], sys.maxsize, 1, []),
-        (["ood"], 30_000, 2, ["ood>=base-0.01"]),
-        (["acc", "ood", "avg"], 0, 1, ["ood>=base-0.01"]),
-    ],
+    ("objectives", "memory", "at_once"),
+    [(["acc"], sys.maxsize, 1), (["ood"], 30_000, 2), (["acc", "ood", "avg"], 0, 1)],
 )
 @pytest.mark.long
 def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
-    objectives: list[str], memory: int, at_once: int, constraints: list[str]
+    objectives: list[str], memory: int, at_once: int
 ) -> None:
     data = naive.data(inside=31, outside=23)
     model = model_of(stock("class-token"), "class-token")
     plain = Evaluator(model, samples(data))
     # Another number of candidates at once is another shape of the matrix products, and rounds otherwise.
-    same: Any = {"at_once": at_once, "constraints": [parse_constraint(text) for text in constraints]}
-    expected = GreedySearch(plain, HEADS, bounds=False, **same).run(objectives, 3)
+    expected = GreedySearch(plain, HEADS, bounds=False, at_once=at_once).run(objectives, 3)
     plain.close()
     evaluator = Evaluator(model, samples(data), memory_bytes=memory, lanes=3)
     assert (len(evaluator.chunks) > 1) == (memory < sys.maxsize)
-    search = GreedySearch(evaluator, HEADS, **same)
+    search = GreedySearch(evaluator, HEADS, at_once=at_once)
     assert search.run(objectives, 3) == expected
     if memory == sys.maxsize and at_once == 1:
         assert evaluator.work < plain.work
@@ -166,38 +158,8 @@ def test_search_from_a_pruned_model() -> None:
     assert names(model, ranking, kept) == [(path, head) for path, head, _ in expected]
 
 
-@pytest.mark.parametrize(
-    ("draw", "objective", "constraints", "steps", "bounds"),
-    [
-        (1, "ood", ["acc>=base-0.3"], 6, False),
-        pytest.param(2, "avg", ["acc>=base-0.2", "ood >= 0.5"], 6, True, marks=pytest.mark.long),
-        (3, "ood", ["acc>=base"], 4, True),
-        pytest.param(1, "acc", ["ood>=base-0.02"], 8, True, marks=pytest.mark.long),
-        (1, "ood", ["acc>=1.1"], 0, True),
-    ],
-)
-def test_constrained_rankings_equal_the_naive_algorithm(
-    draw: int, objective: str, constraints: list[str], steps: int, bounds: bool
-) -> None:
-    reference = copy.deepcopy(stock("class-token"))
-    data = naive.data(draw=draw)
-    for block in reference.blocks:
-        block.attn.proj.weight.data *= 20  # so that heads decide what the model says
-    data.labels = [logits(reference, batch).argmax(-1) for batch in data.inside]
-    model = model_of(reference, "class-token")
-    parsed = [parse_constraint(text) for text in constraints]
-    expected = naive.constrained(reference, data, objective, parsed, [site.path for site in model.sites])
-    assert len(expected) == steps
-    evaluator = Evaluator(model, samples(data))
-    ranking = GreedySearch(evaluator, HEADS, bounds=bounds, constraints=parsed).run([objective], 8)[objective]
-    evaluator.close()
-    assert names(model, ranking) == expected
-    assert ranking.ended == (None if steps == 8 else "subject_to")
-    assert not any(step.rivals for step in ranking.steps)
-
-
 @pytest.mark.long
-def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_too_far_ends_a_ranking() -> None:
+def test_the_first_drop_too_far_ends_a_ranking() -> None:
     model = model_of(stock("class-token"), "class-token")
     data = naive.data(inside=31, outside=23)
 
@@ -211,31 +173,12 @@ def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_
         return [ranking.base.correct - step.counts.correct for step in ranking.steps]
 
     plain = search()
-    assert search(constraints=[parse_constraint(text) for text in ("acc>=0", "nll>=-99")]) == plain
     highest_drop = max(drops(plain["ood"])) - 1
     ended = search(max_drop=Fraction(highest_drop, 31))
     assert ended["ood"].ended == "max_drop"
     for objective, ranking in plain.items():
         within = list(itertools.takewhile(lambda drop: drop <= highest_drop, drops(ranking)))
         assert ended[objective].steps == ranking.steps[: len(within)]
-
-
-def test_rounding_may_decide_whether_a_constraint_is_kept() -> None:
-    """Counts with doubt made on purpose: who is surely allowed, who perhaps, and who could take over."""
-
-    def step(head: int, correct: int, two_u: int, fewer: int = 0, more: int = 0) -> Trial:
-        return Trial((0, head), EvaluationCounts(correct, 10, two_u, 10, doubt=Doubt(fewer=fewer, more=more)))
-
-    surely = step(0, 8, 50)
-    perhaps = step(1, 7, 60, fewer=1)
-    nearly = step(2, 6, 70, more=1)
-    not_at_all = step(3, 5, 99)
-    steps = [surely, perhaps, nearly, not_at_all]
-    assert contenders("ood", steps, {"acc": 7}) == [perhaps, nearly, surely]
-    assert contenders("ood", [surely, not_at_all], {"acc": 7}) == [surely]
-    assert contenders("ood", [nearly, not_at_all], {"acc": 7}) == [nearly]  # the first is not allowed: no winner
-    assert contenders("ood", [not_at_all], {"acc": 7}) == []
-    assert contenders("ood", steps, {}) == [not_at_all]
 
 
 @pytest.mark.long

@@ -1,16 +1,17 @@
-"""Who wins a round, by counts made on purpose: ties, constraints, and what another machine may decide otherwise."""
+"""Who wins a round, by counts made on purpose: ties, and what another machine may decide otherwise."""
 
 from __future__ import annotations
 
 import ast
 import itertools
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from hydractl.circuit import objective as objective_module
 from hydractl.circuit import winners
-from hydractl.circuit.objective import Doubt, EvaluationCounts, limits_of
+from hydractl.circuit.objective import Doubt, EvaluationCounts, fewest_correct
 from hydractl.circuit.winners import (
     CandidateHead,
     SureLeads,
@@ -22,7 +23,6 @@ from hydractl.circuit.winners import (
     lowest_chosen,
     winner_of,
 )
-from hydractl.expressions.conditions import parse_constraint
 
 ID_SAMPLES = 20
 
@@ -47,8 +47,8 @@ def test_the_rules_know_neither_tensors_nor_files(module: object) -> None:
             imported.update(name.name for name in node.names)
         if isinstance(node, ast.ImportFrom):
             imported.add(node.module)
-    allowed = {"hydractl.circuit.objective", "hydractl.expressions.conditions"}
-    standard = {"__future__", "collections.abc", "dataclasses", "math", "typing"}
+    allowed = {"hydractl.circuit.objective"}
+    standard = {"__future__", "collections.abc", "dataclasses", "fractions", "math", "typing"}
     assert imported <= allowed | standard
 
 
@@ -59,8 +59,8 @@ def test_of_equal_scores_the_lowest_site_wins_and_then_the_lowest_head() -> None
     trials = [trial(1, 0, 8), trial(0, 2, 8), trial(0, 1, 8), trial(0, 0, 7)]
     for order in itertools.permutations(trials):
         assert heads(best_first("acc", order)) == [(0, 1), (0, 2), (1, 0), (0, 0)]
-        winner = winner_of("acc", order, {})
-        assert winner is not None and winner.head == (0, 1) and not winner.rivals
+        winner = winner_of("acc", order)
+        assert winner.head == (0, 1) and not winner.rivals
 
 
 def test_a_number_of_any_kind_is_compared_by_the_same_rule() -> None:
@@ -77,14 +77,14 @@ def test_a_lead_of_one_in_large_integers_decides() -> None:
     first = Trial((0, 0), EvaluationCounts(5, 10, pairs, 10**9))
     second = Trial((0, 1), EvaluationCounts(5, 10, pairs + 1, 10**9))
     assert first.counts.score("ood") == second.counts.score("ood")
-    winner = winner_of("ood", [first, second], {})
-    assert winner is not None and winner.head == (0, 1)
+    winner = winner_of("ood", [first, second])
+    assert winner.head == (0, 1)
 
 
 def test_rivals_are_those_that_may_be_in_front_elsewhere() -> None:
     behind, winner, far_behind = trial(0, 0, 7), trial(0, 1, 8, fewer=1), trial(0, 2, 5, more=1)
-    decided = winner_of("acc", [behind, winner, far_behind], {})
-    assert decided is not None and decided.head == (0, 1)
+    decided = winner_of("acc", [behind, winner, far_behind])
+    assert decided.head == (0, 1)
     assert heads(list(decided.rivals)) == [(0, 0)]  # at 7 each the first one would win
     assert could_beat("acc", behind, winner) and not could_beat("acc", far_behind, winner)
 
@@ -92,9 +92,9 @@ def test_rivals_are_those_that_may_be_in_front_elsewhere() -> None:
 def test_trials_that_counted_the_very_same_are_no_rivals() -> None:
     """They are the same model, so the order of heads decides everywhere."""
     first, second = trial(0, 0, 8, fewer=1, more=1, nll=5), trial(0, 1, 8, fewer=1, more=1, nll=5)
-    assert heads(contenders("acc", [second, first], {})) == [(0, 0)]
+    assert heads(contenders("acc", [second, first])) == [(0, 0)]
     other_loss = trial(0, 1, 8, fewer=1, more=1, nll=6)
-    assert heads(contenders("acc", [other_loss, first], {})) == [(0, 0), (0, 1)]
+    assert heads(contenders("acc", [other_loss, first])) == [(0, 0), (0, 1)]
 
 
 def test_rivals_are_listed_without_what_the_objective_does_not_read() -> None:
@@ -102,8 +102,7 @@ def test_rivals_are_listed_without_what_the_objective_does_not_read() -> None:
         doubt = Doubt(fewer=1, more=1, lower=1, higher=1)
         return Trial((0, head), EvaluationCounts(correct, 20, 5, n_ood, nll=head, doubt=doubt))
 
-    winner = winner_of("acc", [with_ood(0, 8, 3), with_ood(1, 8, 9)], {})
-    assert winner is not None
+    winner = winner_of("acc", [with_ood(0, 8, 3), with_ood(1, 8, 9)])
     assert winner.counts.two_u == 5  # the winner's own counts stay as they are
     (rival,) = winner.rivals
     assert rival.counts == EvaluationCounts(8, 20, None, 0, nll=1, doubt=Doubt(fewer=1, more=1))
@@ -117,47 +116,28 @@ def test_who_contends_hangs_on_no_order() -> None:
         trial(1, 1, 7, more=2),
         trial(2, 0, 4, more=9),
     ]
-    expected = contenders("acc", trials, {})
+    expected = contenders("acc", trials)
     assert heads(expected) == [(0, 1), (0, 0), (1, 0), (1, 1), (2, 0)]
     for order in itertools.permutations(trials):
-        assert contenders("acc", order, {}) == expected
+        assert contenders("acc", order) == expected
 
 
 def test_shares_of_a_round_come_to_the_same_winner() -> None:
     """As processes do: each sends its contenders, and the winner is chosen of these."""
     trials = [trial(site, head, 8 - site, fewer=head, more=site) for site in range(3) for head in range(3)]
-    for limits in ({}, {"acc": 7}, {"acc": 8}, {"acc": 99}):
-        expected = winner_of("acc", trials, limits)
-        for cut in range(len(trials) + 1):
-            gathered = contenders("acc", trials[:cut], limits) + contenders("acc", trials[cut:], limits)
-            assert winner_of("acc", gathered, limits) == expected
+    expected = winner_of("acc", trials)
+    for cut in range(len(trials) + 1):
+        gathered = contenders("acc", trials[:cut]) + contenders("acc", trials[cut:])
+        assert winner_of("acc", gathered) == expected
 
 
-# --- constraints ------------------------------------------------------------------------------------------------------
+# --- the limit of a drop ----------------------------------------------------------------------------------------------
 
 
-def test_a_trial_that_perhaps_keeps_the_limits_contends_and_one_that_does_not_cannot_win() -> None:
-    surely, perhaps, nearly = trial(0, 0, 8), trial(0, 1, 9, fewer=3), trial(0, 2, 6, more=2)
-    decided = winner_of("acc", [surely, perhaps, nearly], {"acc": 7})
-    assert decided is not None and decided.head == (0, 1)
-    assert winner_of("acc", [nearly], {"acc": 7}) is None
-    assert heads(contenders("acc", [nearly], {"acc": 7})) == [(0, 2)]
-    assert contenders("acc", [nearly], {"acc": 9}) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "lowest"),
-    [("acc>=base", 15), ("acc>=base-0.1", 13), ("acc>=base-0.05", 14), ("acc>=0.7", 14), ("acc>=0.71", 15)],
-)
-def test_limits_are_exact_fractions(text: str, lowest: int) -> None:
+@pytest.mark.parametrize(("drop", "fewest"), [("0", 15), ("0.1", 13), ("0.05", 14), ("0.07", 14), ("0.9", -3)])
+def test_a_drop_is_an_exact_fraction(drop: str, fewest: int) -> None:
     base = EvaluationCounts(15, ID_SAMPLES, None, 0)
-    assert limits_of([parse_constraint(text)], base) == {"acc": lowest}
-
-
-def test_of_several_constraints_on_one_score_the_strictest_counts() -> None:
-    base = EvaluationCounts(15, ID_SAMPLES, None, 0)
-    both = [parse_constraint(text) for text in ("acc>=0.5", "acc>=base-0.1")]
-    assert limits_of(both, base) == limits_of(both[::-1], base) == {"acc": 13}
+    assert fewest_correct(base, Fraction(drop)) == fewest
 
 
 # --- Headmap ----------------------------------------------------------------------------------------------------------
@@ -182,7 +162,7 @@ def test_all_are_chosen_where_there_are_fewer(count: int, chosen: int) -> None:
 
 
 def test_only_who_surely_loses_is_out_of_reach() -> None:
-    leads = SureLeads({})
+    leads = SureLeads()
     best_case = trial(0, 1, 7).counts
     assert not leads.out_of_reach("acc", (0, 1), best_case)  # nobody leads
     assert leads.raise_if_ahead("acc", trial(0, 2, 8, fewer=1))
@@ -194,21 +174,13 @@ def test_only_who_surely_loses_is_out_of_reach() -> None:
     assert leads.out_of_reach("acc", (0, 1), best_case)
 
 
-def test_who_cannot_keep_the_limits_is_out_of_reach_and_leads_nobody() -> None:
-    leads = SureLeads({"acc": 7})
-    assert leads.out_of_reach("acc", (0, 0), trial(0, 0, 6).counts)
-    assert not leads.raise_if_ahead("acc", trial(0, 0, 7, fewer=1))
-    assert not leads.out_of_reach("acc", (0, 1), trial(0, 1, 7).counts)
-
-
 def test_nobody_is_given_up_who_contends_at_the_end() -> None:
     trials = [trial(site, head, 8 - site, fewer=head, more=site) for site in range(3) for head in range(3)]
-    for limits in ({}, {"acc": 7}):
-        contending = heads(contenders("acc", trials, limits))
-        for order in itertools.islice(itertools.permutations(trials), 0, None, 5003):
-            leads = SureLeads(limits)
-            for done in order:
-                leads.raise_if_ahead("acc", done)
-            for one in trials:
-                if one.head in contending:
-                    assert not leads.out_of_reach("acc", one.head, one.counts.most)
+    contending = heads(contenders("acc", trials))
+    for order in itertools.islice(itertools.permutations(trials), 0, None, 5003):
+        leads = SureLeads()
+        for done in order:
+            leads.raise_if_ahead("acc", done)
+        for one in trials:
+            if one.head in contending:
+                assert not leads.out_of_reach("acc", one.head, one.counts.most)

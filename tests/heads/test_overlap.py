@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from scipy.spatial.distance import jensenshannon
-from scipy.stats import kendalltau
 
 from hydractl.errors import InputError
 from hydractl.heads.mask import Head, HeadMask, Site, all_heads
-from hydractl.heads.overlap import jaccard_at, jensen_shannon, kendall_tau, mask_overlap
+from hydractl.heads.overlap import jensen_shannon, mask_overlap
 
 SITES = [Site(f"blocks.{i}.attn", heads, 4, 16) for i, heads in enumerate((4, 4, 2, 12))]
 FULL = HeadMask.full(SITES)
@@ -78,31 +77,3 @@ def test_masks_of_different_models() -> None:
         with pytest.raises(InputError, match="^the masks are of different models"):
             mask_overlap(FULL, HeadMask.full(sites))
     mask_overlap(FULL, HeadMask.full(reversed(SITES)))  # the order of sites carries no meaning here
-
-
-def test_kendall_by_hand() -> None:
-    order = [(A, 0), (B, 0), (C, 0), (D, 0)]
-    assert kendall_tau(order, order) == 1
-    assert kendall_tau(order, order[::-1]) == -1
-    assert kendall_tau(order, [order[1], order[0], *order[2:]]) == 4 / 6  # 5 pairs agree, 1 does not
-    # Only what both contain counts: (A, 0) before (D, 0) in both.
-    assert kendall_tau([(A, 0), (B, 1), (D, 0)], [(C, 1), (A, 0), (D, 0), (B, 2)]) == 1
-    for a, b in (([], []), (order, []), (order, [(A, 0), (D, 9)])):
-        assert kendall_tau(a, b) is None
-
-
-def test_kendall_is_that_of_scipy() -> None:
-    draw = random.Random(1)
-    heads = all_heads(SITES)
-    for _ in range(20):
-        a, b = draw.sample(heads, 15), draw.sample(heads, 18)
-        common = [head for head in a if head in b]
-        expected = kendalltau([a.index(h) for h in common], [b.index(h) for h in common], variant="b").statistic
-        assert kendall_tau(a, b) == pytest.approx(expected, abs=1e-12)
-
-
-def test_jaccard_at_budgets() -> None:
-    a = [(A, 0), (B, 0), (C, 0), (D, 0)]
-    b = [(B, 0), (A, 0), (D, 1)]
-    assert jaccard_at(a, b, [0, 1, 2, 3, 4]) == {0: None, 1: 0.0, 2: 1.0, 3: 0.5, 4: None}
-    assert jaccard_at(a, b, iter([3])) == {3: 0.5}

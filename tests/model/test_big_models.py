@@ -276,7 +276,6 @@ def test_a_taken_output_is_refused_before_weights_are_read(command: list[str], u
         ["finetune", "base.st", *TRAIN, "--val", "none.npz"],
         ["finetune", "base.st", "none.st", *TRAIN, "-o", "./"],
         ["extract-circuit", "base.st", *SEARCH, "--ood-val", "none.npz"],
-        ["extract-circuit", "base.st", *SEARCH, "--ood-val", "ood.npz", "--check-against", "none.json"],
         ["fuse", "m0.st", "m1.st", "none.st"],
         ["fuse", f"{TINY}", "m1.st", "none.st"],
         ["eval", "base.st", "m0.st+none.st", "--test", "data.npz"],

@@ -1,0 +1,102 @@
+"""What the user of a finished circuit should know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hydractl.circuit.documents import LOW_GAIN, CircuitDocument
+from hydractl.circuit.objective import LOSS_OBJECTIVES
+from hydractl.heads.mask import Head
+from hydractl.report.texts import number
+
+
+def tied_text(document: CircuitDocument) -> str | None:
+    """Return a warning if the score is at its maximum in the first steps, where only ties decide.
+
+    Return None if the score is below its maximum from the first step on.
+    """
+    objective = document["objective"]
+    steps = document["removed"]
+    perfect = 1.0
+    if objective in LOSS_OBJECTIVES:
+        perfect = 0.0  # the scores of losses are minus a mean loss
+
+    # Count the steps before the first one whose score is below the maximum.
+    tied = 0
+    for step in steps:
+        if step["score"] < perfect:
+            break
+        tied += 1
+    if not tied:
+        return None
+    return (
+        f"{objective}: the score is at its maximum, {perfect:g}, in the first {tied} of {len(steps)} steps, so ties "
+        "and not the data decide which heads they remove: give more --val, or held-out samples that the model was not "
+        "trained on, or --objective nll"
+    )
+
+
+def gain_text(document: CircuitDocument) -> str:
+    """Return the line that says how much the validation AUROC rose and, if that is little, what follows."""
+    gain = document["gain"]
+    text = f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}"
+    if gain["corrected"] < 0:
+        text += ", more pairs wrongly ordered than before"
+    else:
+        text += f", {gain['corrected']:.0%} of the wrongly ordered pairs put right"
+    if not gain["low"]:
+        return text
+    return (
+        f"{text}; where less than {LOW_GAIN:.0%} of them are put right, circuits were seen not to detect other OOD "
+        "data better than the whole model: compare them on a set of its own before you use them"
+    )
+
+
+def _removed_heads(document: CircuitDocument) -> list[Head]:
+    """Return the heads that a circuit removes, in order."""
+    return [(step["site"], step["head"]) for step in document["removed"]]
+
+
+def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
+    """Return a warning about circuits that remove the same heads, in any order; None if there are none.
+
+    Args:
+        documents: the circuits by objective.
+    """
+    objectives_by_heads: dict[frozenset[Head], list[str]] = {}
+    for objective, document in documents.items():
+        removed = frozenset(_removed_heads(document))
+        objectives = objectives_by_heads.setdefault(removed, [])
+        objectives.append(objective)
+
+    # Name the groups of objectives that share their heads.
+    repeated = []
+    for objectives in objectives_by_heads.values():
+        if len(objectives) > 1:
+            repeated.append(" and ".join(objectives))
+    if not repeated:
+        return None
+    groups = "; ".join(repeated)
+    return f"the same heads are removed: {groups}: fused, a member that repeats another costs and gives nothing"
+
+
+def ended_text(document: CircuitDocument) -> str:
+    """Return the line that says that ``--max-drop`` ended a search before its budget."""
+    objective = document["objective"]
+    count = len(document["removed"])
+    ended = f"--max-drop {document['max_drop']:g}"
+    if not count:
+        return f"{objective}: no head can go within {ended}: the circuit is the whole model"
+    return f"{objective}: {count} heads are removed: a further one would not keep {ended}"
+
+
+def rounding_text(documents: Mapping[str, CircuitDocument]) -> str | None:
+    """Return a warning that lists the steps that rounding decided, by objective; None if there are none."""
+    undecided = []
+    for objective, document in documents.items():
+        steps = [str(step["step"]) for step in document.get("rounding", ())]
+        if steps:
+            undecided.append(f"{objective} {', '.join(steps)}")
+    if not undecided:
+        return None
+    return f"steps decided by less than rounding, which may go otherwise on another machine: {'; '.join(undecided)}"
