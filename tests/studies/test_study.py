@@ -595,7 +595,7 @@ def test_the_names_of_rows_are_those_there_are() -> None:
 GRID = ["--train", "train.npz", "--epochs", "3", "--batch-size", "2", "--lr", "0.0001,0.01"]
 
 
-LAST_OF_ROW = {"trained": "trained0", "heads": "heads.1", "mimo": "mimo.3"}
+LAST_OF_ROW = {"trained": "trained0", "mimo": "mimo.3", "heads": "heads.1"}
 
 
 @pytest.mark.long
