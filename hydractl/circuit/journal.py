@@ -29,6 +29,8 @@ ORDER_KEY = "order"
 HOW_TO_START_OVER = "start over with --force and without --resume"
 FIRST_BYTES = json.dumps({"schema": JOURNAL_SCHEMA}).removesuffix("}").encode()
 """The bytes that every journal begins with: they tell a header that was cut short from a file of another program."""
+_FIRST_BYTES_OF_ANY = b'{"schema": "hydractl.journal/'
+"""The bytes that journals of all versions begin with."""
 
 
 class Journal:
@@ -426,6 +428,11 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
     """
     begins_as_journal = data.startswith(FIRST_BYTES)
     is_header_cut_short = FIRST_BYTES.startswith(data)
+    if not begins_as_journal and data.startswith(_FIRST_BYTES_OF_ANY):
+        raise InputError(
+            f"{path} records a search that another version of hydractl began: it is no {JOURNAL_SCHEMA} file",
+            hint=f"go on with that version, or {HOW_TO_START_OVER}",
+        )
     if not begins_as_journal and not is_header_cut_short:
         raise InputError(f"{path} is no {JOURNAL_SCHEMA} file", hint="move it away, or choose another output with -o")
 

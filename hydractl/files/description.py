@@ -185,6 +185,16 @@ class Description:
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
 
+        # Keys of other versions may change what the model answers, so they are not passed over.
+        unknown = _unknown_keys(document)
+        if unknown:
+            written_by = _version_of(document)
+            raise InputError(
+                f"{origin} holds what this version of hydractl does not know",
+                hint=f"open it with the version that wrote it{written_by}",
+                problems=[f"unknown key {key}" for key in unknown],
+            )
+
         # Missing or mistyped fields; without them, values can be read safely.
         problems = _field_problems(document)
         if problems:
@@ -217,6 +227,13 @@ class Description:
         )
 
 
+_SPARSE_KEYS = ("schema", "prompt", "seen", "origin")
+"""The keys that a description may have beside the required ones."""
+_EXTRA_KEYS = (
+    *("self_check", "averaging", "on_data", "laplace", "sparse", "reference"),
+    *FITTED,
+)
+"""The keys of ``extra``: those that are written, and ``reference``, which opens with a warning."""
 _MOST_MEMBERS = 1024
 _REQUIRED: dict[str, type | tuple[type, ...]] = {
     "kind": str,
@@ -233,6 +250,23 @@ _REQUIRED: dict[str, type | tuple[type, ...]] = {
     "extra": dict,
     "provenance": dict,
 }
+
+
+def _unknown_keys(document: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a description and of its ``extra`` that this version does not know, as messages show them."""
+    unknown = [shown(key) for key in document if key not in _REQUIRED and key not in _SPARSE_KEYS]
+    extra = document.get("extra")
+    if isinstance(extra, dict):
+        unknown += [f"{shown(key)} of 'extra'" for key in extra if key not in _EXTRA_KEYS]
+    return unknown
+
+
+def _version_of(document: Mapping[str, Any]) -> str:
+    """Return the end of a hint that names the version of hydractl that wrote a file; empty if it does not say."""
+    record = document.get("provenance")
+    if not isinstance(record, dict) or not isinstance(record.get("hydractl"), str):
+        return ""
+    return f": {shown(record['hydractl'])}"
 
 
 def _field_problems(document: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.heads.mask import Site
-from hydractl.jsonio import canonical_json, differences, read_json_file
+from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.metrics.threshold import stored_score
@@ -59,7 +59,7 @@ from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
-PLAN = "hydractl.study-plan/2"
+PLAN = "hydractl.study-plan/3"
 
 _RUNS = {
     "extract-circuit": extract_circuit.run,
@@ -677,8 +677,13 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
         OutputError: the study was begun with other settings or data; it lists the differences.
     """
     document = read_json_file(str(path))
-    is_plan = isinstance(document, dict) and document.get("schema") == PLAN
-    if not is_plan or not isinstance(document.get("settings"), dict):
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != PLAN and str(schema).startswith("hydractl.study-plan/"):
+        raise InputError(
+            f"{path.parent} holds a study that another version of hydractl began ({shown(schema)}, not {PLAN})",
+            hint="go on with that version, or name another folder with -o",
+        )
+    if schema != PLAN or not isinstance(document.get("settings"), dict):
         raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
     decisive_before = document["settings"]
 

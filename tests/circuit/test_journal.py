@@ -248,6 +248,12 @@ def test_a_file_of_another_program(content: bytes, path: Path) -> None:
     assert path.read_bytes() == content
 
 
+def test_a_search_of_another_version_is_refused_with_that_reason(path: Path) -> None:
+    path.write_text(HEADER.replace("journal/1", "journal/0"))
+    with pytest.raises(InputError, match="records a search that another version of hydractl began"):
+        resume(path)
+
+
 def test_a_header_that_says_nothing(path: Path) -> None:
     path.write_text('{"schema": "hydractl.journal/1", "fingerprint": 1}\n')
     with pytest.raises(InputError) as caught:

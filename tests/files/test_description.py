@@ -77,6 +77,22 @@ def broken(changes: dict[str, Any], base: Description = DENSE, drop: str | None 
     return caught.value.problems
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"probe": {}}, "unknown key 'probe'"),
+        ({"extra": {"self_check": {}, "watch": 1}}, "unknown key 'watch' of 'extra'"),
+    ],
+)
+def test_what_another_version_wrote_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:
+    document = {**DENSE.to_json(), **changes, "provenance": {"hydractl": "9.1"}}
+    with pytest.raises(InputError) as caught:
+        Description.from_json(document, "a.st")
+    assert caught.value.exit_code == 3 and caught.value.problems == [problem]
+    assert caught.value.message == "a.st holds what this version of hydractl does not know"
+    assert caught.value.hint == "open it with the version that wrote it: '9.1'"
+
+
 FIELDS = [key for key in DENSE.to_json() if key != "schema"]
 
 

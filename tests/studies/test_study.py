@@ -410,6 +410,11 @@ def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest
     for scale in ({"rows": ["deep"], "approx": None, "samples": None, "cut": []}, {}, None):
         (copy / "runs/plan.json").write_text(json.dumps({**plan, "scale": scale}))
         assert study() == 3 and "its scale is none that" in capsys.readouterr().err
+    (copy / "runs/plan.json").write_text(json.dumps({**plan, "schema": "hydractl.study-plan/2"}))
+    assert study() == 3
+    assert (
+        "runs holds a study that another version of hydractl began ('hydractl.study-plan/2'" in capsys.readouterr().err
+    )
     (copy / "runs/plan.json").unlink()
     assert study() == 5
     assert "is not empty" in capsys.readouterr().err
