@@ -111,7 +111,7 @@ eval hydra.st --test test.X --val val.X --ood-val o=ood.X --temperature fit --th
   --allow-seen -o cal.eval.json
 calibrate hydra.st --val val.X --ood-val o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 -o cal.st --json
 eval cal.st --test test.X --ood far=far.X --predictions cal.jsonl -o applied.json
-eval cal.st --test test.X --temperature none --threshold 0.5 --predictions cal.csv --json
+eval cal.st --test test.X --temperature none --threshold score:0.5 --predictions cal.csv --json
 eval hydra.st --test test.X --val val.X --temperature vector --conformal 0.2 --conformal-score aps \
   --threshold id:0.1 --json
 eval a.st --test test.X --ood far=far.X --predictions a.pred.st --json

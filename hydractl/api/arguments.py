@@ -247,7 +247,7 @@ class ProbabilityArguments(InBatches, total=False):
     val: Data | None
     ood_val: NamedData
     temperature: str | float | Sequence[str]
-    threshold: str | float | None
+    threshold: str | None
     conformal: float | None
     conformal_score: Literal["lac", "aps"]
     ood_score: str | Sequence[str]

@@ -19,7 +19,6 @@ from hydractl.metrics.ood_scores import OF_UNSIGNED
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
     accuracy_doubt,
-    few_samples_doubt,
     full_sets_doubt,
     nll_doubt,
 )
@@ -128,9 +127,7 @@ def row_doubts(
         if doubt is not None:
             doubts.append(f"--val: {doubt}")
 
-    # A calibration needs more samples than it has numbers.
-    if fitted.calibration is not None and fitted.fitted_on is not None and not fitted.stored:
-        doubts.append(few_samples_doubt(fitted.calibration, fitted.fitted_on["n"]))
+    doubts += fitted.doubts
 
     # Prediction sets with nearly all classes say nothing.
     if counts is not None:

@@ -18,9 +18,10 @@ from hydractl.files.model_records import CalibrationRecord, DataSetRecord
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import Conformal, fit_conformal
 from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
+from hydractl.metrics.plausibility import calibration_doubt, few_for_sets_doubt, threshold_doubt
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
-from hydractl.metrics.threshold import ThresholdEntry, ThresholdRule, choose_threshold, parse_rule
+from hydractl.metrics.threshold import ThresholdEntry, choose_threshold, parse_rule
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class RowFit:
         threshold: the threshold of the OOD score.
         conformal: the fit from which prediction sets are made.
         validation: the uncalibrated predictions on the ID validation set; None if it was not needed.
+        doubts: sentences on what is odd about what was fitted, such as a temperature by few samples.
     """
 
     calibration: Calibration | None = None
@@ -42,6 +44,7 @@ class RowFit:
     threshold: ThresholdEntry | None = None
     conformal: Conformal | None = None
     validation: Samples | None = None
+    doubts: tuple[str, ...] = ()
 
     def calibration_record(self) -> CalibrationRecord | None:
         """Return the record of the calibration for the row; None if there is none."""
@@ -66,7 +69,7 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     if options.keep_logits:
         return []
     unused = []
-    if not options.fit.needs_val:
+    if not options.fit.uses_val:
         unused += of_role(sets, VAL)
     if not options.fit.needs_ood_val:
         unused += of_role(sets, OOD_VAL)
@@ -110,8 +113,9 @@ class _RowFitting:
         self._options = options
         self._score = score
         self._read = read
+        self._doubts: list[str] = []  # grows while the parts are fitted
         self._validation: _Validation | None = None
-        if options.needs_val:
+        if options.uses_val and of_role(sets, VAL):
             self._validation = self._read_validation()
 
     def fitted(self) -> RowFit:
@@ -120,14 +124,22 @@ class _RowFitting:
         validation_samples = None
         if self._validation is not None:
             validation_samples = self._validation.samples
+        threshold = self._threshold_of_row(only_calibration.calibration)
+        conformal = self._fit_conformal_sets(only_calibration.calibration)
         return RowFit(
             calibration=only_calibration.calibration,
             fitted_on=only_calibration.fitted_on,
             stored=only_calibration.stored,
-            threshold=self._threshold_of_row(only_calibration.calibration),
-            conformal=self._fit_conformal_sets(only_calibration.calibration),
+            threshold=threshold,
+            conformal=conformal,
             validation=validation_samples,
+            doubts=tuple(self._doubts),
         )
+
+    def _note(self, doubt: str | None) -> None:
+        """Keep a sentence on what was fitted; None is none."""
+        if doubt is not None:
+            self._doubts.append(doubt)
 
     def _read_validation(self) -> _Validation:
         """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""
@@ -164,6 +176,7 @@ class _RowFitting:
             calibration = fit_calibration("vector", log_probs, validation.labels)
         else:
             calibration = fit_calibration("temperature", log_probs, validation.labels)
+        self._note(calibration_doubt(calibration, log_probs))
         return RowFit(calibration, validation.source.to_json())
 
     def _threshold_of_row(self, calibration: Calibration | None) -> ThresholdEntry | None:
@@ -179,15 +192,21 @@ class _RowFitting:
         # A constant score (e.g. mutual information of a single member) has no useful threshold.
         if says_nothing(self._score, self._model.members):
             return None
-        # A number is the threshold itself.
-        is_number = ":" not in requested
-        if is_number:
-            return {"score": self._score, "value": float(requested), "rule": "given"}
+        # score:0.5 is the threshold itself. Validation data, if there are some, only tell what it flags.
+        side, _, number = requested.partition(":")
+        if side == "score":
+            value = float(number)
+            if self._validation is not None:
+                id_scores = self._validation_scores("id", calibration)
+                self._note(threshold_doubt(None, value, id_scores, "--val"))
+            return {"score": self._score, "value": value, "rule": "given"}
 
         # A rule such as ood:0.95: choose the threshold on validation data.
         rule = parse_rule(requested)
-        scores = self._validation_scores(rule, calibration)
+        scores = self._validation_scores(rule.side, calibration)
         value = choose_threshold(rule, scores)
+        option = "--val" if rule.side == "id" else "--ood-val"
+        self._note(threshold_doubt(rule, value, scores, option))
         return {"score": self._score, "value": value, "rule": str(rule)}
 
     def _stored_threshold(self) -> ThresholdEntry | None:
@@ -202,15 +221,15 @@ class _RowFitting:
             return None
         return stored_threshold
 
-    def _validation_scores(self, rule: ThresholdRule, calibration: Calibration | None) -> Floats:
+    def _validation_scores(self, side: Literal["id", "ood"], calibration: Calibration | None) -> Floats:
         """Return the OOD scores of the validation samples from which a rule chooses a threshold, ``[N]``.
 
         Args:
-            rule: the rule; its side says whether these are the samples of all OOD validation sets or of the ID one.
+            side: whether these are the samples of the ID validation set or of all OOD ones.
             calibration: the calibration of the predictions.
         """
         samples_by_set = []
-        if rule.side == "ood":
+        if side == "ood":
             for dataset in of_role(self._sets, OOD_VAL):
                 samples_by_set.append(self._calibrated_ood_samples(dataset, calibration))
         else:
@@ -244,4 +263,8 @@ class _RowFitting:
         validation = self._validation
         assert validation is not None
         method = cast('Literal["lac", "aps"]', self._options.conformal_score)
-        return fit_conformal(validation.logits, validation.labels, method=method, alpha=alpha, calibration=calibration)
+        fitted = fit_conformal(
+            validation.logits, validation.labels, method=method, alpha=alpha, calibration=calibration
+        )
+        self._note(few_for_sets_doubt(fitted, self._model.classes))
+        return fitted

@@ -165,7 +165,7 @@ class FitOptions:
     Attributes:
         temperature: ``fit``, ``vector``, ``none``, a number; None means the calibration in the model's file.
         temperatures: the temperature of single rows, by the name of the row, if it differs.
-        threshold: ``ood:SHARE``, ``id:SHARE``, a number; None means the threshold in the model's file.
+        threshold: ``ood:SHARE``, ``id:SHARE``, ``score:X``; None means the threshold in the model's file.
         scores: the OOD scores.
         knn_k: k of the scores ``knn`` and ``nnguide``.
         knn_bank: the number of training samples that these scores store; None means all.
@@ -201,6 +201,11 @@ class FitOptions:
         if self.conformal is not None:
             return True
         return self.threshold is not None and self.threshold.startswith("id:")
+
+    @property
+    def uses_val(self) -> bool:
+        """Whether ID validation data are run if there are some: to fit something, or to count what a score flags."""
+        return self.needs_val or (self.threshold is not None and self.threshold.startswith("score:"))
 
     @property
     def needs_ood_val(self) -> bool:

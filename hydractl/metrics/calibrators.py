@@ -10,6 +10,7 @@ Source: Guo et al. 2017 (both kinds); Rahaman and Thiery 2021 (pool, then calibr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -20,11 +21,15 @@ from numpy.typing import NDArray
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
+from hydractl.metrics.confidence import Z_95, ConfidenceInterval
 from hydractl.metrics.probabilities import Floats, check_labels, log_softmax, shifted_powers, softmax
 
 CALIBRATION_KINDS = ("temperature", "vector")
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
+
+FEWEST_SAMPLES = 10
+"""A calibration is fitted to at least so many samples."""
 
 RIDGE = 1e-6
 """Weight of the squared distance from temperature scaling in :func:`fit_vector`, relative to the mean NLL in nats."""
@@ -36,6 +41,9 @@ CONVENTIONS = {
 }
 
 _NO_CALIBRATION = "a calibration is a temperature, or one finite scale and bias for each class"
+
+_WIDEST_LOG = 300.0
+"""The largest half of an interval of log T; a larger one would overflow, and says no less."""
 
 _LARGEST_NUMBER = 1e9
 """The largest magnitude of a scale or bias."""
@@ -255,11 +263,72 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
 
 def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the calibration of one of :data:`CALIBRATION_KINDS` to log p [N, C] and labels [N]."""
+    """Fit the calibration of one of :data:`CALIBRATION_KINDS` to log p [N, C] and labels [N].
+
+    :func:`hydractl.metrics.plausibility.calibration_doubt` judges what comes out.
+
+    Raises:
+        InputError: there are too few samples, all are of one class, or a label is outside 0..C-1.
+    """
+    check_enough_to_fit(labels, "--val")
     if kind == "temperature":
         return fit_temperature(log_probs, labels)
     assert kind == "vector", kind
     return fit_vector(log_probs, labels)
+
+
+def check_enough_to_fit(labels: np.ndarray, where: str) -> None:
+    """Refuse labels [N] that a calibration cannot be fitted to: fewer than ten, or all the same.
+
+    Where all samples are of one class, the fit only learns how often the model is right about that class.
+
+    Args:
+        labels: the labels of the validation samples.
+        where: the option that names the samples, for messages; it begins the sentence.
+
+    Raises:
+        InputError: naming the number of samples, and a way through.
+    """
+    n = len(labels)
+    if n < FEWEST_SAMPLES:
+        samples = "1 sample" if n == 1 else f"{n} samples"
+        raise InputError(
+            f"{where}: a temperature is fitted to at least {FEWEST_SAMPLES} samples, and here {samples} can be read",
+            hint="give more samples with --val, or a temperature itself where the command has --temperature",
+        )
+    if np.all(labels == labels[0]):
+        raise InputError(
+            f"{where}: all {n} samples are of one class, and a temperature fitted to them would not suit the others",
+            hint="give samples of every class with --val, or a temperature itself where the command has --temperature",
+        )
+
+
+def temperature_interval(calibration: Calibration, log_probs: np.ndarray) -> ConfidenceInterval:
+    """Return the 95 % interval of a fitted temperature T; it is 0 to infinity where the samples say nothing of it.
+
+    It follows from the curvature of the NLL at its minimum, the observed Fisher information of log T: with the scale
+    s = 1/T, the second derivative of the summed NLL by log T is s^2 * (sum over samples of Var[log p]), where Var is
+    the variance over the classes under the calibrated p. The standard error of log T is one over its square root, and
+    the interval is T * exp(+-1.96 standard errors). The gradient is 0 at the minimum, so this does not hold at the ends
+    of the range of T.
+
+    Args:
+        calibration: a calibration of the kind ``temperature``.
+        log_probs: log p [N, C] of the averaged prediction, to which it was fitted.
+    """
+    scale = calibration.scale[0]
+    information = 0.0
+    for rows in _blocks_of_rows(log_probs):
+        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
+        calibrated_probs = softmax(block * scale)
+        mean_log_p = np.einsum("nc,nc->n", calibrated_probs, block)
+        from_mean = (block - mean_log_p[:, None]) * scale
+        information += float(np.einsum("nc,nc,nc->", calibrated_probs, from_mean, from_mean))
+    if information < 1e-12:  # nothing but rounding
+        return ConfidenceInterval(0.0, math.inf)
+    half = min(Z_95 / math.sqrt(information), _WIDEST_LOG)
+    temperature = 1.0 / scale
+    return ConfidenceInterval(temperature * math.exp(-half), temperature * math.exp(half))
 
 
 def _twelve_digits(value: float) -> float:

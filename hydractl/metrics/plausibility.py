@@ -13,10 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.calibrators import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    Calibration,
+    temperature_interval,
+)
 from hydractl.metrics.confidence import mean_interval, share_interval
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.probabilities import Floats
+from hydractl.metrics.threshold import ThresholdRule, flagged
 
 _MOST_SHOWN = 5
 """The number of moved labels of an order that a sentence lists."""
@@ -307,20 +313,78 @@ def loss_doubt(losses: Floats, classes: int) -> str | None:
 # --- calibrations -----------------------------------------------------------------------------------------------------
 
 
-def few_samples_doubt(calibration: Calibration, samples: int) -> str | None:
-    """Return a doubt about a calibration that has more numbers than samples it was fitted to; else None.
+_WIDEST_RATIO = 2.0
+"""The upper end of a temperature's 95 % interval may be at most so many times the lower one."""
+
+FEWEST_OF_A_QUANTILE = 20
+"""A threshold or prediction sets, which are quantiles of validation samples, need at least so many of them."""
+
+
+def calibration_doubt(calibration: Calibration, log_probs: Floats) -> str | None:
+    """Return a doubt about a calibration that was just fitted: too many numbers, or an uncertain temperature; or None.
 
     Args:
         calibration: the fitted calibration.
-        samples: the number of validation samples.
+        log_probs: log p ``[N, C]`` of the samples that it was fitted to.
     """
-    numbers = len(calibration.scale) + len(calibration.bias)
-    if samples >= numbers:
+    samples = len(log_probs)
+    temperature = calibration.temperature
+    if temperature is None:
+        numbers = len(calibration.scale) + len(calibration.bias)
+        if samples >= numbers:
+            return None
+        return (
+            f"--temperature vector fits {numbers} numbers to {samples} validation samples: give more of them, or fit "
+            "one number with --temperature fit"
+        )
+    if temperature == LOWEST_TEMPERATURE:
+        return (
+            f"the temperature {temperature:g} is at the end of its range: all {samples} validation samples, or nearly "
+            "all, are predicted right, so that nothing bounds it; give more of them"
+        )
+    if temperature == HIGHEST_TEMPERATURE:
+        return (
+            f"the temperature {temperature:g} is at the end of its range: of the {samples} validation samples the "
+            "labels are no more probable than the other classes; are these their labels?"
+        )
+    low, high = temperature_interval(calibration, log_probs)
+    if high <= _WIDEST_RATIO * low:
         return None
     return (
-        f"--temperature vector fits {numbers} numbers to {samples} validation samples: give more of them, or fit one "
-        "number with --temperature fit"
+        f"the temperature {temperature:.3g} is uncertain: {low:.3g} to {high:.3g} is its 95 % interval by {samples} "
+        "validation samples; give more of them"
     )
+
+
+# --- thresholds -------------------------------------------------------------------------------------------------------
+
+
+def threshold_doubt(rule: ThresholdRule | None, value: float, scores: Floats, option: str) -> str | None:
+    """Return a doubt about a threshold that was chosen by too few samples, or flags none or all of them; else None.
+
+    ``id:0`` flags none, and ``ood:1`` all, because they are to.
+
+    Args:
+        rule: the rule that chose the threshold; None where a score was given.
+        value: the threshold.
+        scores: the OOD scores of the validation samples ``[N]``: those that the rule counts, or for a given score all.
+        option: the option that names the samples.
+    """
+    n = len(scores)
+    share_flagged = flagged(scores, value)
+    flags = None  # what it flags, if that is not what was asked for
+    if share_flagged == 0 and (rule is None or rule.share > 0):
+        flags = "none"
+    if share_flagged == 1 and (rule is None or rule.share < 1):
+        flags = "all"
+    if rule is None:
+        return None if flags is None else f"the threshold score:{value:g} flags {flags} of the {n} samples of {option}"
+    if n < FEWEST_OF_A_QUANTILE:
+        advice = f"give {FEWEST_OF_A_QUANTILE} samples or more"
+        return f"the threshold {rule} ({value:.6g}) is a quantile of {n} samples of {option}: {advice}"
+    if flags is None:
+        return None
+    return f"the threshold {rule} ({value:.6g}) flags {flags} of the {n} samples of {option} that it was chosen by"
 
 
 # --- prediction sets --------------------------------------------------------------------------------------------------
@@ -329,31 +393,44 @@ def few_samples_doubt(calibration: Calibration, samples: int) -> str | None:
 def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
     """Return a doubt about conformal sets if every set holds every class; else None.
 
+    If that is so because of too few validation samples, :func:`few_for_sets_doubt` has said it.
+
     Args:
         fitted: the threshold of the sets.
         mean_size: the mean number of classes in a set; None without samples.
         classes: the number of classes of the model.
     """
-    if mean_size is None or mean_size < classes:
+    if mean_size is None or mean_size < classes or _holds_every_class(fitted):
         return None
-    doubt = too_few_for_sets(fitted, classes)
-    if doubt is not None:
-        return doubt
     return f"{_says_nothing(classes)}: allow more misses (--conformal), or give a model that tells the classes apart"
 
 
-def too_few_for_sets(fitted: Conformal, classes: int) -> str | None:
-    """Return a doubt about conformal sets if validation samples are so few that every set holds every class; else None.
+def few_for_sets_doubt(fitted: Conformal, classes: int) -> str | None:
+    """Return a doubt about conformal sets that were fitted to too few validation samples; else None.
 
     Args:
         fitted: the threshold of the sets.
         classes: the number of classes of the model.
     """
-    needed = math.ceil(1 / fitted.alpha) - 1  # with fewer validation samples qhat is 1 for any scores
-    if fitted.n_val >= needed:
-        return None
-    samples = f"{fitted.n_val} validation samples are fewer than the {needed} that --conformal needs"
-    return f"{_says_nothing(classes)}: {samples}"
+    if _holds_every_class(fitted):
+        samples = f"{fitted.n_val} validation samples are fewer than the {_needed(fitted)} that --conformal needs"
+        return f"{_says_nothing(classes)}: {samples}"
+    if fitted.n_val < FEWEST_OF_A_QUANTILE:
+        return (
+            f"the prediction sets are by a quantile of {fitted.n_val} samples of --val: give {FEWEST_OF_A_QUANTILE} or "
+            "more"
+        )
+    return None
+
+
+def _needed(fitted: Conformal) -> int:
+    """Return the fewest validation samples for which qhat is not 1 whatever their scores are."""
+    return math.ceil(1 / fitted.alpha) - 1
+
+
+def _holds_every_class(fitted: Conformal) -> bool:
+    """Return whether validation samples are so few that every set holds every class."""
+    return fitted.n_val < _needed(fitted)
 
 
 def _says_nothing(classes: int) -> str:

@@ -59,18 +59,24 @@ def check_temperature(text: str) -> None:
 
 
 def _check_threshold(text: str) -> None:
-    """Check the text of a threshold: ``ood:SHARE``, ``id:SHARE`` or a finite number.
+    """Check the text of a threshold: ``ood:SHARE``, ``id:SHARE``, or ``score:X`` with a finite number.
+
+    A number alone is refused: whoever writes 0.05 may mean a share of the samples, or a value of the score.
 
     Raises:
         ValueError: the text has none of these forms, or the share is out of its range.
     """
-    # Without a rule, the text must be a number: the threshold itself.
+    if _is_number(text):
+        meanings = f"score:{text} is a value of the OOD score"
+        if 0 <= float(text) < 1:
+            meanings = f"id:{text} flags that share of --val, {meanings}"
+        raise ValueError(f"must say what {text} is: {meanings}")
+    before, _, value = text.partition(":")
+    if before == "score" and _is_number(value):
+        return
     rule = _RULE.fullmatch(text)
     if rule is None:
-        is_number = _NUMBER.fullmatch(text) and math.isfinite(float(text))
-        if not is_number:
-            raise ValueError(f"must be ood:SHARE, id:SHARE or a number, not {text!r}")
-        return
+        raise ValueError(f"must be ood:SHARE, id:SHARE or score:X, not {text!r}")
 
     side = rule["side"]
     share = float(rule["share"])
@@ -78,6 +84,11 @@ def _check_threshold(text: str) -> None:
         raise ValueError(f"ood:SHARE must be above 0 and at most 1, not {text!r}")
     if side == "id" and not 0 <= share < 1:
         raise ValueError(f"id:SHARE must be at least 0 and below 1, not {text!r}")
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a finite number."""
+    return _NUMBER.fullmatch(text) is not None and math.isfinite(float(text))
 
 
 def _check_ood(text: str) -> None:
@@ -181,8 +192,8 @@ class Validated(Measured, Batched):
     )
     threshold: str | None = val_option(
         "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --ood-val), id:0.01 (flag 1 % of "
-        "--val), or a score [default: what the checkpoint has]",
-        metavar="ood:P|id:P|SCORE",
+        "--val), or score:X (the score itself) [default: what the checkpoint has]",
+        metavar="ood:P|id:P|score:X",
         check=_check_threshold,
     )
     conformal: float | None = val_option(

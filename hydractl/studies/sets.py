@@ -20,6 +20,7 @@ from hydractl.evaluation.words import digest_of_words
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.fingerprints import Entry, marked, who_saw
 from hydractl.log import Log
+from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
@@ -372,7 +373,8 @@ def _val_without_repeats(settings: StudySettings, sets: _Sets) -> tuple[str, lis
         The SPEC without these samples, and a sentence for each of the two kinds if any were left out.
 
     Raises:
-        InputError: more than half of the validation samples are training samples, or a half becomes empty.
+        InputError: more than half of the validation samples are training samples, a half becomes empty, or temperatures
+            cannot be fitted to the second half.
     """
     val = sets.val
     train = sets.train
@@ -400,6 +402,7 @@ def _val_without_repeats(settings: StudySettings, sets: _Sets) -> tuple[str, lis
         if digest in training_digests:
             indices_left_out.add(index)
     _check_halves(val, indices_left_out)
+    _check_labels_to_fit(val, indices_left_out)
     return without_places(str(settings.val), indices_left_out), notes
 
 
@@ -450,6 +453,20 @@ def _check_halves(given_set: GivenSet, left_out: set[int]) -> None:
             f"{given_set.option} is divided into halves, and one of them is empty: it has {len(indices_left)} samples",
             hint=f"give more samples with {flag}",
         )
+
+
+def _check_labels_to_fit(val: GivenSet, left_out: set[int]) -> None:
+    """Check before anything runs that temperatures can be fitted to the second half of ``--val``.
+
+    Raises:
+        InputError: it has too few samples, or all are of one class.
+    """
+    labels = val.dataset.labels
+    if labels is None:
+        return
+    second_half = range(1, len(labels), HALVES)
+    rows = [index for index in second_half if index not in left_out]
+    check_enough_to_fit(labels[rows], f"the second half of {val.option}")
 
 
 # --- training data ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from hydractl.files.calibrate_answer import (
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.conformal import Conformal
-from hydractl.metrics.plausibility import few_samples_doubt, too_few_for_sets
 from hydractl.model.loading import resolve_device
 from hydractl.settings.calibrating import CalibrateSettings
 from hydractl.verbs.opening import model_options
@@ -97,18 +96,8 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
 
 
 def _doubts_of_result(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> list[str]:
-    """Return what is odd about what was chosen: fitted to too few samples, or no longer in the new file."""
-    doubts = []
-    fitted = choice.fitted
-    if fitted.calibration is not None and fitted.fitted_on is not None and not fitted.stored:
-        few_samples = few_samples_doubt(fitted.calibration, fitted.fitted_on["n"])
-        if few_samples is not None:
-            doubts.append(f"{model.name}: {few_samples}")
-    conformal = fitted.conformal
-    if conformal is not None:
-        too_few = too_few_for_sets(conformal, model.classes)
-        if too_few is not None:
-            doubts.append(f"{model.name}: {too_few}")
+    """Return what is odd about what was chosen, and what of the old file is no longer in the new one."""
+    doubts = [f"{model.name}: {doubt}" for doubt in choice.fitted.doubts]
     left_out = _left_out(model, choice, settings)
     if left_out is not None:
         doubts.append(left_out)

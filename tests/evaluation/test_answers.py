@@ -56,7 +56,8 @@ def test_validation_data_are_run_only_for_what_is_chosen_on_them(
     assert asked() == ["id"]
     told = capsys.readouterr().err
     assert "--val is not run: nothing is chosen on it" in told and "--ood-val s is not run" in told
-    assert asked("--temperature", "2", "--threshold", "-0.5") == ["id"]
+    assert asked("--temperature", "2") == ["id"]
+    assert asked("--threshold", "score:-0.5") == ["id", "val"]
     for options in (["--temperature", "vector"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
         assert asked(*options) == ["id", "val"]
         assert "--val is not run" not in capsys.readouterr().err
@@ -74,7 +75,7 @@ def test_a_stored_calibration_says_what_it_was_fitted_on(run: Any, answer: Calla
     assert answer("p.st")["models"][0]["calibration"] == again
     other = answer("k.st", *TEST, "--temperature", "2")["models"][0]["calibration"]
     assert other["stored"] is False and other["fitted_on"] is None
-    run("calibrate", "k.st", "--threshold", "-0.5", "-o", "m.st")
+    run("calibrate", "k.st", "--threshold", "score:-0.5", "-o", "m.st")
     assert answer("m.st", *TEST)["models"][0]["calibration"] == again
 
 

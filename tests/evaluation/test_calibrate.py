@@ -145,7 +145,7 @@ def test_validation_data_that_chose_are_no_test_data(capsys: pytest.CaptureFixtu
 
 
 def test_in_python_it_is_a_model_too() -> None:
-    found = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, temperature=2.5, threshold=0.5)
+    found = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, temperature=2.5, threshold="score:0.5")
     assert (found.temperature, found.threshold, found.score) == (2.5, 0.5, None)
     assert len(found.model.refs) == 1 and "temperature" in str(found)
 

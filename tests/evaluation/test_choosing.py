@@ -141,7 +141,7 @@ def test_unlabelled_data_is_told_apart_by_the_stored_threshold(run: Any) -> None
         (["--temperature", "0"], "--temperature must be fit, vector, none or a number above 0"),
         (["--threshold", "id:0.01"], "--threshold id:0.01 needs --val"),
         (["--threshold", "ood:0.9"], "--threshold ood:0.9 needs --ood-val"),
-        (["--threshold", "high"], "--threshold must be ood:SHARE, id:SHARE or a number"),
+        (["--threshold", "high"], "--threshold must be ood:SHARE, id:SHARE or score:X"),
         (["--conformal", "0.1"], "--conformal needs --val"),
         (["--conformal", "1"], "--conformal must be less than 1"),
         (["--ood-val", "builtin:symbols"], "--ood-val must be NAME"),

@@ -92,8 +92,9 @@ def test_what_is_chosen_by_samples_the_model_was_trained_on(answer: Answer) -> N
     test = ["base.st", "--test", "builtin:digits/test", "--limit", "100"]
     said = "base was trained on 100 of 100 samples of --val"
     for chosen in (["--temperature", "fit"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
-        (warning,) = answer(*test, *chosen, "--val", "builtin:digits/train")["warnings"]
-        assert warning.startswith(said) and "give validation data of its own" in warning
+        warnings = answer(*test, *chosen, "--val", "builtin:digits/train")["warnings"]
+        (warning,) = (text for text in warnings if text.startswith(said))  # what was fitted may be odd besides
+        assert "give validation data of its own" in warning
     assert "warnings" not in answer(*test, *chosen, "--val", "builtin:digits/val")
     assert "warnings" not in answer(*test, "--temperature", "2", "--val", "builtin:digits/train")  # chosen by nobody
 
@@ -131,8 +132,8 @@ def test_a_temperature_chosen_by_other_data(answer: Answer, right: tuple[np.ndar
     images = np.stack([np.asarray(image) for image in open_data("builtin:letters", limit=300)])
     np.savez("letters.npz", x=images, y=np.arange(300) % 10)
     test = ["base.st", "--test", "right.npz", "--temperature", "fit"]
-    (warning,) = answer(*test, "--val", "letters.npz")["warnings"]
-    assert warning.startswith("base: --val: accuracy 0.")
+    warnings = answer(*test, "--val", "letters.npz")["warnings"]
+    assert any(text.startswith("base: --val: accuracy 0.") for text in warnings)
 
 
 @pytest.mark.fault(62)

@@ -73,7 +73,7 @@ def test_predictions_have_validation_sets_that_nothing_was_chosen_on(run: Any, c
         ["c.st", "p.st", *TEST, "--predictions", "q.st"],
         ["c.st", *TEST, "--ood-val", "s=builtin:symbols", "--threshold", "ood:0"],
         ["c.st", *TEST, "--val", "builtin:digits/val", "--threshold", "id:1"],
-        ["c.st", *TEST, "--threshold", "1e999"],
+        ["c.st", *TEST, "--threshold", "score:1e999"],
         ["c.st", *TEST, "--temperature", "1e-200"],
         ["c.st", *TEST, *KNN, "--predictions", "q.st", "--features", "./q.st"],
     ],

@@ -70,7 +70,19 @@ def test_all_passes_over_what_says_nothing_of_a_single_model(
     base, hydra = found["models"]
     assert set(hydra["scores"]) - set(base["scores"]) == {"mi", "variance"} and "warnings" not in found
     assert list(hydra["scores"]) == list(SCORES)
-    run("eval", "base.st", *TEST, "--ood-score", "mi", "--threshold", "0.1", "--predictions", "p.jsonl", "-o", "e.json")
+    run(
+        "eval",
+        "base.st",
+        *TEST,
+        "--ood-score",
+        "mi",
+        "--threshold",
+        "score:0.1",
+        "--predictions",
+        "p.jsonl",
+        "-o",
+        "e.json",
+    )
     assert "base: no OOD metrics by mi, which of a single model is constant" in capsys.readouterr().err
     (row,) = json.loads(Path("e.json").read_text())["models"]
     assert row["ood"]["l"]["auroc"] is None and row["ood"]["l"]["n"] > 0 and row["ood_avg"]["auroc"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,14 @@ from scipy import optimize, special
 
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
-from hydractl.metrics.calibrators import RIDGE, Calibration, fit_calibration, fit_temperature, fit_vector
+from hydractl.metrics.calibrators import (
+    RIDGE,
+    Calibration,
+    fit_calibration,
+    fit_temperature,
+    fit_vector,
+    temperature_interval,
+)
 from tests.spread import marked_long, marked_release
 
 
@@ -135,10 +143,68 @@ def test_a_class_without_samples_keeps_the_common_temperature() -> None:
 
 def test_no_sample_and_wrong_labels_are_refused() -> None:
     for kind in ("temperature", "vector"):
-        with pytest.raises(InputError, match="at least one labelled sample"):
+        with pytest.raises(InputError, match="at least 10 samples"):
             fit_calibration(kind, np.zeros((0, 3)), np.zeros(0, dtype=int))
         with pytest.raises(InputError, match="outside the model's classes"):
-            fit_calibration(kind, SURE, np.full(40, 4))
+            fit_calibration(kind, SURE, np.arange(40))
+    for fit in (fit_temperature, fit_vector):
+        with pytest.raises(InputError, match="at least one labelled sample"):
+            fit(np.zeros((0, 3)), np.zeros(0, dtype=int))
+
+
+@pytest.mark.fault(88)
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_fault_88_too_few_samples_and_one_class_are_refused(kind: str) -> None:
+    log_p, labels = case(5, 600, 4, 3.0)
+    with pytest.raises(InputError, match="and here 1 sample can be read") as error:
+        fit_calibration(kind, log_p[:1], labels[:1])
+    assert "--temperature" in str(error.value.hint)
+    with pytest.raises(InputError, match="and here 9 samples can be read"):
+        fit_calibration(kind, log_p[:9], labels[:9])
+    fit_calibration(kind, log_p[:10], labels[:10])
+    is_of_class_2 = labels == 2
+    with pytest.raises(InputError, match="are of one class"):
+        fit_calibration(kind, log_p[is_of_class_2], labels[is_of_class_2])
+
+
+@pytest.mark.fault(88)
+@pytest.mark.parametrize("samples", [30, 600])
+def test_fault_88_the_interval_of_a_temperature_is_that_of_the_curvature(samples: int) -> None:
+    log_p, labels = case(5, samples, 4, 3.0)
+    fitted = fit_temperature(log_p, labels)
+    low, high = temperature_interval(fitted, log_p)
+
+    def nll(log_temperature: float) -> float:
+        scaled = special.log_softmax(log_p * math.exp(-log_temperature), axis=1)
+        return -float(scaled[np.arange(samples), labels].sum())
+
+    # The second derivative by finite differences.
+    assert fitted.temperature is not None
+    at, step = math.log(fitted.temperature), 1e-3
+    curvature = (nll(at + step) - 2 * nll(at) + nll(at - step)) / step**2
+    half = 1.96 / math.sqrt(curvature)
+    assert math.log(high) - at == pytest.approx(half, rel=1e-3)
+    assert at - math.log(low) == pytest.approx(half, rel=1e-3)
+
+
+@pytest.mark.fault(88)
+def test_fault_88_the_interval_holds_the_temperature_in_95_of_100_samples() -> None:
+    # Logits of temperature 1, so that the fit varies around 1.
+    random = np.random.default_rng(0)
+    held = 0
+    for _ in range(400):
+        log_p = special.log_softmax(random.normal(size=(100, 4)) * 2, axis=1)
+        cumulated = np.exp(log_p).cumsum(axis=1)
+        labels = (random.random((100, 1)) > cumulated[:, :-1]).sum(axis=1)
+        low, high = temperature_interval(fit_temperature(log_p, labels), log_p)
+        held += low <= 1 <= high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+@pytest.mark.fault(88)
+def test_fault_88_samples_that_say_nothing_of_a_temperature_have_no_finite_interval() -> None:
+    uniform = np.log(np.full((20, 4), 0.25))
+    assert temperature_interval(fit_temperature(uniform, np.arange(20) % 4), uniform) == (0, math.inf)
 
 
 @pytest.mark.parametrize(("kind", "null"), [("temperature", ["scale", "bias"]), ("vector", ["temperature"])])

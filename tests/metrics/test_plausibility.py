@@ -7,15 +7,20 @@ import math
 import numpy as np
 import pytest
 
+from hydractl.metrics.calibrators import fit_temperature
 from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
     accuracy_doubt,
+    calibration_doubt,
+    few_for_sets_doubt,
     full_sets_doubt,
     loss_doubt,
     nll_doubt,
+    threshold_doubt,
 )
+from hydractl.metrics.threshold import parse_rule
 
 LABELS = np.arange(400) % 4
 
@@ -73,8 +78,63 @@ def test_losses_worse_than_no_prediction() -> None:
 
 
 def test_sets_of_all_classes() -> None:
-    few = full_sets_doubt(Conformal("lac", 0.1, 1.0, 7), 4.0, 4)
+    assert full_sets_doubt(Conformal("lac", 0.1, 1.0, 7), 4.0, 4) is None  # said when they are fitted
+    few = few_for_sets_doubt(Conformal("lac", 0.1, 1.0, 7), 4)
     assert "7 validation samples are fewer than the 9" in str(few)
     assert "allow more misses" in str(full_sets_doubt(Conformal("lac", 0.1, 1.0, 90), 4.0, 4))
     assert full_sets_doubt(Conformal("lac", 0.1, 0.9, 90), 3.99, 4) is None
     assert full_sets_doubt(Conformal("lac", 0.1, 0.9, 90), None, 4) is None
+
+
+def calibrated_log_p(samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Log probabilities of four classes, and labels drawn by them: the best temperature is about 1."""
+    random = np.random.default_rng(1)
+    logits = random.normal(size=(samples, 4)) * 2
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    drawn = random.random((samples, 1))
+    return log_p, (drawn > np.exp(log_p).cumsum(axis=1)[:, :-1]).sum(axis=1)
+
+
+@pytest.mark.fault(88)
+def test_fault_88_a_temperature_is_doubted_at_an_end_and_where_few_samples_decide_it() -> None:
+    log_p, labels = calibrated_log_p(300)
+    assert calibration_doubt(fit_temperature(log_p, labels), log_p) is None
+    few = calibration_doubt(fit_temperature(log_p[:12], labels[:12]), log_p[:12])
+    assert "is uncertain" in str(few) and "by 12 validation samples" in str(few)
+    best = log_p.argmax(axis=1)
+    assert "predicted right" in str(calibration_doubt(fit_temperature(log_p, best), log_p))
+    worst = log_p.argmin(axis=1)
+    assert "are these their labels?" in str(calibration_doubt(fit_temperature(log_p, worst), log_p))
+
+
+@pytest.mark.fault(88)
+@pytest.mark.parametrize(
+    ("rule", "value", "scores", "words"),
+    [
+        ("id:0.05", 0.5, np.linspace(0, 0.51, 100), None),
+        ("id:0.05", 2.0, np.linspace(0, 1, 100), "flags none of the 100 samples"),
+        ("id:0", 2.0, np.linspace(0, 1, 100), None),
+        ("ood:0.95", 0.0, np.zeros(100), "flags all of the 100 samples"),
+        ("ood:1", 0.0, np.linspace(0, 1, 100), None),
+        ("id:0.1", 0.85, np.linspace(0, 1, 19), "is a quantile of 19 samples"),
+        ("id:0.1", 0.85, np.linspace(0, 1, 20), None),
+        (None, 2.0, np.linspace(0, 1, 5), "score:2 flags none of the 5 samples"),
+        (None, -1.0, np.linspace(0, 1, 5), "score:-1 flags all of the 5 samples"),
+        (None, 0.5, np.linspace(0, 1, 5), None),
+    ],
+)
+def test_fault_88_a_threshold_is_doubted_that_tells_nothing_apart(
+    rule: str | None, value: float, scores: np.ndarray, words: str | None
+) -> None:
+    parsed = None if rule is None else parse_rule(rule)
+    doubt = threshold_doubt(parsed, value, scores, "--val")
+    if words is None:
+        assert doubt is None
+    else:
+        assert words in str(doubt)
+
+
+@pytest.mark.fault(88)
+def test_fault_88_prediction_sets_of_fewer_than_20_samples_are_doubted() -> None:
+    assert "a quantile of 19 samples" in str(few_for_sets_doubt(Conformal("lac", 0.1, 0.9, 19), 4))
+    assert few_for_sets_doubt(Conformal("lac", 0.1, 0.9, 20), 4) is None

@@ -327,7 +327,7 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
 
 
 def test_the_command_that_recalibrates_takes_as_many_samples_as_the_study(copy: Path) -> None:
-    assert study(**{"-o": "limited", "--rows": "single", "--limit": "8"}) == 0
+    assert study(**{"-o": "limited", "--rows": "single", "--limit": "24"}) == 0
     (command,) = (
         step["command"]
         for step in json.loads(Path("limited/study.json").read_text())["next"]
