@@ -355,7 +355,7 @@ def test_the_command_for_a_free_score_writes_the_single_model_with_it(
 @pytest.mark.long
 def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path) -> None:
     document = json.loads(Path("runs/study.json").read_text())
-    predict, export, _, recalibrate = [step["command"] for step in document["next"]]
+    predict, export, recalibrate = [step["command"] for step in document["next"]]
     assert main([*predict, "-q"]) == 0
     rows = [json.loads(line) for line in Path("runs/predictions.jsonl").read_text().splitlines()]
     measured = json.loads((copy / "runs/best.json").read_text())["models"][0]["threshold"]["ood_flagged"]["noise"]
