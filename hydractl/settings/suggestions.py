@@ -155,8 +155,12 @@ def about_key_of_file(key: str) -> str:
     """Return the end of a message about an unknown key at the top of a file of options: an option or a verb."""
     if key in GONE_VERBS:
         return f"; it is gone: {GONE_VERBS[key]}"
-    about = about_option(key, None, YAML_FILE)
-    return about or _did_you_mean(key.replace("_", "-"), list(SETTINGS), repr)
+    name = key.replace("_", "-").lower()
+    near_name = nearest(name, [*SETTINGS, *YAML_FILE.names(None)])
+    if near_name is None:
+        return ""
+    written = repr(near_name) if near_name in SETTINGS else YAML_FILE.option(near_name)
+    return f"; did you mean {written}?"
 
 
 def _did_you_mean(word: str, names: Iterable[str], written: Callable[[str], str]) -> str:
