@@ -5,11 +5,9 @@
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
 ``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``own`` for each row under its own
 score, ``verdict`` for its sentences, ``conclusion`` for those before the model to use.
-Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
-stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes, and by seed those of
-``joint-circuits.json``, whose commands were removed since; between ``<!-- cascade: NAME -->`` and
-``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
-bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
+Between ``<!-- recipe: PART -->`` and ``<!-- end -->`` stand the parts of ``docs/results/recipe.json``, which
+``examples/late_sites.py`` writes, and by seed those of ``joint-circuits.json``, whose commands were removed since;
+between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
 ``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
 ``docs/results/methods.json``, which ``examples/methods.py`` writes, and between ``<!-- effort: NAME [PART] -->`` and
 ``<!-- end -->`` studies of several seeds that ``examples/effort.py`` adds to it: the rows, the ``rates`` that they
@@ -219,39 +217,6 @@ def late(parts: dict[str, list[dict[str, Any]]]) -> str:
             cells += [score, f"{value:.3f}", interval(one["auroc_minus_single"][score]) if first else ""]
         made.append(cells)
     return markdown(columns, made)
-
-
-# --- cascades ---------------------------------------------------------------------------------------------------------
-
-
-def cascade(name: str) -> str:
-    """One table of ``cascade.json``: an ensemble by name, or ``time``."""
-    document = json.loads((DOCS / "results/cascade.json").read_text(encoding="utf-8"))
-    made = times(document["time"]) if name == "time" else losses(document["studies"][name])
-    return made
-
-
-def losses(study: dict[str, Any]) -> str:
-    """The whole ensemble, and each cascade minus it."""
-    keys, full = ("accuracy", "nll", "ece", "auroc"), study["full"]
-    made = [["all members", "1.000", "1.000", f"{study['whole']:.2f}", *(f"{full[key]:.3f}" for key in keys)]]
-    rows = [(f"{row['allowed']:g}", row) for row in study["rows"] if row]
-    for title, row in [*rows, ("0.003, no OOD data", study["without"])]:
-        shares = row["share"]
-        outside = [share for name, share in shares.items() if name != "id"]
-        cells = [f"{shares['id']:.3f}", f"{sum(outside) / len(outside):.3f}", f"{row['cost']:.2f}"]
-        made.append([title, *cells, *(interval(row["difference"][key]) for key in keys)])
-    return markdown(["allowed loss", "ID go on", "OOD go on", "mult-adds", "accuracy", "NLL", "ECE", "AUROC"], made)
-
-
-def times(rows: list[dict[str, Any]]) -> str:
-    """The bench: time and mult-adds over the first row's."""
-    made = []
-    for row in rows:
-        low, high = row["ratio_ci"]
-        cells = [f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})", f"{row['mac_ratio']:.2f}"]
-        made.append([row["model"], str(row["batch_size"]), *cells])
-    return markdown(["", "batch", "time", "mult-adds"], made)
 
 
 # --- cost curves ------------------------------------------------------------------------------------------------------
@@ -1291,7 +1256,6 @@ KINDS = {
     "commands": commands,
     "study": study,
     "recipe": recipe,
-    "cascade": cascade,
     "curve": curve,
     "methods": methods,
     "effort": effort,

@@ -128,8 +128,6 @@ finetune model --train train.X --steps 2 --ensemble classifiers:2 -o classifiers
 finetune model --train train.X --val val.X --ensemble laplace -o laplace.st --json
 eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st \
   --test test.X --ood far=far.X -o ways.json
-fuse model a.st --cascade --val many.X --ood-val o=many-ood.X -o cascade.st --json
-eval cascade.st --test test.X --ood far=far.X -o cascade.json
 eval one=model hydra.st --test test.X --ood far=far.X --train train.X \
   --ood-score mahalanobis,rmd,knn,vim,react,ash --knn-k 3 -o scores.json
 study model --train train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \

@@ -220,10 +220,6 @@ class FuseArguments(InBatches, total=False):
 
     merge: Mergeable | Sequence[Mergeable]
     val: Data | None
-    cascade: bool
-    ood_val: NamedData
-    cascade_loss: float
-    cascade_score: str
 
 
 class ExportArguments(EveryVerb, total=False):

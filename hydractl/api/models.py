@@ -25,7 +25,7 @@ from hydractl.errors import UsageError
 from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
-from hydractl.files.description import FITTED, Description, provenance
+from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.files.verb_answers import InfoAnswer
@@ -301,7 +301,7 @@ def _source_of_weights_now(model: HydraModel) -> Source:
         UserWarning: once for each result that is left out.
     """
     description = model.description
-    for fitted in (*FITTED, KEY):
+    for fitted in (*CHOSEN_BY_CALIBRATE, KEY):
         if fitted in description.extra:
             warnings.warn(f"the {fitted} is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
     prompt = description.prompt

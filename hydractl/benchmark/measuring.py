@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.benchmark.figures import NOISY, timed
-from hydractl.benchmark.rows import BenchModel, preparation_of, with_ratios
+from hydractl.benchmark.rows import BenchModel, preparation_of
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.errors import HydraError, NonFiniteError
@@ -148,10 +148,9 @@ def _measure_dtype(
         contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
         runs = contest.run(options.warmup, options.rounds, progress)
         runs_of_first = runs[rows[0].name]  # the reference of all ratios
-        served_costs = _served_costs(costs, contest)
 
         # One result for each model at this batch size.
-        for row, cost in zip(rows, served_costs, strict=True):
+        for row, cost in zip(rows, costs, strict=True):
             measured.append(
                 BenchRow(
                     model=row.name,
@@ -204,26 +203,6 @@ def _full_batches_by_row(
             prepared_so_far.append(prepared)
         batches_by_row[row.name] = prepared.full_batches
     return batches_by_row
-
-
-def _served_costs(costs: Sequence[BenchCost], contest: Contest) -> list[BenchCost]:
-    """Return the costs of all rows; for cascades, they depend on the samples that were run.
-
-    In a cascade the first member runs on all samples, and the other members only on samples of which it is not sure.
-
-    Args:
-        costs: the cost of each row, in the order of the models of the contest.
-        contest: the contest, after :meth:`Contest.run`.
-    """
-    served_costs = []
-    for cost, share_going_on in zip(costs, contest.shares().values(), strict=True):
-        if share_going_on is None:  # this row is not a cascade
-            served_costs.append(cost)
-            continue
-        assert cost.first_macs is not None and cost.rest_macs is not None  # the row of a cascade has both
-        mean_macs = cost.first_macs + share_going_on * cost.rest_macs
-        served_costs.append(replace(cost, share=share_going_on, macs=round(mean_macs)))
-    return with_ratios(served_costs)
 
 
 def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
@@ -413,31 +392,6 @@ class Contest:
         wait(self.device)
         elapsed = time.perf_counter() - start
         return elapsed / len(inputs)
-
-    @torch.inference_mode()
-    def shares(self) -> dict[str, float | None]:
-        """Return by model the share of its samples on which its cascade runs all members; None without a cascade."""
-        shares: dict[str, float | None] = {}
-        for name, model in self.models.items():
-            shares[name] = None
-            has_cascade = getattr(model, "cascade", None) is not None
-            if has_cascade:
-                shares[name] = self._share_going_on(name)
-        return shares
-
-    def _share_going_on(self, name: str) -> float:
-        """Return the share of samples on which a cascade runs all its members, because the first is not sure.
-
-        Where the cascade stops at the first member, the logits of all members are those of the first. So samples on
-        which any member differs from the first are those that went on.
-        """
-        model = self.models[name]
-        logits_of_batches = [model.member_logits(batch) for batch in self._batches[name]]
-        logits = torch.cat(logits_of_batches, dim=1)  # [M, N, classes]
-        logits_of_first = logits[:1]
-        differs_from_first = (logits != logits_of_first).any(2)  # [M, N]
-        went_on = differs_from_first.any(0)  # [N]
-        return float(went_on.float().mean())
 
     def _call(self, name: str) -> Tensor:
         """Call a model on its first batch and return its output."""

@@ -21,8 +21,7 @@ from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
-from hydractl.metrics.cascade import Cascade, stored_cascade
-from hydractl.model.cost import cost_of, parameters, staged_macs, total_cost, weight_bytes
+from hydractl.model.cost import cost_of, parameters, total_cost, weight_bytes
 from hydractl.model.loading import ModelArgument, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import log_mean_softmax, move
@@ -55,14 +54,6 @@ class BenchModel:
         """The name of the row."""
         return self.model.name
 
-    @property
-    def cascade(self) -> Cascade | None:
-        """The rule by which the first member of the model answers alone; None if all members always run."""
-        if len(self.model.sources) != 1:
-            return None
-        description = self.model.sources[0].description
-        return stored_cascade(description.extra.get("cascade"), len(description.masks))
-
     def build(self, device: str, dtype: str) -> Any:
         """Read the weights and build the module to run, ``inputs -> log p [B, classes]``."""
         if self.kind == STOCK:
@@ -72,14 +63,12 @@ class BenchModel:
 
     def cost(self) -> BenchCost:
         """Return the cost that is known without a measurement."""
-        # The size and the multiply-adds, of the library's own model or of all members together. A cascade also has the
-        # parts of them that its first member and the rest need.
+        # The size and the multiply-adds, of the library's own model or of all members together.
         sources = self.model.sources
         if self.kind == STOCK:
             size = stock_cost(sources[0])
         else:
             size = total_cost(self._cost_of_member(source) for source in sources)
-        first_macs, rest_macs = self._staged_macs()
         members = sum(len(source.description.masks) for source in sources)
 
         # Ratios compare rows, so they follow when all rows are known.
@@ -92,22 +81,12 @@ class BenchModel:
             macs=size["macs"],
             bytes=size["bytes"],
             params_nonzero=size.get("params_nonzero"),
-            first_macs=first_macs,
-            rest_macs=rest_macs,
             mac_ratio=None,
         )
 
     def _cost_of_member(self, source: Source) -> dict[str, int]:
         """Return parameters, mult-adds of one sample, and bytes of one model."""
         return cost_of(source.description, source.tensors, whole_last_block=self.whole_last_block)
-
-    def _staged_macs(self) -> tuple[int, int] | tuple[None, None]:
-        """Return the mult-adds of the first member of a cascade, and those of the others; None if it is no cascade."""
-        if self.cascade is None:
-            return None, None
-        (source,) = self.model.sources
-        staged = staged_macs(source.description, source.tensors, whole_last_block=self.whole_last_block)
-        return staged[self.cascade.member]
 
 
 def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:

@@ -22,7 +22,7 @@ from hydractl.files.eval_answer import (
     SeverityMetrics,
 )
 from hydractl.files.model_records import DataSetRecord, MeasuredThreshold
-from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, errors, rows, threshold
+from hydractl.metrics import bootstrap, calibrators, conformal, curves, errors, rows, threshold
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
@@ -259,10 +259,6 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
     keys += _corruption_keys(of_role(sets, CORRUPTION))
 
     # Some rows have these, depending on options and models.
-    some_cascade = any(model.cascade is not None for model in models)
-    if some_cascade:
-        keys.append("cascade.share.id")
-        keys += [f"cascade.share.{name}" for name in ood_names]
     if options.fit.conformal is not None:
         keys += ["conformal.qhat", "conformal.coverage", "conformal.mean_size", "conformal.empty"]
     if options.data.allow_seen:
@@ -342,7 +338,6 @@ def sentences() -> dict[str, str]:
         **bootstrap.CONVENTIONS,
         **conformal.CONVENTIONS,
         **threshold.CONVENTIONS,
-        **cascade.CONVENTIONS,
         **mc_dropout.CONVENTIONS,
     }
 

@@ -214,29 +214,6 @@ class Logits:
         return logits_as_read[:, order]
 
 
-class WentOn:
-    """A sink that counts the samples for which a cascade ran all members.
-
-    For a sample that stops at the first member, the logits of all members equal those of the first.
-    """
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._went_on = 0
-
-    def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
-        """Count the samples of one batch, with logits ``[M, B, C]``."""
-        first_logits = logits[:1]  # [1, B, C]
-        went_on = (logits != first_logits).any(axis=(0, 2))  # [B]
-        self._samples += len(rows)
-        self._went_on += int(went_on.sum())
-
-    @property
-    def share(self) -> float:
-        """The share of all samples that ran all members."""
-        return self._went_on / self._samples
-
-
 # --- where logits come from -------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.doubts import row_doubts, signed_features
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
-from hydractl.evaluation.gathering import Gathered, LogitsSink, Reading, WentOn, gather
+from hydractl.evaluation.gathering import Gathered, LogitsSink, Reading, gather
 from hydractl.evaluation.keeping import KeptRow, open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.predictions.lines import write_lines
@@ -25,7 +25,7 @@ from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
 from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import ConformalSets, EvalRow, PairedDifference
-from hydractl.files.model_records import CascadeRecord, MeasuredCascade, ScoreDataRecord
+from hydractl.files.model_records import ScoreDataRecord
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
@@ -39,12 +39,10 @@ class _OnTests:
     Attributes:
         gathered: the predictions on each set, by the name of the set.
         counts: the counts of prediction sets on the ID set; None if there are no prediction sets.
-        went_on: for a cascade, the counts of samples that ran all members, by the name of the set.
     """
 
     gathered: dict[str, Gathered] = field(default_factory=dict)
     counts: SetCounts | None = None
-    went_on: dict[str, WentOn] = field(default_factory=dict)
 
 
 class Measuring:
@@ -188,11 +186,6 @@ class Measuring:
         id_set = test_sets[0]
         id_predictions = gathered[id_set.name]
 
-        # For a cascade: the share of samples in each set that ran all members.
-        shares = {name: went_on.share for name, went_on in on_tests.went_on.items()}
-        for name, share in shares.items():
-            self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
-
         # Stored logits are calibrated by the command that reads them, as in a study.
         no_temperature_was_fitted = fitted.fitted_on is None and not self._options.keep_logits
         self.warnings += row_doubts(
@@ -231,8 +224,6 @@ class Measuring:
             conformal=prediction_sets,
             seen=dict(seen),
         )
-        if model.cascade is not None:
-            row = _with_cascade(row, model.cascade, shares)
         if self._options.bootstrap:
             row = self._with_intervals(row, test_sets, gathered)
         return row, id_predictions
@@ -290,23 +281,16 @@ class Measuring:
         id_set = test_sets[0]
         on_tests = _OnTests()
 
-        # Two things need the labels of the ID set: the counts of prediction sets, and metrics of each member alone. In
-        # a cascade not all members run for all samples, so members cannot be measured alone.
+        # Two things need the labels of the ID set: the counts of prediction sets, and metrics of each member alone.
         id_sinks: list[LogitsSink] = []
-        measure_members = False
-        if id_set.labels is not None:
-            measure_members = model.cascade is None
-            if fitted.conformal is not None:
-                on_tests.counts = SetCounts(fitted.conformal, fitted.calibration)
-                id_sinks.append(_counting_sink(on_tests.counts, id_set.labels))
+        measure_members = id_set.labels is not None
+        if id_set.labels is not None and fitted.conformal is not None:
+            on_tests.counts = SetCounts(fitted.conformal, fitted.calibration)
+            id_sinks.append(_counting_sink(on_tests.counts, id_set.labels))
 
         for dataset in test_sets:
             is_id = dataset is id_set
             sinks: list[LogitsSink] = []  # each receives the logits of every batch
-            if model.cascade is not None:
-                went_on = WentOn()
-                on_tests.went_on[dataset.name] = went_on
-                sinks.append(went_on)
             if is_id:
                 sinks += id_sinks
             on_tests.gathered[dataset.name] = gather(
@@ -371,29 +355,6 @@ def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
     if entry is None:
         return None
     return ScoreDataRecord.from_json(entry)
-
-
-def _with_cascade(row: EvalRow, cascade: CascadeRecord, shares: Mapping[str, float]) -> EvalRow:
-    """Return a row with the record of its cascade, and with the mean multiply-adds for an ID sample as its cost.
-
-    Args:
-        row: the row.
-        cascade: the cascade.
-        shares: the share of samples that ran all members, by the name of the test set, the ID set first.
-    """
-    assert row.cost is not None
-    id_share = next(iter(shares.values()))
-    mean_macs = round(cascade.first_macs + id_share * cascade.rest_macs)  # every sample runs the first member
-    measured = MeasuredCascade(
-        member=cascade.member,
-        score=cascade.score,
-        value=cascade.value,
-        first_macs=cascade.first_macs,
-        rest_macs=cascade.rest_macs,
-        share=shares,
-    )
-    mean_cost = replace(row.cost, macs=mean_macs)
-    return replace(row, cascade=measured, cost=mean_cost)
 
 
 def _counting_sink(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:

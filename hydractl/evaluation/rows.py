@@ -77,13 +77,9 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
         UsageError: if the score does not suit the model, or training data or words are missing.
         InputError: if the score needs labels, and the training data have none.
     """
-    # Scores that do not suit the model. Passes of MC dropout return only logits. In a cascade, members that do not run
-    # for a sample compute no features.
+    # Scores that do not suit the model. Passes of MC dropout return only logits.
     if model.mc_dropout is not None:
         raise UsageError(f"--ood-score {score} is not for --mc-dropout", hint="use a score on logits: mi, msp, ...")
-    if model.cascade is not None:
-        hint = "use a score on logits, or run all members: F.st?cascade=0"
-        raise UsageError(f"--ood-score {score} is of all members, and {model.name} is a cascade", hint=hint)
     if score in OF_ZERO_SHOT and not model.zero_shot:
         hint = "for a classifier use vim, mahalanobis, ..."
         raise UsageError(f"--ood-score {score} is of class texts, and {model.name} is not zero-shot", hint=hint)
@@ -267,7 +263,7 @@ def _reuse_predictions(file: PredictedModel, rows: Sequence[Model]) -> None:
     for row in rows:
         if not isinstance(row, RunningModel):
             continue
-        if row.sha256 == file.sha256 and row.cascade == file.cascade:
+        if row.sha256 == file.sha256:
             rows_of_same_model.append(row)
     if not rows_of_same_model:
         raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")

@@ -73,8 +73,8 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         tensors: the weights of the model; only their sizes are used.
 
     Raises:
-        UsageError: if a library is not installed, a zero-shot model has no class names, the model has a cascade, or the
-            bank of its OOD score is too large.
+        UsageError: if a library is not installed, a zero-shot model has no class names, or the bank of its OOD score is
+            too large.
     """
     for kind in kinds:
         FORMATS[kind].require()
@@ -84,14 +84,6 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         raise UsageError(
             f"{description.arch} has no classes of its own, and an exported file needs them",
             hint="name them: --labels FILE",
-        )
-
-    # A cascade runs more members only for some samples.
-    if description.extra.get("cascade") is not None:
-        raise UsageError(
-            "a checkpoint with a cascade cannot be exported: a graph runs all members for every sample, and threshold"
-            " and calibration were fitted to the cascade",
-            hint="F.st?cascade=0 runs all members: hydractl calibrate 'F.st?cascade=0' -o whole.st, and export that",
         )
 
     # A bank of training features would make the file too large.

@@ -59,9 +59,6 @@ class BenchCost(Record):
     macs: Positive = needed("Multiply-adds of one sample.")
     bytes: Count | None = described("Size of the stored weights.", null=True)
     params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
-    first_macs: Count | None = described("Of a cascade, those of its first member.")
-    rest_macs: Count | None = described("Of a cascade, those of the other members behind it.")
-    share: Number = described("Of a cascade, the share of samples that run all members.")
     mac_ratio: Positive | None = needed("`macs` over the first model's; null where they are not known.")
 
 

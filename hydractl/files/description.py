@@ -18,9 +18,6 @@ DEFAULT_PROMPT = "A photo of a {label}."
 
 CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal")
 """The entries of ``extra`` that ``calibrate`` writes; whatever changes the predictions removes them."""
-FITTED = (*CHOSEN_BY_CALIBRATE, "cascade")
-"""The entries of ``extra`` that are fitted to the predictions on some data."""
-
 KINDS = ("dense", "pruned", "fused")
 LAYOUTS = ("sliced", "zeroed")
 
@@ -231,7 +228,7 @@ _SPARSE_KEYS = ("schema", "prompt", "seen", "origin")
 """The keys that a description may have beside the required ones."""
 _EXTRA_KEYS = (
     *("self_check", "averaging", "on_data", "laplace", "sparse", "reference"),
-    *FITTED,
+    *CHOSEN_BY_CALIBRATE,
 )
 """The keys of ``extra``: those that are written, and ``reference``, which opens with a warning."""
 _MOST_MEMBERS = 1024

@@ -13,7 +13,6 @@ from hydractl.files.model_records import (
     CostRecord,
     DataSetRecord,
     DropoutRecord,
-    MeasuredCascade,
     MeasuredThreshold,
     ScoreDataRecord,
     SiteHeadsRecord,
@@ -224,7 +223,6 @@ class EvalRow(Record, form="Row"):
     mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
     conformal: ConformalSets | None = described("Conformal prediction sets.")
     seen: Mapping[str, Count | None] = sparse("By data set how many samples had been seen.", dict)
-    cascade: MeasuredCascade | None = described("The cascade, and how many samples go on in it.")
     ci: Mapping[str, Interval | None] = sparse("By dotted key the bootstrap interval.", dict)
     difference: Mapping[str, PairedDifference | None] = sparse(
         "By dotted key the paired difference of this row and the first.", dict

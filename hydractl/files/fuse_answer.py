@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hydractl.files.model_records import CascadeRecord, DataSetRecord, ModelSize
+from hydractl.files.model_records import ModelSize
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, needed, sparse
 
 
@@ -77,26 +77,6 @@ class OnDataRecord(Record, form="OnData"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CascadeLossRecord(Record, form="CascadeLoss"):
-    """What a cascade loses of a figure of all members on the validation data."""
-
-    value: float = needed("The loss.")
-    upper: float = needed("Its upper 95 % limit.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedCascadeRecord(CascadeRecord, form="FittedCascade"):
-    """A cascade, as it was fitted."""
-
-    loss: float = needed("The largest loss of each figure that was allowed.")
-    losses: Mapping[str, CascadeLossRecord] = needed("Of `accuracy`, `nll`, and the AUROC of each OOD set.")
-    share: float = needed("Share of the ID validation samples that run all members.")
-    macs: float = needed("Mean mult-adds of them.")
-    fitted_on: DataSetRecord = needed("The ID validation data.")
-    fitted_on_ood: Mapping[str, DataSetRecord] = needed("The OOD validation data by name.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class FuseAnswer(Record, form="Fuse"):
     """What `hydractl fuse --json` prints."""
 
@@ -114,7 +94,6 @@ class FuseAnswer(Record, form="Fuse"):
     self_check: SelfCheckRecord | None = described("The check of the fused model.")
     averaging: AveragingRecord | None = described("What averaging does; not there with `--merge none`.")
     on_data: OnDataRecord | None = described("What averaging does on the data of `--val`.")
-    cascade: FittedCascadeRecord | None = described("What `--cascade` chose.")
     warnings: Sequence[str] | None = described("What makes the result less than it seems.")
     sha256: str | None = described("SHA-256 of the fused checkpoint.")
 

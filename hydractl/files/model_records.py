@@ -169,21 +169,3 @@ class MeasuredThreshold(ThresholdRecord):
 
     id_flagged: Number = described("Share of ID samples at or above it.", null=True)
     ood_flagged: Mapping[str, Number] | None = described("By OOD set the share at or above it.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CascadeRecord(Record, form="Cascade"):
-    """When the first member of a cascade answers alone."""
-
-    member: Count = needed("Number of the member that runs first, from 0.")
-    score: str = needed("The OOD score, of that member alone, that decides.")
-    value: float = needed("Samples with this score or a higher one run the other members too.")
-    first_macs: Count = needed("Multiply-adds of the first member.")
-    rest_macs: Count = needed("Multiply-adds of the other members behind it.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredCascade(CascadeRecord):
-    """A cascade, and how many samples go on in it."""
-
-    share: Mapping[str, Number] = needed("By data set the share of samples that run all members.")

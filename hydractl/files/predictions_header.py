@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from hydractl.files.model_records import (
     FILE_HASH,
     CalibrationRecord,
-    CascadeRecord,
     CostRecord,
     DropoutRecord,
     ScoreDataRecord,
@@ -45,7 +44,6 @@ class DecisiveRecord(Record):
     device: str | None = described("Kind of device it ran on.")
     whole_last_block: bool | None = described("Whether the last block ran for all tokens.")
     mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
-    cascade: CascadeRecord | None = described("The cascade that the logits are of.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydractl.files.bench_answer import PlannedBenchRow
 from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord
-from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
+from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.model_records import EpochRecord, ModelSize
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, inline, needed, sparse
 from hydractl.files.study_answer import StudyAnswer
@@ -220,32 +220,6 @@ class PlannedFusion(FuseAnswer):
 
     averaging: Any = described("What was asked for; what averaging does is known after the self-check.")
     note: str | None = described("What is not known beforehand.")
-    dry_run: bool = needed("That it is a plan.", True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CascadeAnswer(Record):
-    """A cascade that was fitted to a fused model."""
-
-    schema: str = needed(SCHEMA_TEXT)
-    output: str = needed("The file that was written.")
-    model: str = needed("Name of the model.")
-    arch: str = needed("Its architecture.")
-    members: Count = needed("Number of its members.")
-    cascade: FittedCascadeRecord = needed("The cascade.")
-    warnings: Sequence[str] | None = described("What makes the result less than it seems.")
-    sha256: str = needed("SHA-256 of the file.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedCascade(Record):
-    """The plan of fitting a cascade."""
-
-    schema: str = needed(SCHEMA_TEXT)
-    output: str = needed("The file that it would write.")
-    model: str = needed("Name of the model.")
-    arch: str = needed("Its architecture.")
-    members: Count = needed("Number of its members.")
     dry_run: bool = needed("That it is a plan.", True)
 
 

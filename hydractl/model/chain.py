@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,20 +58,6 @@ class Start:
     def first_apart(self) -> int:
         """The site of the first block that differs between members; the index after the last site if none differs."""
         return self.sites.start + self.blocks
-
-
-class CommonRun(NamedTuple):
-    """A batch after the blocks that are the same for all members.
-
-    Attributes:
-        next_site: the site of the first block that has not run yet.
-        hidden_of_members: the tokens ``[B, T, d]`` of each member; the same tensor for all if their stems are the same.
-        context: what the blocks read besides the tokens.
-    """
-
-    next_site: int
-    hidden_of_members: Sequence[Tensor]
-    context: dict[str, Any]
 
 
 def _first_tokens_of(stem: Callable[[Any], State], count: int) -> Callable[[Any], State]:
@@ -290,31 +276,6 @@ class Chain:
             return False
         return site == self.start.first_apart
 
-    def run_common_blocks(self, inputs: Any) -> CommonRun:
-        """Run the stem and the leading blocks that are the same for all members; continue with :meth:`run_member`."""
-        state = self.stem(inputs)
-        site = max(self.sites.start, self.start.first_apart)
-        context = self._context_of_run(state.hidden)
-        state = self._run_blocks(range(self.sites.start, site), state, context)
-        hidden_of_members = self._hidden_of_each_member(state.hidden, common=self.start.shared_stem)
-        return CommonRun(site, hidden_of_members, state.context)
-
-    def run_member(self, common: CommonRun, member: int, samples: Tensor | None = None) -> Tensor:
-        """Run one member from the end of the common blocks to its readout.
-
-        Args:
-            common: the result of :meth:`run_common_blocks`.
-            member: the index of the member.
-            samples: the indices of the samples in the batch that it runs for, int64 ``[rows]``; None means all.
-
-        Returns:
-            What the tower reads out, ``[rows, ...]``.
-        """
-        state = State(common.hidden_of_members[member], common.context)
-        if samples is not None:
-            state = self._select_samples(state, samples)
-        return self._finish_member(common.next_site, state, member)
-
     def _hidden_of_each_member(self, hidden: Tensor, *, common: bool) -> Sequence[Tensor]:
         """Return the tokens ``[B, T, d]`` of each member.
 
@@ -326,16 +287,6 @@ class Chain:
         if common:
             return [hidden] * self.members
         return apart(hidden, self.members)
-
-    def _select_samples(self, state: State, samples: Tensor) -> State:
-        """Return the state of one member for some samples only, given their indices, int64 ``[rows]``."""
-
-        def selected(value: Tensor) -> Tensor:
-            return value[samples]
-
-        context = self._change_values_of_samples(state.context, selected)
-        hidden = selected(state.hidden)
-        return State(hidden, context)
 
     def rest(self, site: int, state: State) -> Tensor:
         """Run from the state before the block of a site to the end; return what all members read out, ``[M, B, ...]``.

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.families import get_family
@@ -36,9 +35,6 @@ _KEYS_OF_THE_PAST = ("provenance", "seen", "origin")
 
 _macs_of_call: dict[str, int] = {}
 """A cache of multiply-adds, by the digest of everything they depend on: commands need a model's cost several times."""
-
-_macs_of_stages: dict[str, list[tuple[int, int]]] = {}
-"""The same cache for the stages of cascades."""
 
 
 def parameters(tensors: TensorSource) -> int:
@@ -116,60 +112,13 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
     return digest.hexdigest()
 
 
-@plain_sizes()
-def staged_macs(
-    description: Description, tensors: TensorSource, *, whole_last_block: bool = False
-) -> list[tuple[int, int]]:
-    """Count the multiply-adds of one sample in two stages: one member runs first, then all others.
-
-    Args:
-        description: the description of the model.
-        tensors: its weights without removed heads; only names, dtypes and shapes are used.
-        whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
-
-    Returns:
-        One pair for each member as the first one: its multiply-adds, and those of all others.
-    """
-    call = _digest_of_call(description, tensors, 1, whole_last_block)
-    if call not in _macs_of_stages:
-        model = _model_to_count(description, tensors, whole_last_block)
-        _macs_of_stages[call] = _count_macs_of_stages(model)
-    return _macs_of_stages[call]
-
-
-def _count_macs_of_stages(model: HydraModel) -> list[tuple[int, int]]:
-    """Return for each member as the first one: its multiply-adds, and those of the others that run after it."""
-    inputs = model.example_inputs(1)
-    stages = []
-    for member in range(model.members):
-        macs_of_first = _count_macs_where_some_go_on(model, inputs, member, going_on=0)
-        macs_of_all = _count_macs_where_some_go_on(model, inputs, member, going_on=1)
-        macs_of_others = macs_of_all - macs_of_first
-        stages.append((macs_of_first, macs_of_others))
-    return stages
-
-
-def _count_macs_where_some_go_on(model: HydraModel, inputs: Any, first: int, going_on: int) -> int:
-    """Count the multiply-adds if ``going_on`` samples continue from the first member to the others."""
-    rows = torch.arange(going_on, device="meta")
-
-    def rows_of(_logits: Tensor) -> Tensor:
-        return rows
-
-    def run() -> Tensor:
-        return model.staged_logits(inputs, first, rows_of)
-
-    return _count_macs(run)
-
-
 def _model_to_count(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
-    """Build the model on the meta device, with all members running."""
+    """Build the model on the meta device."""
     # On a CPU torch runs attention as one operator, which the counter does not know and counts as zero. On the meta
     # device attention is taken apart into its two matrix products.
     model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
     model = model.with_classes()
     model.whole_last_block = whole_last_block
-    model.cascade = None
     # The counter adds gradient hooks to every module it enters, which fails for a view of a parameter (such as the
     # query of attention pooling).
     model.requires_grad_(False)

@@ -112,13 +112,13 @@ def load_source(
     compile: bool = False,
     whole_last_block: bool = False,
 ) -> HydraModel:
-    """Build the model of a source for a Python program. Warn if the dtype is slow here, or a graph drops a cascade.
+    """Build the model of a source for a Python program. Warn if the dtype is slow here.
 
     Args:
         source: a model that was found and checked.
         device: the name of the device; ``auto`` means a GPU if there is one.
         dtype: the name of the dtype.
-        compile: whether to compile the model. Then all members run for all samples, because a graph has no cascade.
+        compile: whether to compile the model.
         whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
 
     Returns:
@@ -136,8 +136,6 @@ def load_source(
     model = build_model(source, device, dtype, whole_last_block=whole_last_block)
     model.lineage = source.bases
     if compile:
-        if model.cascade is not None:
-            warnings.warn("compiled, all members run for all samples: a graph has no cascade", stacklevel=4)
         model.compile()
     return model
 
@@ -280,8 +278,6 @@ class ModelArgument:
             models.append(build_model(source, device, dtype, whole_last_block=whole_last_block))
         if len(models) == 1:
             return models[0]
-        for model in models:
-            model.cascade = None  # it was fitted to the answers of this model without the others
         return SequentialEnsemble(models)
 
     @property

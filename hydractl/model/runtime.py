@@ -25,7 +25,6 @@ from hydractl.files.checkpoint import TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.log import Log
-from hydractl.metrics.cascade import Cascade, stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving
@@ -61,8 +60,6 @@ class HydraModel(nn.Module):
         attentions: one :class:`HeadAttention` for each site (attention block), in model order.
         chains: one :class:`Chain` for each tower, in the order of the sites.
         detector: the statistics to which the checkpoint's OOD score was fitted; None for a score on logits.
-        cascade: decides which samples are answered by one member alone; None means that all members run for all
-            samples. It can be set. In training, when compiled, and while gates are set, all members run.
 
     Args:
         description: what the checkpoint says about itself.
@@ -107,8 +104,6 @@ class HydraModel(nn.Module):
         if has_posterior(self):
             attach_posteriors(self, tensors)
         self.detector: Detector | None = None
-        cascade_document = description.extra.get("cascade")
-        self.cascade = stored_cascade(cascade_document, members=len(description.masks))
 
         # Classes given by name; and all that must be forgotten when weights change, also that of zero-shot views of
         # this model, which share its weights.
@@ -126,7 +121,7 @@ class HydraModel(nn.Module):
 
         It shares the weights of this model but not its settings; see :class:`hydractl.model.prompted.PromptedClasses`.
         What was fitted to the classes of the checkpoint is left out: its calibration, OOD score with threshold,
-        prediction sets and cascade.
+        and prediction sets.
 
         Args:
             labels: a list of class names, or a text that ``--labels`` accepts, such as ``imagenet``.
@@ -157,7 +152,6 @@ class HydraModel(nn.Module):
         # What was fitted to the classes of the checkpoint does not fit these classes.
         view.calibration = None
         view.detector = None
-        view.cascade = None
         view._stored = {}
         return view
 
@@ -336,71 +330,8 @@ class HydraModel(nn.Module):
         return torch.stack(logits)
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Return the logits of every member, ``[M, B, classes]``.
-
-        If a cascade stops a sample at its first member, that member's logits stand for those of all members.
-        """
-        if self.cascade is not None and self._runs_in_stages():
-            rows_of = functools.partial(_rows_that_go_on, self.cascade)
-            return self.staged_logits(inputs, self.cascade.member, rows_of)
+        """Return the logits of every member, ``[M, B, classes]``."""
         return self.logits(self.tower_outputs(inputs))
-
-    def _runs_in_stages(self) -> bool:
-        """Return whether samples may stop at the first member: not in training, and not while heads are watched."""
-        # Which samples go on depends on numbers, and a compiled graph cannot depend on them.
-        if torch.compiler.is_compiling():
-            return False
-        return not self.training and not self.chain_of_samples.watched
-
-    def staged_logits(self, inputs: Any, first: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return logits for which only some samples run all members. The rest get the first member's logits for all.
-
-        Args:
-            inputs: a batch.
-            first: the index of the member that runs for all samples.
-            rows_of: a function from that member's logits ``[B, classes]`` to the indices of the samples for which the
-                other members run, int64 ``[rows]``.
-
-        Returns:
-            The logits of all members, ``[M, B, classes]``.
-        """
-        chain = self.chain_of_samples
-        common = chain.run_common_blocks(inputs)
-        label_features: Tensor | None = None
-        if len(self.chains) > 1:
-            label_features = self.label_features()  # [M, classes, D]
-
-        # The first member runs for all samples. Its logits decide which samples go on, and stand for all members.
-        features = chain.run_member(common, first)
-        first_logits = self._member_logits_from(first, features, label_features)
-        rows = rows_of(first_logits)
-        logits = first_logits.repeat(self.members, 1, 1)  # [B, classes] -> [M, B, classes]
-        if not rows.numel():
-            return logits
-
-        # The other members run only for the samples that go on.
-        for member in range(self.members):
-            if member == first:
-                continue
-            features = chain.run_member(common, member, rows)
-            logits_of_rows = self._member_logits_from(member, features, label_features)  # [rows, classes]
-            logits[member] = logits[member].index_copy(0, rows, logits_of_rows)
-        return logits
-
-    def _member_logits_from(self, member: int, features: Tensor, label_features: Tensor | None) -> Tensor:
-        """Return the logits ``[B, classes]`` of one member from what its towers read out.
-
-        Args:
-            member: the index of the member.
-            features: what the tower of samples reads out. If it is the only tower, these are the logits.
-            label_features: what the tower of labels reads out for every member; None if there is no such tower.
-        """
-        if label_features is None:
-            return features
-        outputs = []
-        for chain in self.chains:
-            outputs.append(label_features[member] if chain.of_labels else features)
-        return logits_of_towers(self.family, self.networks[member], outputs)
 
     def __getstate__(self) -> dict[str, Any]:
         # The family comes first, so that unpickling imports its module, which prepares the library, before the library.
@@ -640,20 +571,6 @@ class HydraModel(nn.Module):
 
 _NOT_COPIED = ("preprocess", "member_logits", "_compiled_with", "_kept_of_weights")
 """Attributes that a copy creates again: functions, and what the model shares with other models."""
-
-
-def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
-    """Return the indices of the samples for which all members run, int64 ``[rows]``, on the device of the logits.
-
-    Args:
-        cascade: decides by the first member's logits.
-        logits: the first member's logits ``[B, classes]``.
-    """
-    at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
-    on_cpu = logits.detach().to("cpu", at_least_float32)
-    goes_on = cascade.goes_on(on_cpu.numpy())  # bool [B]
-    (rows,) = goes_on.nonzero()
-    return torch.from_numpy(rows).to(logits.device)
 
 
 class StoredScaling(NamedTuple):

@@ -20,7 +20,7 @@ from hydractl.families import FAMILIES, classes_of, families_for_folder, get_fam
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import FileTensors, TensorSource, write_checkpoint, write_tensors
-from hydractl.files.description import DEFAULT_PROMPT, FITTED, Description, bases_of
+from hydractl.files.description import CHOSEN_BY_CALIBRATE, DEFAULT_PROMPT, Description, bases_of
 from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
@@ -308,7 +308,7 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
         names_before = list(description.labels)
         templates_before = list(description.prompt or [DEFAULT_PROMPT])
         if names != names_before or templates != templates_before:
-            left_out = [key for key in FITTED if key in extra]
+            left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
     doubt: str | None = None
     if left_out:
         extra = {key: value for key, value in extra.items() if key not in left_out}
@@ -344,12 +344,7 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
         return _open_folder(path, name)
     _refuse_files_of_other_kinds(path)
 
-    # A file with an option after it, such as F.st?cascade=0.
     if not os.path.exists(path):
-        file_ref, question_mark, query = ref.rpartition("?")
-        if question_mark and os.path.exists(file_ref):
-            whole = _open_reference(file_ref, arch, seed, name)
-            return _with_cascade_option(whole, query, named=name is not None)
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
 
     # A file that describes itself, or a file that --arch describes.
@@ -445,32 +440,6 @@ def _error_of_all(failures: Sequence[InputError]) -> InputError:
     for failure in failures:
         problems += [failure.message, *failure.problems]
     return InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
-
-
-def _with_cascade_option(source: Source, query: str, *, named: bool) -> Source:
-    """Return the model of ``F.st?cascade=0``, in which all members run for all samples.
-
-    Everything in the description that was fitted to the cascade is removed.
-
-    Args:
-        source: the model of ``F.st``.
-        query: the text after the question mark.
-        named: whether the user has named the model. If not, ``.whole`` is appended to its name.
-
-    Raises:
-        UsageError: if the file has no cascade, or the option is any other.
-    """
-    description = source.description
-    has_cascade = "cascade" in description.extra
-    turns_cascade_off = has_cascade and _parse_query(query) == {"cascade": 0}  # also true for `false`, as False == 0
-    if not turns_cascade_off:
-        hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
-        raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
-
-    fitted_to_cascade = ("cascade", "calibration", "threshold", "conformal")
-    extra = {key: value for key, value in description.extra.items() if key not in fitted_to_cascade}
-    name = source.name if named else f"{source.name}.whole"
-    return replace(source, name=name, description=replace(description, extra=extra))
 
 
 def _must_be_file(ref: str) -> bool:

@@ -25,7 +25,7 @@ class Run(NamedTuple):
     row: EvalRow
 
 
-_FACTS = ("ood_score", "heads", "cost", "cascade", "fitted_on", "mc_dropout")
+_FACTS = ("ood_score", "heads", "cost", "fitted_on", "mc_dropout")
 """Keys of a row that are kept if all runs have the same value."""
 
 _FIGURES = (

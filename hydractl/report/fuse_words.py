@@ -5,7 +5,6 @@ from __future__ import annotations
 from hydractl.files.fuse_answer import (
     AnswersRecord,
     AveragingRecord,
-    FittedCascadeRecord,
     FuseAnswer,
     OnDataRecord,
     SharedTower,
@@ -46,10 +45,10 @@ def averaging_words(answer: FuseAnswer) -> str | None:
 
 
 def warnings_of(answer: FuseAnswer) -> list[str]:
-    """Return warnings: averaging that was asked for and harms, lower accuracy of the fused model, a useless cascade."""
+    """Return warnings: averaging that was asked for and harms, lower accuracy of the fused model."""
     warnings = []
 
-    # What averaging does on random inputs, on data, and what the cascade does.
+    # What averaging does on random inputs, and on data.
     averaging = answer.averaging
     if averaging is not None and averaging.done and averaging.harmful:
         parts = ",".join(averaging.parts)
@@ -62,8 +61,6 @@ def warnings_of(answer: FuseAnswer) -> list[str]:
         if before - after > LOST:
             fall = f"from {number(before)} to {number(after)} on {data.n} samples"
             warnings.append(f"averaging takes the accuracy of the ensemble {fall}; {_WHOLE}")
-    if answer.cascade is not None:
-        warnings += cascade_warnings(answer.cascade)
     return warnings
 
 
@@ -108,43 +105,6 @@ def _accuracies(answers: AnswersRecord) -> str:
     members = ", ".join(map(number, answers.members))
     ensemble = number(answers.ensemble)
     return f"members {members}, ensemble {ensemble}"
-
-
-# --- cascades ---------------------------------------------------------------------------------------------------------
-
-
-def cascade_words(cascade: FittedCascadeRecord) -> str:
-    """Return words on a cascade: which member answers alone and when; what it saves and loses on validation data."""
-    rule = f"its {cascade.score} is below {cascade.value:.4g}"
-    answering = f"member {cascade.member} answers alone where {rule}"
-    samples = cascade.fitted_on.n
-    going_on = f"{cascade.share:.1%} of {samples} samples go on"
-
-    cost = _cascade_cost_words(cascade)
-    losses = []
-    for name, loss in cascade.losses.items():
-        value = number(loss.value)
-        upper = number(loss.upper)
-        losses.append(f"{name} {value} (at most {upper})")
-    lost = ", ".join(losses)
-    return f"cascade: {answering}; {going_on}: {cost}; lost: {lost}"
-
-
-def _cascade_cost_words(cascade: FittedCascadeRecord) -> str:
-    """Return words on the mult-adds of a sample relative to the first member: on average, and if all samples go on."""
-    first = cascade.first_macs
-    if_all_go_on = first + cascade.rest_macs
-    mean_ratio = cascade.macs / first
-    highest_ratio = if_all_go_on / first
-    return f"{mean_ratio:.2f} times its mult-adds, or {highest_ratio:.2f} if all did"
-
-
-def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
-    """Return a warning if all validation samples stop at the first member, so that the cascade makes no ensemble."""
-    warnings = []
-    if not cascade.share:
-        warnings.append("in the cascade no validation sample goes on: the first member alone is as good on them")
-    return warnings
 
 
 # --- sharing ----------------------------------------------------------------------------------------------------------

@@ -16,12 +16,11 @@ from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord, ScoresAnswer, SearchCounts
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
-from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
+from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.model_records import ModelSize
 from hydractl.files.predict_answer import FlaggedRecord, PlannedPredictions, PredictAnswer
 from hydractl.files.records import Record
 from hydractl.files.verb_answers import (
-    CascadeAnswer,
     CircuitsAnswer,
     ComparedMasks,
     FinetuneAnswer,
@@ -40,7 +39,7 @@ from hydractl.files.verb_answers import (
     PruneWeightsAnswer,
 )
 from hydractl.report.eval_terminal import eval_table
-from hydractl.report.fuse_words import cascade_words, data_words
+from hydractl.report.fuse_words import data_words
 from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.rich_parts import facts as fact_table
 from hydractl.report.rich_parts import table as plain_table
@@ -194,8 +193,6 @@ def _fusion_view(answer: FuseAnswer, note: str | None) -> RenderableType:
         members.append((member.name, heads_of_sites))
 
     facts = [*_averaging_facts(answer), *_sharing_facts(answer), *_check_facts(answer)]
-    if answer.cascade is not None:
-        facts.append(_cascade_fact(answer.cascade))
     if note is not None:
         facts.append(("note", note))
 
@@ -266,22 +263,8 @@ def _check_facts(answer: FuseAnswer) -> list[Fact]:
     return facts
 
 
-def _cascade_view(answer: CascadeAnswer, width: int) -> RenderableType:
-    """Return the model, and its cascade in words."""
-    model = _model_fact(answer.model, answer.arch)
-    cascade = _cascade_fact(answer.cascade)
-    return fact_table([model, cascade])
-
-
 def _model_fact(name: str, arch: str) -> Fact:
     return "model", f"{name} ({arch})"
-
-
-def _cascade_fact(cascade: FittedCascadeRecord) -> Fact:
-    """Return how a cascade works; the first word of its sentence is left out, because it is the name of the fact."""
-    sentence = cascade_words(cascade)
-    _, _, words = sentence.partition(": ")
-    return "cascade", words
 
 
 def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
@@ -726,7 +709,6 @@ _ANSWERS: Mapping[str, _Drawing[Any]] = {
     _PRUNE: _Drawing(PruneAnswer, _prune_view),
     _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
     "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse_view),
-    "hydractl.cascade/1": _Drawing(CascadeAnswer, _cascade_view),
     "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
     "hydractl.scores/1": _Drawing(ScoresAnswer, _scores_view),
     "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit_view),

@@ -111,8 +111,6 @@ VERBS: dict[str, Verb] = {
   hydractl fuse a.st b.st c.st --merge none -o hydra.st
   # what averaging does to accuracy
   hydractl fuse a.st b.st c.st --val val.npz --limit 1000 -o hydra.st
-  # one member where it is enough, the others only for the other samples
-  hydractl fuse a.st b.st c.st --cascade --val val.npz --ood-val auto -o cascade.st
 """,
     ),
     "export": Verb(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
-from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.collecting import importing
 from hydractl.log import Log
@@ -41,7 +40,6 @@ CONVENTIONS = {
     "noisy": f"the middle half of the runs is wider than {NOISY:.0%} of their median, or ratio_ci wider than "
     f"{NOISY:.0%} of the ratio; null for fewer than five rounds",
     "mac_ratio": "macs over the first model's",
-    "share": "of a cascade, the share of samples that run all members; macs is the mean over the samples",
     "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine",
     "peak_macs_per_s": "the best of six runs of a large product of two square matrices in this dtype, half of them "
     "before and half after the models ran, by as many threads",
@@ -70,11 +68,10 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
         models = on_one_input(models, log)
     rows = bench_rows(models, settings.compare, whole_last_block=settings.whole_last_block)
 
-    # Check the requirements and cascades, and open the data and the output path, before anything is measured.
+    # Check the requirements, and open the data and the output path, before anything is measured.
     row_names = [row.name for row in rows]
     names_of_compared_rows = {row.name for row in rows if row.kind in COMPARED}
     check_known(settings.requirements(), row_names, ROW_KEYS, skip_first=True, named_only=names_of_compared_rows)
-    _check_cascades(rows, settings)
     data = None
     if settings.data is not None:
         largest_batch = max(settings.batch_size)
@@ -139,26 +136,6 @@ def _conventions(settings: BenchSettings, data: Dataset | None) -> dict[str, obj
         conventions["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
     conventions["seed"] = settings.seed
     return conventions
-
-
-def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None:
-    """Refuse to time a cascade if its time would not be that of a cascade: compiled, or on random inputs.
-
-    Raises:
-        UsageError: a row is a cascade, and models are compiled or inputs are random.
-    """
-    if settings.compile:
-        reason = "compiled, all its members run"
-    elif settings.data is None:
-        reason = "random inputs say nothing of its samples"
-    else:
-        return
-    for row in rows:
-        if row.cascade is not None:
-            raise UsageError(
-                f"{row.name} is a cascade: {reason}",
-                hint="bench it uncompiled on data, --data SPEC, or all members with F.st?cascade=0",
-            )
 
 
 def _plan(

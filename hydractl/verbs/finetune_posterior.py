@@ -18,7 +18,7 @@ from hydractl.data.plausibility import sample_doubts
 from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
-from hydractl.files.description import FITTED, Description, provenance
+from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.verb_answers import LaplaceAnswer, PlannedLaplace, PosteriorPlan
 from hydractl.log import Log
@@ -108,7 +108,7 @@ def _without_fitted(source: Source, log: Log) -> Source:
     """Return the model without a posterior, and without what was fitted to its logits before; warn of the latter."""
     extra = dict(source.description.extra)
     extra.pop(KEY, None)
-    left_out = [key for key in FITTED if key in extra]
+    left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
     for key in left_out:
         del extra[key]
     if left_out:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
-from hydractl.data.overlap import GivenSet, compare_sets, trained_on_doubt
-from hydractl.data.plausibility import sample_doubts
-from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.errors import UsageError
-from hydractl.expressions.data_sets import AUTO as MADE
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
-from hydractl.files.checkpoint import TensorSource, write_checkpoint
-from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
-from hydractl.files.fingerprints import entry, merged
+from hydractl.files.checkpoint import write_checkpoint
+from hydractl.files.description import Description, provenance
 from hydractl.files.fuse_answer import (
     AveragingRecord,
-    FittedCascadeRecord,
     FuseAnswer,
     FusedMember,
     FusedSizes,
@@ -31,9 +24,8 @@ from hydractl.files.fuse_answer import (
 )
 from hydractl.files.model_records import ModelSize
 from hydractl.files.records import Metrics
-from hydractl.files.verb_answers import CascadeAnswer, PlannedCascade, PlannedFusion
+from hydractl.files.verb_answers import PlannedFusion
 from hydractl.fusion.averaging import AUTO, MembersRunOptions, measure_on, plan_checked
-from hydractl.fusion.cascade import CascadeOptions, fit_cascade
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
@@ -43,8 +35,6 @@ from hydractl.model.matching import check_labels_are_classes, named_by_data, ref
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.report.fuse_words import (
     averaging_words,
-    cascade_warnings,
-    cascade_words,
     data_words,
     sharing_words,
     warnings_of,
@@ -61,24 +51,18 @@ _AT_MOST = "parameters and mult-adds are at most these: what is equal in the mem
 
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
-    """Plan, write and check a fused model, or add a cascade to a model that is fused already."""
+    """Fuse several models into one file, and check it.
+
+    Everything that the headers of the files tell is checked first. With ``--val`` the fused model is measured on those
+    data.
+    """
     resolve_device(settings.device)
     sources = open_sources(settings.model, model_options(settings, bodies=True))
     if settings.val is not None:
         for source in sources:
             need_classifier(source)
     refuse_posterior(sources, "fuse")
-    if settings.only_cascades:
-        return run_cascade(settings, sources[0], log)
-    return _fuse(settings, sources, log)
 
-
-def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
-    """Fuse several models into one file.
-
-    Everything that the headers of the files tell is checked first. With ``--val`` the fused model is measured on those
-    data, and with ``--cascade`` a cascade (when the first member answers alone) is fitted to them.
-    """
     # Plan the fusion from the headers alone, with the largest set of parts that may be averaged, and check the output.
     default = "hydra.unmerged.st"
     if settings.merge:
@@ -92,32 +76,22 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     if settings.dry_run:
         return _dry_run(settings, plan_from_headers, sources, path)
 
-    # Open the validation data, and warn of what is odd about them.
-    validation = _open_validation(settings, sources)
-    doubts: list[str] = []
-    if validation is not None:
-        doubts += validation.doubts
-    for doubt in doubts:
-        log.warn(doubt)
+    # Open the validation data; zero-shot models have their classes named by them.
+    val = None
+    models: Sequence[Source] = sources
+    if settings.val is not None:
+        val, models = _open_id_data(settings, sources, settings.val)
 
-    # Read the weights, fuse them, check the result and measure it. The description names the validation samples only if
-    # a cascade was fitted to them.
+    # Read the weights, fuse them, check the result and measure it.
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
         device = resolve_device(settings.device)
         checked = plan_checked(sources, settings.merge, device, settings.seed, log)
-        description = checked.plan.description
         on_data = None
-        cascade = None
-        if validation is not None:
-            run_options = settings.fill(MembersRunOptions)
-            on_data = measure_on(validation.id_data, checked.plan, validation.models, run_options, log)
-            if settings.cascade:
-                cascade = validation.fit(settings, checked.plan.description, checked.plan.tensors, log)
-                description = validation.with_seen(checked.plan.description)
-        measured = _Measured(checked.check, checked.averaging, on_data, cascade)
-        plan = replace(checked.plan, description=description)
-        return _report_and_write(settings, plan, sources, measured, output, doubts, log)
+        if val is not None:
+            on_data = measure_on(val, checked.plan, models, settings.fill(MembersRunOptions), log)
+        measured = _Measured(checked.check, checked.averaging, on_data)
+        return _report_and_write(settings, checked.plan, sources, measured, output, log)
 
 
 @dataclass(frozen=True)
@@ -127,7 +101,6 @@ class _Measured:
     self_check: SelfCheckRecord
     averaging: AveragingRecord | None = None
     on_data: OnDataRecord | None = None
-    cascade: FittedCascadeRecord | None = None
 
     def to_extra(self) -> dict[str, object]:
         """Return the measurements as entries of ``extra`` in the description of the model."""
@@ -136,8 +109,6 @@ class _Measured:
             extra["averaging"] = self.averaging.to_json()
         if self.on_data is not None:
             extra["on_data"] = self.on_data.to_json()
-        if self.cascade is not None:
-            extra.update(_cascade_entries(self.cascade))
         return extra
 
 
@@ -160,114 +131,6 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Validation:
-    """The validation data of a fusion.
-
-    Attributes:
-        id_data: labelled ID (in-distribution) data.
-        models: the models; zero-shot models have their classes named by the ID data.
-        ood_data: OOD data by name, which a cascade needs; empty without ``--cascade``.
-        doubts: what is odd about the data, if a cascade is fitted to them.
-    """
-
-    id_data: Dataset
-    models: Sequence[Source]
-    ood_data: Mapping[str, Dataset]
-    doubts: Sequence[str] = ()
-
-    def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> FittedCascadeRecord:
-        """Fit a cascade for a fused model; return the record of it for the model's file.
-
-        Args:
-            settings: the options of the command.
-            model: the description of the fused model.
-            tensors: its weights.
-            log: receives progress.
-        """
-        options = settings.fill(CascadeOptions)
-        run_options = settings.fill(MembersRunOptions)
-        return fit_cascade(model, tensors, self.id_data, self.ood_data, options, run_options, log)
-
-    def with_seen(self, description: Description) -> Description:
-        """Return the description with the samples of these data added to those that the model has seen."""
-        entries = []
-        for origin in self.id_data.origins():
-            entries.append(entry("fuse", "val", origin))
-        for dataset in self.ood_data.values():
-            for origin in dataset.origins():
-                entries.append(entry("fuse", "ood_val", origin))
-        seen = merged(description.seen, entries)
-        return replace(description, seen=tuple(seen))
-
-    def given_sets(self) -> list[GivenSet]:
-        """Return the data sets, each with the option that named it, e.g. ``--val``."""
-        sets_with_options = [GivenSet("--val", self.id_data)]
-        for name, dataset in self.ood_data.items():
-            sets_with_options.append(GivenSet(f"--ood-val {name}", dataset))
-        return sets_with_options
-
-
-def _open_validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
-    """Open the validation data; return None without ``--val``. OOD data are opened only for a cascade.
-
-    Raises:
-        UsageError, InputError: the data cannot be opened, or two sets share samples.
-    """
-    if settings.val is None:
-        return None
-    # ``models`` are the sources; a zero-shot model among them now has the class names of the data.
-    id_data, models = _open_id_data(settings, sources, settings.val)
-    if not settings.cascade:
-        return _Validation(id_data, models, {})
-
-    # A cascade is fitted to ID and OOD data, which must not share samples. Only there are two sets to compare.
-    ood_data = _open_ood_data(settings, id_data, models)
-    validation = _Validation(id_data, models, ood_data)
-    findings = compare_sets(validation.given_sets())
-    findings.refuse()  # raises the UsageError if two sets share samples
-    doubts = [*findings.warnings, *_doubts_of_cascade_data(sources, validation)]
-    return replace(validation, doubts=doubts)
-
-
-def _open_ood_data(settings: FuseSettings, id_data: Dataset, models: Sequence[Source]) -> dict[str, Dataset]:
-    """Return the OOD data of ``--ood-val`` by name; the value ``auto`` makes them from the ID data."""
-    reads = {source.name: source.description.reads for source in models}
-    ood_data_by_name: dict[str, Dataset] = {}
-    for ood_set in settings.ood_val_sets():
-        option = f"--ood-val {ood_set.name}"
-        if ood_set.spec == MADE:
-            ood_data_by_name[ood_set.name] = PseudoOod(id_data, MADE, settings.seed, option)
-            continue
-        ood_data_by_name[ood_set.name] = open_data(
-            ood_set.spec,
-            option=option,
-            limit=settings.limit,
-            seed=settings.seed,
-            ignore_labels=True,
-            reads=reads,
-        )
-    return ood_data_by_name
-
-
-def _doubts_of_cascade_data(sources: Sequence[Source], validation: _Validation) -> list[str]:
-    """Return what is odd about the data that a cascade is fitted to, one sentence each.
-
-    Odd are samples that do not look like real data (OOD data made from ID data are not checked for this), and samples
-    that a model was trained on.
-    """
-    doubts = sample_doubts(validation.id_data)
-    for dataset in validation.ood_data.values():
-        if not isinstance(dataset, PseudoOod):
-            doubts += sample_doubts(dataset)
-    for source in sources:
-        for given_set in validation.given_sets():
-            doubt = trained_on_doubt(source.name, source.description.seen, given_set)
-            if doubt is not None:
-                doubts.append(doubt)
-    return doubts
 
 
 def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) -> tuple[Dataset, list[Source]]:
@@ -304,7 +167,6 @@ def _report_and_write(
     sources: list[Source],
     measured: _Measured,
     output: Output,
-    doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
     """Log what was measured, write the fused model to its file, and return the answer.
@@ -315,7 +177,6 @@ def _report_and_write(
         sources: the models that are fused.
         measured: what was measured on the fused model, for the file and the answer.
         output: the file to write.
-        doubts: warnings about odd data, which are logged already and only go into the answer.
         log: receives what was measured.
     """
     answer_without_file = replace(
@@ -323,9 +184,8 @@ def _report_and_write(
         self_check=measured.self_check,
         averaging=measured.averaging,
         on_data=measured.on_data,
-        cascade=measured.cascade,
     )
-    warnings = [*doubts, *_say_what_was_found(answer_without_file, plan, log)]
+    warnings = _say_what_was_found(answer_without_file, plan, log)
     description = _description_of_file(settings, plan, sources, measured)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
     answer = replace(answer_without_file, warnings=warnings or None, sha256=digest)  # an empty list is not shown
@@ -351,11 +211,8 @@ def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[
     for sentence in (averaging_words(answer), sharing_words(answer)):
         if sentence is not None:
             log.info(sentence)
-    # These were only measured with --val, and with --cascade.
     if answer.on_data is not None:
         log.info(data_words(answer.on_data))
-    if answer.cascade is not None:
-        log.info(cascade_words(answer.cascade))
     # Members that hardly differ are worth a warning only if the plan has not warned of the members already.
     new_warnings = list(warnings_of(answer))
     if not plan.warnings:
@@ -445,77 +302,3 @@ def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
         dense_params=dense_parameters(plan.description),
         mac_ratio=fused["macs"] / macs_of_dense,
     )
-
-
-# --- one model --------------------------------------------------------------------------------------------------------
-
-
-def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
-    """Write a fused model again with a cascade.
-
-    What ``calibrate`` fitted to the outputs of all its members is left out, with a warning.
-
-    Raises:
-        UsageError: the model has only one member.
-    """
-    description = source.description
-    if len(description.masks) == 1:
-        raise UsageError(
-            f"--cascade: {source.name} is one model, and no other members could run after it", hint="fuse several"
-        )
-    path = file_path(settings.output or "cascade.st")
-    check_outputs([path], force=settings.force)
-    validation = _open_validation(settings, [source])
-    assert validation is not None  # the settings refuse --cascade without --val
-    plan = PlannedCascade(
-        schema="hydractl.cascade/1",
-        output=str(path),
-        model=source.name,
-        arch=description.arch,
-        members=len(description.masks),
-    )
-    if settings.dry_run:
-        return Outcome(plan.to_json())
-
-    announce_reading([source], log)
-    with Output(path, force=settings.force) as output:
-        # What calibrate chose does not fit a cascade, because the first member often answers alone.
-        left_out = [name for name in CHOSEN_BY_CALIBRATE if name in description.extra]
-        if left_out:
-            names = ", ".join(left_out)
-            log.warn(f"{source.name}: left out, as fitted to all members: {names}; see calibrate")
-
-        # Fit the cascade.
-        cascade = validation.fit(settings, description, source.tensors, log)
-        warnings = [*validation.doubts, *cascade_warnings(cascade)]
-        log.info(cascade_words(cascade))
-        for warning in warnings:
-            log.warn(warning)
-
-        # Write the model with the cascade.
-        extra_with_cascade = {key: value for key, value in description.extra.items() if key not in left_out}
-        extra_with_cascade.update(_cascade_entries(cascade))
-        with_cascade = replace(
-            validation.with_seen(description),
-            extra=extra_with_cascade,
-            layout="sliced",
-            provenance={**description.provenance, "bases": source.lineage},
-        )
-        digest = write_checkpoint(output, source.tensors, with_cascade.to_json())
-        answer = CascadeAnswer(
-            schema=plan.schema,
-            output=plan.output,
-            model=plan.model,
-            arch=plan.arch,
-            members=plan.members,
-            cascade=cascade,
-            warnings=warnings or None,
-            sha256=digest,
-        )
-        return Outcome(answer.to_json(), files=[output.path])
-
-
-def _cascade_entries(cascade: FittedCascadeRecord) -> dict[str, object]:
-    """Return the entries of a description for a cascade: the cascade, and the OOD score that it was fitted with."""
-    ood_score = {"score": cascade.score}
-    return {"cascade": cascade.to_json(), "ood_score": ood_score}

@@ -19,7 +19,7 @@ VAL = ["--val", "builtin:digits/val"]
 
 def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -> None:
     plain = set(answer("base.st", *TEST)["conventions"])
-    asked = {"calibration", "ci", "difference", "conformal", "threshold", "mc_dropout", "cascade"}
+    asked = {"calibration", "ci", "difference", "conformal", "threshold", "mc_dropout"}
     of_ood = {"auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "aupr_in"}
     of_ood |= {"roc", "near_avg", "far_avg", "ood_avg"}
     of_several = {"disagreement", "pairs"}
@@ -27,7 +27,7 @@ def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -
     files = ["base.st", "t0.st+t1.st"]
     chosen = [*VAL, "--temperature", "fit", "--threshold", "id:0.1", "--conformal", "0.2", "--bootstrap", "10"]
     full = answer(*files, *TEST, "--ood", "ci:far=builtin:letters", *chosen)["conventions"]
-    assert set(full) == {*sentences(), "ood_score", "ood_scores"} - {"near_avg", "mc_dropout", "cascade"}
+    assert set(full) == {*sentences(), "ood_score", "ood_scores"} - {"near_avg", "mc_dropout"}
     named = answer("base.st", *TEST, "--ood", "threshold=builtin:letters")["conventions"]
     assert "threshold" not in named and {"auroc", "ood_avg"} <= set(named) and "far_avg" not in named
 

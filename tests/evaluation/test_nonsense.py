@@ -109,21 +109,6 @@ def test_what_other_verbs_choose_by_samples_the_model_was_trained_on(
     run("finetune", "base.st", *data, "--ensemble", "laplace", "-o", "l.st", "--json")
     out, error = capsys.readouterr()
     assert said in error and said in json.loads(out)["warnings"][0]
-    cascade = [
-        "--cascade",
-        "--val",
-        "builtin:digits/train",
-        "--ood-val",
-        "auto",
-        "--cascade-loss",
-        "1",
-        "--limit",
-        "100",
-    ]
-    run("fuse", "t0.st", "t1.st", *cascade, "-o", "cascade.st", "--json")
-    out, error = capsys.readouterr()
-    assert any("t0 was trained on 100 of 100 samples of --val" in text for text in json.loads(out)["warnings"])
-    assert "t1 was trained on 100 of 100 samples of --val" in error
 
 
 @pytest.mark.fault(64)

@@ -93,19 +93,22 @@ def command(*more: str) -> list[str]:
     return ["eval", *own, "--predictions", "k.st", "-o", "k.json", *more]
 
 
-@pytest.mark.long
-@pytest.mark.fault(52)
-def test_predictions_by_a_probe_are_refused_by_name(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """They were a feature once. A reader that passes over the key would take them for the model's own."""
+@pytest.mark.parametrize("gone", ["probe", "cascade"])
+def test_predictions_by_what_is_gone_are_refused_by_name(
+    run: Any, capsys: pytest.CaptureFixture[str], gone: str
+) -> None:
+    """They were features once. A reader that passes over the key would take them for the whole model's own."""
     data = open_data("builtin:digits/test", limit=30)
     entry = SetEntry("id", "id", None, data.ids, np.asarray(data.labels), data.fingerprint())
-    of_a_probe = {"name": "stored", "probe": {"name": "knn"}}
-    with PredictionsWriter(Path("p.st"), of_a_probe, [entry], members=1, classes=10) as writer:
+    model = {"name": "stored", gone: {"name": "knn"}}
+    with PredictionsWriter(Path("p.st"), model, [entry], members=1, classes=10) as writer:
         writer.write(0, range(30), np.zeros((1, 30, 10), np.float32))
     run("eval", "p.st", code=3)
-    assert "error: p.st holds the logits of a probe, which hydractl 0.1.0 reads\n" in capsys.readouterr().err
+    assert f"error: p.st holds the logits of a {gone}, which hydractl 0.1.0 reads\n" in capsys.readouterr().err
 
 
+@pytest.mark.long
+@pytest.mark.fault(52)
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
     run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")

@@ -290,9 +290,3 @@ def test_what_a_score_was_fitted_to_counts(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError, match="the bank of knn has 0 MiB") as caught:
         planned(tmp_path, score, bank)
     assert caught.value.hint is not None and "--knn-bank N" in caught.value.hint
-
-
-def test_a_cascade_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a checkpoint with a cascade cannot be exported") as caught:
-        planned(tmp_path, {"cascade": {"member": 0}}, {})
-    assert caught.value.hint is not None and "F.st?cascade=0" in caught.value.hint

@@ -82,6 +82,7 @@ def broken(changes: dict[str, Any], base: Description = DENSE, drop: str | None 
     [
         ({"probe": {}}, "unknown key 'probe'"),
         ({"extra": {"self_check": {}, "watch": 1}}, "unknown key 'watch' of 'extra'"),
+        ({"extra": {"cascade": {"member": 0}}}, "unknown key 'cascade' of 'extra'"),
     ],
 )
 def test_what_another_version_wrote_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:

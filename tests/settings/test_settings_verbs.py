@@ -114,7 +114,6 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
     assert merged("fuse", {**M, "merge": ["none"]}).merge == []
     assert merged("fuse", {**M, "val": "d"}).val == merged("fuse", M, yaml="fuse: {val: d}").val == "d"
     assert merged("fuse", M, {"HYDRACTL_VAL": "d"}, "val: d\nlimit: 3").val is None  # meant for other verbs
-    assert merged("fuse", {**M, "cascade": True}, yaml="val: d\nood_val: {o: e}").val == "d"  # which a cascade needs
 
 
 def test_settings_built_in_python_are_checked_too() -> None:

@@ -175,8 +175,9 @@ def read_predictions(path: str | Path) -> Predictions:
         raise InputError(f"{path} has the schema {shown(schema)}, expected {PREDICTIONS_SCHEMA!r}")
     tensors = FileTensors(path, header)
     check(document, PredictionsHeader, f"{path} is broken", _HINT)
-    if document["model"].get("probe") is not None:
-        raise InputError(f"{path} holds the logits of a probe, which hydractl 0.1.0 reads", hint=_HINT)
+    for gone in ("probe", "cascade"):
+        if document["model"].get(gone) is not None:
+            raise InputError(f"{path} holds the logits of a {gone}, which hydractl 0.1.0 reads", hint=_HINT)
     record = PredictionsRecord.from_json(document)
     model = record.model
 

@@ -18,7 +18,6 @@ from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import (
-    CascadeRecord,
     CostRecord,
     DropoutRecord,
     TrainingRecord,
@@ -49,7 +48,6 @@ class LogitsProvider(ABC):
         on_features: the names of OOD scores on features that need no training data.
         detector: the fitted OOD scores on features of this command; None if there are none.
         zero_shot: whether it is measured with its own classifier of class texts.
-        cascade: the rule for which samples the first member answers alone; None if all members always run.
     """
 
     name: str
@@ -67,7 +65,6 @@ class LogitsProvider(ABC):
     on_features: Sequence[str] = ()
     detector: Detector | None = None
     zero_shot: bool = False
-    cascade: CascadeRecord | None = None
 
     @property
     @abstractmethod

@@ -51,7 +51,6 @@ class PredictedModel(LogitsProvider):
         decisive = model.decisive
         self.conventions = _stored_conventions(decisive)
         self.mc_dropout = decisive.mc_dropout
-        self.cascade = decisive.cascade
 
     @property
     def sha256(self) -> str | list[str] | None:

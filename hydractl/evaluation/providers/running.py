@@ -23,16 +23,15 @@ from hydractl.evaluation.sets import EvalSet
 from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged
-from hydractl.files.model_records import CascadeRecord, CostRecord
+from hydractl.files.model_records import CostRecord
 from hydractl.files.predictions_header import DecisiveRecord, PredictedSiteRecord
 from hydractl.files.training_history import trainings_of
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
-from hydractl.metrics.cascade import stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
-from hydractl.model.cost import dense_macs, macs, parameters, staged_macs, total_nonzero
+from hydractl.model.cost import dense_macs, macs, parameters, total_nonzero
 from hydractl.model.detection import Detector, TrainingFeatures, fit_detector, read_training
 from hydractl.model.loading import ModelArgument, Runnable
 from hydractl.model.runtime import HydraModel, move
@@ -95,7 +94,6 @@ class RunningModel(LogitsProvider):
 
         # What was fitted for it before. It is used only if the model answers in the same way now.
         self.stored = self._stored_fit(fit)
-        self.cascade = self._usable_cascade(first_description)
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
 
@@ -147,7 +145,7 @@ class RunningModel(LogitsProvider):
         )
 
     def _answers_as_its_file(self) -> bool:
-        """Return whether a calibration or cascade in its file would fit its predictions.
+        """Return whether a calibration in its file would fit its predictions.
 
         It fits a single file, not an ensemble of files, and only if the model answers in the usual way.
         """
@@ -162,29 +160,6 @@ class RunningModel(LogitsProvider):
         reason = self._answering.unlike_file or "of one model alone"
         warn_of_left_out(self.name, extras, fit, self._log, reason)
         return StoredFit()
-
-    def _usable_cascade(self, description: Description) -> CascadeRecord | None:
-        """Return the cascade in its file; None if there is none, or it was fitted for other predictions.
-
-        Args:
-            description: the description of the first file.
-        """
-        cascade = stored_cascade(description.extra.get("cascade"), self.members)
-        if cascade is None:
-            return None
-        if not self._answers_as_its_file():
-            return None
-        # The multiply-adds of the first member, and those of all others.
-        tensors = self.argument.sources[0].tensors
-        macs_by_member = staged_macs(description, tensors, whole_last_block=self.options.whole_last_block)
-        first_macs, rest_macs = macs_by_member[cascade.member]
-        return CascadeRecord(
-            member=cascade.member,
-            score=cascade.score,
-            value=cascade.value,
-            first_macs=first_macs,
-            rest_macs=rest_macs,
-        )
 
     @property
     def sha256(self) -> str | list[str]:
@@ -201,7 +176,6 @@ class RunningModel(LogitsProvider):
             device=self._parameter().device.type,
             whole_last_block=self.options.whole_last_block,
             mc_dropout=self.mc_dropout,
-            cascade=self.cascade,
         )
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -239,8 +213,6 @@ class RunningModel(LogitsProvider):
             return self._model
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
-        if self.cascade is None and isinstance(model, HydraModel):
-            model.cascade = None  # the cascade in the file was fitted for other predictions
         model.read_prompts(self._log, self.name)
         self._answering.start(model)
         self._model = model

@@ -67,7 +67,7 @@ def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | Non
 def warn_of_left_out(
     name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, chosen_for: str
 ) -> None:
-    """Warn if a file has a calibration, threshold, OOD score or cascade that is not used, although users may expect it.
+    """Warn if a file has a calibration, threshold or OOD score that is not used, although users may expect it.
 
     There is no warning about an entry that an option of the command replaces anyway.
 
@@ -84,7 +84,6 @@ def warn_of_left_out(
         "calibration": fit.temperature is None,
         "threshold": not fit.threshold and fit.temperature is None,
         "ood_score": not fit.scores.are_named,
-        "cascade": True,
     }
     unused_keys = []
     for key, user_expects_it in is_expected.items():
