@@ -104,7 +104,7 @@ def test_another_document_is_refused(damage: Any, message: str) -> None:
 
 
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
-    with pytest.raises(InputError, match="bench.json is no document of eval, .*predict \\(schema none\\)"):
+    with pytest.raises(InputError, match="bench.json is no document of eval, bench or study \\(schema none\\)"):
         again([1])
     plan = bench.run(BenchSettings(model=[PICO], dry_run=True, device="cpu"), Log()).document
     with pytest.raises(InputError) as caught:

@@ -86,7 +86,7 @@ def test_a_table_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_members_of_a_fused_file_and_a_mask_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     members = [FULL.without([(A, 0)]), FULL.without([(A, 0), (B, 0)]), FULL]
-    extra = {"head_maps": {"not": "ours"}, "self_check": {"samples": 4}}  # nothing in there passes for a head map
+    extra = {"self_check": {"samples": 4}}
     fused = Description("fused", "timm", "1", "vit", {}, {}, None, members, "sliced", [], [{}, {}, {}], extra)
     with open("h.st", "wb") as file:
         write_tensors(file, DictTensors({"w": torch.ones(1)}), fused.to_json())
