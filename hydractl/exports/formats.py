@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import io
 import math
 import os
 import warnings
@@ -98,8 +99,12 @@ class Pt2:
         """Do nothing, because only torch is needed."""
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
+        # In memory first: where a write fails, as on a full disk, torch's writer tries again while it is freed, in C++,
+        # and the second failure ends the process by SIGABRT.
+        archive = io.BytesIO()
         with warnings.catch_warnings(action="ignore"):
-            torch.export.save(graph.program, handle, extra_files=dict(metadata))
+            torch.export.save(graph.program, archive, extra_files=dict(metadata))
+        handle.write(archive.getbuffer())
 
     def runner(self, path: Path) -> tuple[Runner, str]:
         # torch takes a path only if it ends in .pt2, and a file that is not checked yet has another name.

@@ -18,7 +18,7 @@ from hydractl.data.names import renaming_doubt
 from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folder, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
-from hydractl.files.atomic import Output
+from hydractl.files.atomic import Output, storing
 from hydractl.files.checkpoint import FileTensors, TensorSource, write_checkpoint, write_tensors
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, DEFAULT_PROMPT, Description, bases_of
 from hydractl.files.header import CONVERT, PICKLES
@@ -728,14 +728,15 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     mask = description.mask
     with_zeros = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
     folder = output.temporary
-    weights_file = family.export_folder(
-        folder,
-        description.config,
-        description.preprocess,
-        description.labels,
-    )
-    with open(folder / weights_file, "wb") as handle:
-        digest = write_tensors(handle, with_zeros, description.to_json())
+    with storing(output.path):
+        weights_file = family.export_folder(
+            folder,
+            description.config,
+            description.preprocess,
+            description.labels,
+        )
+        with open(folder / weights_file, "wb") as handle:
+            digest = write_tensors(handle, with_zeros, description.to_json())
     output.commit()
     return digest
 

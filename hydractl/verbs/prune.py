@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import InputError, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, storing, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
 from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.description import Description, provenance
@@ -621,11 +621,12 @@ def _write(
         if layout != "zeroed":
             config = _stock_config(source, mask.counts())
         folder = output.temporary
-        weights_name = source.family.export_folder(folder, config, description.preprocess, description.labels)
-        with open(folder / weights_name, "wb") as handle:
-            digest = write_tensors(handle, tensors, description.to_json())
-        mask_in_folder = folder / "hydractl.mask.json"
-        mask_in_folder.write_bytes(json_bytes(mask_document))
+        with storing(output.path):
+            weights_name = source.family.export_folder(folder, config, description.preprocess, description.labels)
+            with open(folder / weights_name, "wb") as handle:
+                digest = write_tensors(handle, tensors, description.to_json())
+            mask_in_folder = folder / "hydractl.mask.json"
+            mask_in_folder.write_bytes(json_bytes(mask_document))
         answer = replace(answer, sha256=digest)
         return Outcome(answer.to_json(), files=[output.commit()])
 
