@@ -121,18 +121,40 @@ def row_doubts(
 
     # The accuracy on the validation data should be close to that on the test data, or without labels of the test data
     # to the one that the training recorded.
-    validation = fitted.validation
-    if validation is not None and validation.labels is not None:
-        doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected_on_val)
-        if doubt is not None:
-            doubts.append(f"--val: {doubt}")
-
-    doubts += fitted.doubts
+    doubts += _fit_doubts(model, fitted, expected_on_val)
 
     # Prediction sets with nearly all classes say nothing.
     if counts is not None:
         doubts.append(full_sets_doubt(counts.fitted, counts.mean_size, model.classes))
     return [f"{model.name}: {doubt}" for doubt in doubts if doubt is not None]
+
+
+def calibration_doubts(model: LogitsProvider, fitted: RowFit) -> list[str]:
+    """Return the doubts about what was fitted for a model that is not measured.
+
+    Args:
+        model: the model.
+        fitted: everything that was fitted for it, with its predictions on the validation data.
+    """
+    recorded = _recorded_accuracy(model)
+    return [f"{model.name}: {doubt}" for doubt in _fit_doubts(model, fitted, recorded)]
+
+
+def _fit_doubts(model: LogitsProvider, fitted: RowFit, expected: ExpectedAccuracy | None) -> list[str]:
+    """Return the doubts about the accuracy on the validation data, and about what was fitted to them.
+
+    Args:
+        model: the model.
+        fitted: everything that was fitted for it, with its predictions on the validation data.
+        expected: an accuracy of the model that is known from elsewhere, or None.
+    """
+    doubts = []
+    validation = fitted.validation
+    if validation is not None and validation.labels is not None:
+        doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
+        if doubt is not None:
+            doubts.append(f"--val: {doubt}")
+    return [*doubts, *fitted.doubts]
 
 
 def signed_features(name: str, scores: Sequence[str]) -> str:

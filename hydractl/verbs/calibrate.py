@@ -9,7 +9,7 @@ from hydractl.data.base import report_skipped
 from hydractl.evaluation.answer import records_of_sets
 from hydractl.evaluation.calibrated import kept_conformal, write_calibrated
 from hydractl.evaluation.choosing import Choice, choose_for
-from hydractl.evaluation.doubts import eval_data_doubts
+from hydractl.evaluation.doubts import calibration_doubts, eval_data_doubts
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
@@ -97,7 +97,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
 
 def _doubts_of_result(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> list[str]:
     """Return what is odd about what was chosen, and what of the old file is no longer in the new one."""
-    doubts = [f"{model.name}: {doubt}" for doubt in choice.fitted.doubts]
+    doubts = calibration_doubts(model, choice.fitted)
     left_out = _left_out(model, choice, settings)
     if left_out is not None:
         doubts.append(left_out)
