@@ -79,7 +79,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
         patch.chdir(folder)
         patch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])  # pictures take long and are no documents
         draw = np.random.default_rng(0)
-        for name, count in (("train", 20), ("val", 11), ("test", 9), ("other", 8), ("held-out", 200)):
+        for name, count in (("train", 20), ("val", 24), ("test", 9), ("other", 8), ("held-out", 200)):
             pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
             np.savez(f"{name}.npz", x=pixels, y=np.arange(count) % 5)
         search = ["--val", "val.npz"]

@@ -9,23 +9,28 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"README.md": "index.md", "examples/README.md": "examples.md"}
+PAGES = {
+    "README.md": "index.md",
+    "examples/README.md": "examples.md",
+    "examples/more_methods/README.md": "more-methods.md",
+}
 _LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 _ROLE = re.compile(r":(?:func|class|meth|data|attr|mod):(?=<code)")
 
 
-def linked(text: str, folder: Path) -> str:
+def linked(text: str, folder: Path, up: str = "") -> str:
     """A page with its links as the site has them.
 
     Args:
         text: of the page.
         folder: where it lies in the repository.
+        up: the way from the folder of the page in the site to its top, such as ``../``.
     """
 
     def link(found: re.Match[str]) -> str:
         target = (folder / found[2]).resolve().relative_to(ROOT).as_posix()
         page = PAGES.get(target, target.removeprefix("docs/"))
-        return f"{found[1]}{page}{found[3] or ''}{found[4]}"
+        return f"{found[1]}{up}{page}{found[3] or ''}{found[4]}"
 
     return _LINK.sub(link, text)
 
@@ -51,7 +56,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links out of docs/ at those pages."""
-    return linked(markdown, ROOT / "docs") if "](../" in markdown and "/" not in page.file.src_uri else markdown
+    if "](../" not in markdown:
+        return markdown
+    source = page.file.src_uri
+    return linked(markdown, (ROOT / "docs" / source).parent, "../" * source.count("/"))
 
 
 def on_page_content(html: str, **_: Any) -> str:
