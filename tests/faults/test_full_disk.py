@@ -46,8 +46,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "output", "limit"),
     [
-        # The archive of torch fails at its beginning, within it, and at its directory.
-        ("export m.st --format pt2 -o x.pt2", "x.pt2", 1),
+        # The archive of torch fails early, within it, and at its end.
+        ("export m.st --format pt2 -o x.pt2", "x.pt2", 2_000),
         ("export m.st --format pt2 -o x.pt2", "x.pt2", 10_000),
         ("export m.st --format pt2 -o x.pt2", "x.pt2", -1),
         ("export m.st --format onnx -o x.onnx", "x.onnx", 2_000),
