@@ -68,7 +68,9 @@ class Watch:
             writes = (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
             is_inside = path.startswith((self.folder, _TEMPORARY, "/dev/null"))
             is_code = path.startswith((sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/", str(CORPUS.parents[2])))
-            if not is_inside and (writes or not is_code):
+            # Who imports a module first writes it down compiled, beside the module itself.
+            is_compiled = is_code and "/__pycache__/" in path
+            if not is_inside and not is_compiled and (writes or not is_code):
                 self.seen.append(f"open {path} {arguments[1:]}"[:300])
 
 
