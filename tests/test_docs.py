@@ -147,6 +147,24 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
     assert scope["logits"].shape == (3, 2, 3)  # type: ignore[attr-defined]
 
 
+def test_parts_that_are_joined_have_the_rows_of_the_whole(workplace: Path, shell: Shell) -> None:
+    page = (ROOT / "docs" / "many-inputs.md").read_text(encoding="utf-8")
+    (parts,) = (block for block in blocks(page, "sh") if "?part=" in block)
+    (joining,) = blocks(page, "py")
+    (workplace / "vit.st").rename(workplace / "best.st")
+    (workplace / "ood-val").rename(workplace / "new")
+    whole = "hydractl predict best.st new/ -o whole.jsonl"
+    shell(f"{whole}\n{parts}", workplace)
+    exec(joining, {})
+    expected, found = (
+        [json.loads(line) for line in (workplace / file).read_text().splitlines()]
+        for file in ("whole.jsonl", "new.jsonl")
+    )
+    assert [row["id"] for row in found] == sorted(row["id"] for row in expected)
+    confidence = {row["id"]: row["confidence"] for row in expected}
+    assert [row["confidence"] for row in found] == pytest.approx([confidence[row["id"]] for row in found], rel=1e-4)
+
+
 def test_the_comparison_of_inputs_finds_those_that_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

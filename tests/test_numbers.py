@@ -71,7 +71,7 @@ def pages_commands() -> list[tuple[str, list[str]]]:
 
 def commands_in_scripts(text: str) -> Iterator[list[str]]:
     """Yield the words of the hydractl commands in a page's shell blocks; a loop has the first of its values."""
-    variables = {"SLURM_ARRAY_TASK_ID": "1"}
+    variables: dict[str, str] = {}
     for block in re.findall(r"^ *```(?:sh|console)\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             for name, value in re.findall(r"\bfor (\w+) in ([^\s;]+)", line):

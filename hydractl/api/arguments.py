@@ -289,10 +289,6 @@ class PredictArguments(InBatches, total=False):
     on_bad: Literal["error", "skip"]
     top: int
     members: bool
-    part: str | None
-    parts: int | None
-    devices: str | Sequence[str]
-    slurm: str | Sequence[str]
     report: Path | None
     resume: bool
     require: str | Sequence[str]

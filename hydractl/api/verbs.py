@@ -420,8 +420,7 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
 
     Args:
         model: one checkpoint, preferably one that :func:`calibrate` wrote, which holds a threshold.
-        options: ``data`` are the samples. With ``devices`` or ``slurm`` each part is predicted in a process of its own,
-            which takes files and no data in memory.
+        options: ``data`` are the samples.
 
     Returns:
         The summary, with a row for each sample; with ``output`` the rows are only in that file.
@@ -430,12 +429,7 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
         RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    in_processes = bool(options.get("devices") or options.get("slurm"))
-    if in_processes:
-        arguments = _model_files([model])
-    else:
-        arguments = _model_arguments([model])
-    outcome = run("predict", arguments, options)
+    outcome = run("predict", _model_arguments([model]), options)
     rows = list(outcome.lines or ())
     return Predictions(outcome.document, outcome.files, rows)
 

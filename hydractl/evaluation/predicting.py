@@ -36,7 +36,7 @@ _MOST_IDS = 1000
 
 
 class Part(NamedTuple):
-    """One of several equal parts of the inputs; each part is predicted by a separate run.
+    """One of several equal parts of the inputs; under ``torchrun`` each process predicts one.
 
     Attributes:
         number: the number of this part, from 1.
@@ -447,8 +447,9 @@ class PredictionTally:
     def add(self, window: Window) -> None:
         """Count the samples of one window."""
         self.predicted += len(window.rows)
-        skipped_ids = list(window.skipped)
-        self.skip(len(skipped_ids), skipped_ids)
+        self._skipped += len(window.skipped)
+        room = _MOST_IDS - len(self._skipped_ids)
+        self._skipped_ids += list(window.skipped)[:room]
         for row in window.rows:
             is_ood = row.get("is_ood")  # None without a threshold
             if is_ood:
@@ -456,17 +457,6 @@ class PredictionTally:
             self._confidence_sum += row["confidence"]
             predicted_class = row["predicted"]
             self._classes[predicted_class] += 1
-
-    def skip(self, count: int, ids: Sequence[str]) -> None:
-        """Count samples that could not be read, and keep their ids until there are 1000.
-
-        Args:
-            count: the number of samples.
-            ids: the ids of the samples, or only of the first ones.
-        """
-        self._skipped += count
-        room = _MOST_IDS - len(self._skipped_ids)
-        self._skipped_ids += ids[:room]
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
         """Return the summary of all predictions that were counted.

@@ -55,7 +55,6 @@ class PredictAnswer(Record):
 
     schema: Literal["hydractl.predict/1"] = needed(SCHEMA_TEXT, PREDICT_SCHEMA)
     model: PredictingModelRecord = needed("The model.")
-    part: str | None = described("Which part of the inputs it is, as `I/N`.")
     n: Count = needed("Number of samples that were predicted.")
     confidence: Number = needed("Their mean confidence; null without samples.")
     ood: FlaggedRecord | None = described("The samples that are flagged, where there is a threshold.")

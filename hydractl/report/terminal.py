@@ -621,8 +621,6 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
     """Return a summary of predictions: the model, its confidence, and the numbers of inputs flagged and unreadable."""
     model = answer.model
     facts = [("model", model.name), ("inputs", count_text(answer.n))]
-    if answer.part is not None:
-        facts.append(("part", answer.part))
     if answer.confidence is not None:
         confidence = number(answer.confidence, 4)
         facts.append(("mean confidence", confidence))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from hydractl.expressions.conditions import parse_requirement
-from hydractl.settings.common import Requiring, Rule, SideBySide, file_option
+from hydractl.settings.common import Batched, Requiring, Rule, file_option
 from hydractl.settings.measuring import Measured
 from hydractl.settings.option import ends_in, option
 
@@ -16,25 +15,6 @@ predict_option = partial(option, "Predicting")
 
 LINE_FILES = (".jsonl", ".csv", ".parquet")
 """The endings of files that predictions are written to, a line or a row for each sample."""
-
-_PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
-
-
-def parse_part(text: str) -> tuple[int, int]:
-    """Read ``I/N``, the I-th of N parts, and return I and N.
-
-    Raises:
-        ValueError: the text has another form, or I is above N.
-    """
-    match = _PART.fullmatch(text)
-    part = 0
-    parts = 0
-    if match is not None:
-        part = int(match[1])
-        parts = int(match[2])
-    if match is None or part > parts:
-        raise ValueError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
-    return part, parts
 
 
 def _inputs_once(settings: PredictSettings) -> list[str]:
@@ -69,38 +49,8 @@ def _file_to_resume(settings: PredictSettings) -> list[str]:
     return ["--resume needs --output: what was printed is not kept"]
 
 
-def _parts_side_by_side(settings: PredictSettings) -> list[str]:
-    """Return the problems of dividing the inputs into parts, each predicted by a process of its own.
-
-    ``--devices`` or ``--slurm`` divides them. ``--parts``, the number of parts, has no effect without one of these.
-    Each part writes to a file, so there must be an output file; standard input cannot be divided.
-    """
-    # One process: nothing is divided, so --parts has no meaning.
-    if not settings.devices and not settings.slurm:
-        if settings.parts is None:
-            return []
-        where = settings.where("parts")
-        return [f"--parts{where} needs --devices or --slurm; --part 1/{settings.parts} is one of them"]
-
-    # Several processes.
-    divided_by = "--devices"
-    if settings.slurm:
-        divided_by = "--slurm"
-
-    # --part selects a single part, and standard input can be read only once.
-    problems = []
-    if settings.output is None or settings.output == "-":
-        problems.append(f"predict with {divided_by} needs --output: the lines of several processes would mix")
-    if settings.part is not None:
-        where = settings.where("part")
-        problems.append(f"give only one of --part{where}, {divided_by}")
-    if "-" in settings.inputs:
-        problems.append(f"standard input is one process's alone, not for {divided_by}")
-    return problems
-
-
 @dataclass(kw_only=True)
-class PredictSettings(Requiring, Measured, SideBySide):
+class PredictSettings(Requiring, Measured, Batched):
     """Options of ``predict``; ``model`` is the MODEL and its INPUTs."""
 
     verb: ClassVar[str] = "predict"
@@ -111,11 +61,9 @@ class PredictSettings(Requiring, Measured, SideBySide):
         "a text, in each line"
     )
     rules: ClassVar[tuple[Rule, ...]] = (
-        *SideBySide.rules,
         _inputs_once,
         _lines_or_report_on_stdout,
         _file_to_resume,
-        _parts_side_by_side,
     )
     lacks: ClassVar[tuple[str, ...]] = ("tower",)
 
@@ -134,18 +82,6 @@ class PredictSettings(Requiring, Measured, SideBySide):
     )
     top: int = predict_option("List the N most probable classes of each sample [classes]", 0, at_least=0, often=True)
     members: bool = predict_option("Say what each member predicts, too", False, often=True)
-    part: str | None = predict_option(
-        "Predict only the I-th of N parts; the lines of all parts, one after another, are those of one run [default: "
-        "everything]",
-        metavar="I/N",
-        check=parse_part,
-    )
-    parts: int | None = predict_option(
-        "Divide the inputs into N parts, each a process or a job of its own, and join their lines [default: one for "
-        "each of --devices; of --slurm 1]",
-        at_least=1,
-        at_most=999_999,
-    )
     report: str | None = predict_option(
         "Write the summary, which is else only printed: how many samples are flagged, with an interval",
         metavar="FILE.json",
@@ -161,15 +97,6 @@ class PredictSettings(Requiring, Measured, SideBySide):
         check=parse_requirement,
         often=True,
     )
-
-    @property
-    def parts_in_all(self) -> int:
-        """The number of parts that the inputs are divided into, with ``--devices`` or ``--slurm``."""
-        if self.parts is not None:
-            return self.parts
-        if self.slurm:
-            return 1
-        return len(self.devices)
 
     @property
     def inputs(self) -> list[str]:

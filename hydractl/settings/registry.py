@@ -189,7 +189,7 @@ VERBS: dict[str, Verb] = {
   # a gate for pipelines: exit code 4 where more than a tenth is flagged
   hydractl predict cal.st new/ -o new.jsonl --require 'ood_share<=0.1'
   # one of four jobs
-  hydractl predict cal.st new/ --part 1/4 -o new.1.jsonl
+  hydractl predict cal.st 'new/?part=1/4' -o new.1.jsonl
 """,
     ),
     "report": Verb(

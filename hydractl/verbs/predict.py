@@ -28,7 +28,13 @@ from hydractl.evaluation.predicting import (
 )
 from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, windows_in
+from hydractl.evaluation.predictions.unfinished import (
+    UnfinishedPredictions,
+    refuse_other_division,
+    unfinished_of_rank,
+    unfinished_of_team,
+    windows_in,
+)
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     PREDICT_SCHEMA,
@@ -42,16 +48,9 @@ from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
 from hydractl.model.source import Source, split_model
 from hydractl.settings.common import Common
-from hydractl.settings.predicting import PredictSettings, parse_part
-from hydractl.verbs.jobs import check_devices_or_slurm
+from hydractl.settings.predicting import PredictSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.predict_parts import (
-    PredictionParts,
-    refuse_other_division,
-    unfinished_of_rank,
-    unfinished_of_team,
-)
 from hydractl.verbs.requirements import check_known, unmet_in
 
 _PATIENCE_S = 86_400.0
@@ -67,7 +66,7 @@ class _Plan:
         model: the checkpoint that predicts; its weights are not read yet.
         chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
         dataset: all inputs.
-        samples: the indices of the inputs that this part predicts.
+        samples: the indices of the inputs that this process predicts.
         form: what is written about each input.
     """
 
@@ -97,8 +96,6 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
 
     Under ``torchrun`` all ranks predict into one file, and rank 0 answers.
     """
-    if settings.devices or settings.slurm:
-        return _predict_side_by_side(settings, log)
     if alone():
         return _predict(settings, log, Processes())
     settings = _settings_of_rank(settings)
@@ -116,8 +113,6 @@ def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
     """
     if settings.output is None or settings.output == "-":
         raise UsageError("predict by several processes needs --output", hint="their lines would mix on standard output")
-    if settings.part is not None:
-        raise UsageError("--part has no effect under torchrun", hint="each process predicts a part of all inputs")
     if STANDARD_INPUT in settings.inputs:
         raise UsageError("standard input is one process's alone", hint="give the inputs as arguments, or start one")
     if settings.device.startswith("cuda:"):
@@ -162,39 +157,6 @@ def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
         raise Interrupted(hint="add --resume to the same command to go on") from None
 
 
-def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
-    """Predict each part by a command of its own, on devices or as jobs, and join their lines into the output.
-
-    Raises:
-        UsageError: under ``torchrun``, or if a device or Slurm is not available.
-    """
-    if not alone():
-        hint = "start it without torchrun: --devices 0,1,2 predicts a part on each"
-        raise UsageError("--devices and --slurm are not for torchrun", hint=hint)
-    check_devices_or_slurm(settings.places, settings.slurm)
-    path, report = _output_files(settings)
-    assert path is not None  # the settings require --output
-    plan = _make_plan(settings, Part(1, 1))
-    _check_requirements(plan, settings)
-    _say_what_is_missing(plan, log)
-    if settings.dry_run:
-        return _dry_run(plan, path, report, settings)
-
-    with ExitStack() as stack:
-        output = stack.enter_context(Output(path, force=settings.force))
-        report_output = _claim_report(report, settings, stack)
-        fingerprint = _fingerprint(plan, settings)
-        fingerprint.pop("device", None)  # only the node that runs a job knows its device
-        parts = PredictionParts(output.target, fingerprint, settings.parts_in_all, resume=settings.resume, log=log)
-        parts.run(settings, log)
-        tally = PredictionTally()
-        rows = _rows_counted(parts.windows(tally), tally.add)
-        write_rows(output, rows, plan.fields, named_classes=plan.model.description.labels is not None)
-        parts.remove()
-        answer = _sum_up(plan, tally, path, report_output, settings, log)
-    return _outcome(answer, path, report, settings)
-
-
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +184,7 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
 
     Args:
         settings: the options of the command.
-        part: the part that this process predicts, unless ``--part`` names another.
+        part: the part that this process predicts.
 
     Raises:
         UsageError, InputError: the model or the inputs cannot be opened, or do not fit each other.
@@ -241,10 +203,7 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
         seed=settings.seed,
         on_bad=settings.on_bad,
     )
-    part_to_predict = part
-    if settings.part is not None:
-        part_to_predict = Part(*parse_part(settings.part))
-    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part_to_predict)
+    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
     form = LineForm(top=settings.top, members=settings.members)
     chosen = Chosen.of(model.description.extra)
     return _Plan(model, chosen, dataset, samples, form)
@@ -355,8 +314,7 @@ def _predict_line_by_line(
         for window in _predict_windows(plan, plan.samples.start, settings, log):
             tally.add(window)
             yield from window.rows
-        is_whole = settings.part is None  # for one part of the inputs it is no error if none can be read
-        if is_whole and plan.samples and not tally.predicted:
+        if plan.samples and not tally.predicted:
             raise _nothing_readable(plan)
         answer = _sum_up(plan, tally, None, report_output, settings, log)
     complete = _outcome(answer, None, report, settings)
@@ -405,8 +363,7 @@ def _predict_into_file(
 
         # Only rank 0 gets here: it joins the unfinished files of all processes.
         files_of_team = unfinished_of_team(target, team.size)
-        is_whole = settings.part is None  # for one part of the inputs it is no error if none can be read
-        if is_whole and len(plan.dataset) and not predicted_by_all:
+        if len(plan.dataset) and not predicted_by_all:
             _remove(files_of_team)
             raise _nothing_readable(plan)
         tally = PredictionTally()
@@ -516,8 +473,7 @@ def _sum_up(
         output_name = str(path)
     model = plan.model
     record = predicting_model_record(model.name, model.sha256, len(model.description.masks), plan.chosen)
-    answer_of_tally = tally.answer(record, output_name)
-    answer = replace(answer_of_tally, part=settings.part)
+    answer = tally.answer(record, output_name)
     log.info(_summary_in_words(answer))
     report_skipped(plan.dataset, log)
     if report is not None:

@@ -84,6 +84,23 @@ def images(folder: str, count: int) -> list[str]:
     return paths
 
 
+def set_of_images(form: str, count: int) -> str:
+    """Write so many images as a folder, an array or a table, and return the SPEC."""
+    paths = images("set", count)
+    if form == "npz":
+        np.savez("set.npz", x=np.stack([np.asarray(Image.open(path)) for path in paths]))
+        return "set.npz"
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+        import pyarrow
+        import pyarrow.parquet
+
+        column = [Path(path).read_bytes() for path in paths]
+        pyarrow.parquet.write_table(pyarrow.table({"image": column}), "set.parquet")
+        return "set.parquet"
+    return "set"
+
+
 def give_on_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     """Let this process read so many bytes from standard input."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -159,15 +176,28 @@ def test_top_classes_and_members() -> None:
         assert len(row["members"]) == model.members == 2
 
 
-def test_parts_one_after_another_are_the_whole() -> None:
-    whole = predict(TEST, "--batch-size", "16", "--limit", "100")
-    parts = b"".join(predict(TEST, "--batch-size", "16", "--limit", "100", "--part", f"{i}/3") for i in (1, 2, 3))
-    assert parts == whole
+def test_windows_one_after_another_are_the_whole() -> None:
+    whole = predict(f"{TEST}?take=100", "--batch-size", "16")
+    spans = [f"{TEST}?take=48", f"{TEST}?from=48&take=32", f"{TEST}?from=80&take=20"]
+    assert b"".join(predict(span, "--batch-size", "16") for span in spans) == whole
 
 
-def test_more_parts_than_batches_leave_some_empty() -> None:
-    parts = b"".join(predict(TEST, "--limit", "5", "--part", f"{i}/3") for i in (1, 2, 3))
-    assert parts == predict(TEST, "--limit", "5")
+@pytest.mark.parametrize("form", ["folder", "npz", "parquet"])
+def test_parts_of_a_set_have_the_rows_of_the_whole(form: str) -> None:
+    """The ids are those of the whole set, whatever its form; other samples share a batch, so figures are rounded."""
+    spec = set_of_images(form, 11)
+    predict(spec, "--batch-size", "4")
+    whole = {row["id"]: row for row in lines("p.jsonl")}
+    found = []
+    for number in (1, 2, 3):
+        predict(f"{spec}?part={number}/3", "--batch-size", "4")
+        found += lines("p.jsonl")
+    assert len(found) == len(whole) == 11
+    for row in found:
+        expected = whole.pop(row["id"])
+        assert [row[name] for name in ("label", "predicted")] == [expected[name] for name in ("label", "predicted")]
+        for figure in ("confidence", "entropy", "mi", "ood_score"):
+            assert row[figure] == pytest.approx(expected[figure], rel=1e-4, abs=1e-5)
 
 
 def test_standard_input_files_and_folders_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +223,7 @@ def test_nothing_on_standard_input(
 
 
 def test_texts_keep_their_order_and_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts run by length within a window and are written in input order, in parts and on resuming too."""
+    """Texts run by length within a window and are written in input order, window by window."""
     texts = [f"{'word ' * (number % 7 + 1)}{number}" for number in range(70)]
     Path("t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = str(published("bert", Path("text-model")))
@@ -210,11 +240,13 @@ def test_texts_keep_their_order_and_their_bits(monkeypatch: pytest.MonkeyPatch) 
         with torch.no_grad():
             log_probs = loaded(loaded.preprocess([text]))
         assert row["confidence"] == pytest.approx(float(log_probs.exp().max()), abs=1e-5)
-    parts = b""
-    for number in (1, 2):
-        run("predict", model, "t.jsonl", *options, "--part", f"{number}/2", "-o", "part.jsonl")
-        parts += Path("part.jsonl").read_bytes()
-    assert parts == Path("whole.jsonl").read_bytes()
+    spans = b""
+    for span in ("take=32", "from=32"):  # two batches of 16 are a window
+        run("predict", model, f"t.jsonl?{span}", *options, "-o", "span.jsonl")
+        spans += Path("span.jsonl").read_bytes()
+    assert spans == Path("whole.jsonl").read_bytes()
+    run("predict", model, "t.jsonl?part=2/3", *options, "-o", "part.jsonl")
+    assert [row["id"] for row in lines("part.jsonl")] == [row["id"] for row in whole[1::3]]
 
 
 def test_ids_tell_inputs_apart() -> None:
@@ -299,7 +331,6 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
         ([TEST, "--data", TEST], "give only one of INPUT, --data"),
         ([TEST, "-o", "p.txt"], "written to .jsonl, .csv, .parquet"),
         ([TEST, "--resume"], "--resume needs --output"),
-        ([TEST, "--part", "3/2"], "must be I/N"),
         (["nowhere/"], "no such file or folder"),
     ],
 )
