@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hydractl.cli.help import app_help, info_help, verb_help
-from hydractl.settings.registry import VERBS
+from hydractl.options.registry import VERBS
 
 WIDTH = 110
 

@@ -12,6 +12,7 @@ from hydractl import errors
 from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
+    from hydractl.api.export import export
     from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
     from hydractl.api.results import (
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         bench,
         calibrate,
         evaluate,
-        export,
         extract_circuit,
         finetune,
         fuse,
@@ -90,15 +90,19 @@ _MODELS = ("Calibrated", "HydraModel", "Model", "load", "open", "save")
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, e.g. ``hydractl.prune``; plug-ins may add verbs to them."""
     from importlib import import_module
+    from pkgutil import resolve_name
 
+    registry = import_module("hydractl.options.registry")
     if name not in __all__:
-        registry = import_module("hydractl.settings.registry")
         if name in registry.GONE_VERBS:
             raise AttributeError(f"{__name__}.{name} is gone: {registry.GONE_VERBS[name]}")
         verb = registry.verb_called(name)
         if verb is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module("hydractl.api.verbs").function_of_verb(verb)
+    for verb in registry.VERBS.values():
+        if verb.signature.endswith(f":{name}"):
+            return resolve_name(verb.signature)
     # These modules import torch, which takes seconds, so they are imported only now: `hydractl --help` must not wait.
     module_name = "verbs"
     if name in _RESULTS:

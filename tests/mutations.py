@@ -318,9 +318,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the format that an ending names",
-        "hydractl/settings/exporting.py",
-        "            if name.endswith(ending):\n                return kind\n",
-        "            if name.endswith(ending):\n                break\n",
+        "hydractl/verbs/export.py",
+        "        if name.endswith(ending):\n            return kind\n",
+        "        if name.endswith(ending):\n            break\n",
         "tests/exports/test_export.py",
     ),
     Mutation(

@@ -17,8 +17,8 @@ import pytest
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse
-from hydractl.settings.sources import merge
-from hydractl.settings.verbs import SETTINGS
+from hydractl.options.registry import VERBS
+from tests.calls import checked
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
@@ -81,7 +81,7 @@ def commands_in_scripts(text: str) -> Iterator[list[str]]:
             for command in re.findall(r"\bhydractl ([^;]*)", line.partition(" && ")[0]):
                 filled = re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[1]), command)
                 words = shlex.split(filled, comments=True)
-                if words and words[0] in SETTINGS:
+                if words and words[0] in VERBS:
                     yield words
 
 
@@ -98,7 +98,7 @@ def parse_verb(words: list[str], folder: Path) -> None:
     """Read a command line up to its settings."""
     request = _parse(words, Answer(io.StringIO(), warn=lambda message: None))
     assert request is not None
-    merge(SETTINGS[request.verb], request.given, {}, folder)
+    checked(request.verb, request.given, {}, folder)
 
 
 def parse_script(script: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:

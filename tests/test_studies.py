@@ -16,8 +16,7 @@ from PIL import Image
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse
-from hydractl.settings.sources import merge
-from hydractl.settings.verbs import SETTINGS
+from tests.calls import checked
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = (
@@ -156,7 +155,7 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     def parse(words: list[str]) -> None:
         request = _parse(words, Answer(io.StringIO(), warn=lambda message: None))
         assert request is not None
-        merge(SETTINGS[request.verb], request.given, {}, tmp_path)
+        checked(request.verb, request.given, {}, tmp_path)
 
     monkeypatch.setattr(seeds, "run", run)
     monkeypatch.setattr(seeds.fashion_mnist, "prepare", lambda data, folder: None)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hydractl.settings.registry import VERBS
-from hydractl.settings.suggestions import COMMAND_LINE
-from hydractl.settings.yaml_files import find_config
+from hydractl.options.registry import VERBS
+from hydractl.options.suggestions import COMMAND_LINE
+from hydractl.options.yaml_files import find_config
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = {"docs/numbers/joint-circuits.md"}
@@ -37,7 +37,7 @@ PAGES = files(
     "Makefile",
     "examples/**/*.md",
     "examples/**/*.yaml",
-    "hydractl/settings/registry.py",
+    "hydractl/options/registry.py",
 )
 SCRIPTS = files("examples/**/*.py", "benchmarks/**/*.py", "docs/*.py")
 

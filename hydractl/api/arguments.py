@@ -222,19 +222,6 @@ class FuseArguments(InBatches, total=False):
     val: Data | None
 
 
-class ExportArguments(EveryVerb, total=False):
-    """Arguments of :func:`hydractl.export`, which computes on the CPU in float32, and reads no data."""
-
-    output: Path | None
-    max_length: int | None
-    labels: str | Sequence[str] | None
-    prompt: str | Sequence[str]
-    arch: str | None
-    seed: int
-    format: ExportFormat | Sequence[ExportFormat]
-    input: Literal["float32", "uint8"]
-
-
 class ProbabilityArguments(InBatches, total=False):
     """Arguments of verbs that need the probabilities and OOD scores of a model: ``eval`` and ``calibrate``."""
 

@@ -19,12 +19,12 @@ from hydractl.data.held import HeldData, held_set
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.files.inputs import reading
 from hydractl.jsonio import HeldDocument, json_bytes, parse_json
-from hydractl.settings.inputs import inputs_of
-from hydractl.settings.option import Option, options_of
-from hydractl.settings.registry import function_of, module_of
+from hydractl.options.inputs import inputs_of
+from hydractl.options.option import Option, options_of
+from hydractl.options.registry import VERBS, function_of, module_of
+from hydractl.options.suggestions import Door, about_option
+from hydractl.options.verbs import SETTINGS, options_of_verb
 from hydractl.settings.sources import from_arguments
-from hydractl.settings.suggestions import Door, about_option
-from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
 OnLog = Callable[[Mapping[str, object]], None]
@@ -41,8 +41,8 @@ def _as_argument(name: str) -> str:
         name: the flag of the option without ``--``; the argument may have another name.
     """
     argument = name.replace("-", "_")
-    for verb in SETTINGS:
-        for option in options_of(SETTINGS[verb]):
+    for verb in VERBS:
+        for option in options_of_verb(verb):
             if option.flag == f"--{name}":
                 argument = option.name
     return repr(argument)
@@ -61,7 +61,7 @@ _LOGGER = logging.getLogger("hydractl")
 def arguments_of(verb: str) -> dict[str, Option]:
     """Return the options of a verb that its function takes as keyword arguments, by the name of the argument."""
     taken = {}
-    for option in options_of(SETTINGS[verb]):
+    for option in options_of_verb(verb):
         if option.name not in OF_A_TERMINAL:
             taken[option.name] = option
     return taken
@@ -82,11 +82,10 @@ def run(verb: str, models: Sequence[str], keywords: Mapping[str, object], on_log
     """
     function = function_of(verb)
     options = arguments_of(verb)
-    values = {name: value for name, value in keywords.items() if not _is_left_out(value)}
+    values = {name: value for name, value in keywords.items() if not is_left_out(value)}
     for name in values:
         if name not in options:
-            suggestion = about_option(name, verb, _PYTHON)
-            raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{suggestion}")
+            raise unknown_argument(verb, name)
 
     # Turn the values into those of options: data in memory become texts that hold them.
     spec_by_data_set = {}
@@ -96,13 +95,14 @@ def run(verb: str, models: Sequence[str], keywords: Mapping[str, object], on_log
     try:
         arguments = {}
         for name, value in values.items():
-            arguments[name] = _value_for_option(options[name], value, spec_by_data_set)
+            arguments[name] = value_for_option(options[name], value, spec_by_data_set)
         if models:
             arguments["model"] = list(models)
         settings = from_arguments(SETTINGS[verb], arguments)
         module = importlib.import_module(module_of(verb))
-        with reading(inputs_of(settings)):
-            outcome: Outcome = module.run(settings, _PythonLog(wording.said, on_log))
+        inputs = inputs_of(options_of(type(settings)), vars(settings), writes_models=settings.needs_output_file)
+        with reading(inputs):
+            outcome: Outcome = module.run(settings, PythonLog(wording.said, on_log))
             # Rows are computed while they are taken: take them here, while the inputs are protected from overwriting.
             if outcome.lines is not None:
                 rows = list(outcome.lines)
@@ -115,14 +115,20 @@ def run(verb: str, models: Sequence[str], keywords: Mapping[str, object], on_log
     return outcome
 
 
-def _is_left_out(value: object) -> bool:
+def unknown_argument(verb: str, name: str) -> UsageError:
+    """Return the error for an argument that the function of a verb does not have."""
+    suggestion = about_option(name, verb, _PYTHON)
+    return UsageError(f"{function_of(verb)}() got an unexpected keyword argument {name!r}{suggestion}")
+
+
+def is_left_out(value: object) -> bool:
     """Return whether an argument counts as not given: None, an empty list or an empty tuple."""
     if isinstance(value, list | tuple):
         return not value
     return value is None
 
 
-class _PythonLog(ShowsProgress):
+class PythonLog(ShowsProgress):
     """A log for Python: warnings are Python warnings, tasks have progress bars, the rest goes to a logger."""
 
     def __init__(self, said: Callable[[str], str], on_log: OnLog | None) -> None:
@@ -201,7 +207,7 @@ def data_argument(value: Any, name: str) -> str:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _value_for_option(option: Option, value: object, data: Mapping[str, str]) -> object:
+def value_for_option(option: Option, value: object, data: Mapping[str, str]) -> object:
     """Return the value of an argument in the form that its option takes.
 
     Options for data sets and for JSON files take a text. If the call gave samples, or the content of a JSON file, they

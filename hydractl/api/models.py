@@ -34,7 +34,7 @@ from hydractl.model.loading import load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite_weights
-from hydractl.settings.common import name_for_weights
+from hydractl.options.call import name_for_weights
 from hydractl.verbs.info import INFO_SCHEMA, with_model
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydractl.cli.answer import table_html, table_text
 from hydractl.errors import UsageError, install_hint
+from hydractl.verbs.outcome import Outcome
 
 if TYPE_CHECKING:
     import pandas
@@ -24,14 +25,16 @@ class Document(dict[str, Any]):
 
     Attributes:
         files: the files that were written, in the order a person should read them.
+        outcome: what the command line prints of it.
     """
 
     rows_key: ClassVar[str | None] = None
     """The key of the list of rows; None for documents without one."""
 
-    def __init__(self, document: Mapping[str, object], files: Sequence[Path] = ()) -> None:
-        super().__init__(document)
-        self.files = list(files)
+    def __init__(self, document: Mapping[str, object] | Outcome, files: Sequence[Path] = ()) -> None:
+        self.outcome = document if isinstance(document, Outcome) else Outcome(dict(document), list(files))
+        super().__init__(self.outcome.document)
+        self.files = list(self.outcome.files)
 
     @property
     def schema(self) -> str:

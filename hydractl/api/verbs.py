@@ -16,7 +16,6 @@ from hydractl.api.arguments import (
     CalibrateArguments,
     CircuitArguments,
     EvalArguments,
-    ExportArguments,
     FinetuneArguments,
     FuseArguments,
     PredictArguments,
@@ -26,6 +25,7 @@ from hydractl.api.arguments import (
     StudyArguments,
 )
 from hydractl.api.calling import OnLog, arguments_of, data_in, run
+from hydractl.api.door import as_list, document_arguments, model_arguments, row_arguments
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike, open
 from hydractl.api.results import (
     Benchmark,
@@ -33,16 +33,14 @@ from hydractl.api.results import (
     Circuits,
     Document,
     Evaluation,
-    Exports,
     Predictions,
     Scores,
     Study,
 )
 from hydractl.errors import UsageError
-from hydractl.jsonio import HeldDocument
 from hydractl.methods import MethodOptions, read_ensemble
-from hydractl.model.source import HeldModel, HeldRow, open_source
-from hydractl.settings.registry import VERBS, function_of
+from hydractl.model.source import open_source
+from hydractl.options.registry import VERBS, function_of
 from hydractl.verbs.outcome import Outcome
 
 Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[ModelLike]"]
@@ -56,7 +54,6 @@ ARGUMENTS: dict[str, type] = {
     "prune": PruneArguments,
     "finetune": FinetuneArguments,
     "fuse": FuseArguments,
-    "export": ExportArguments,
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
     "predict": PredictArguments,
@@ -113,26 +110,6 @@ def _docstring_with_options(function: Callable[..., Any], verb: str) -> str:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[str]:
-    """Return each MODEL in the form that a verb takes: a file or name as text, an opened model as a text that holds it.
-
-    Args:
-        models: files, names, opened models or modules; an opened one that is several models becomes several texts.
-        held_before: how many opened models the call has already. Messages number them, from ``memory:0``.
-    """
-    arguments: list[str] = []
-    number = held_before
-    for model in models:
-        if not isinstance(model, Model | nn.Module):
-            arguments.append(os.fspath(model))
-            continue
-        opened = open(model)
-        for source in opened.sources:
-            arguments.append(HeldModel(f"memory:{number}", source, keeps=opened.folder))
-            number += 1
-    return arguments
-
-
 def _model_files(models: Iterable[ModelLike]) -> list[str]:
     """Return each MODEL as a file or a name that other processes can open, too.
 
@@ -151,23 +128,9 @@ def _model_files(models: Iterable[ModelLike]) -> list[str]:
     return files
 
 
-def _as_list(models: Any) -> list[Any]:
-    """Return several models as a list, and a single model as a list with one element."""
-    if isinstance(models, list | tuple):
-        return list(models)
-    return [models]
-
-
-def _named_rows(models: Models) -> list[tuple[str, Any]]:
-    """Return the rows with their names; the name is empty if the row is named after its model."""
-    if isinstance(models, Mapping):
-        return list(models.items())
-    return [("", model) for model in _as_list(models)]
-
-
 def _run_on_model(verb: str, model: ModelLike, keywords: Mapping[str, object]) -> Outcome:
     """Run a verb that takes one model and makes none; its document is only written if ``output`` is given."""
-    return _run_unwritten(verb, _model_arguments([model]), keywords)
+    return _run_unwritten(verb, model_arguments([model]), keywords)
 
 
 def _run_unwritten(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Outcome:
@@ -183,31 +146,7 @@ def _run_on_rows(verb: str, models: Models, keywords: Mapping[str, object]) -> O
     Raises:
         UsageError: the name of a row has a character with a meaning on the command line.
     """
-    rows: list[str] = []
-    models_held = 0
-    for name, members in _named_rows(models):
-        if set(name) & set("/:?="):
-            raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
-        arguments = _model_arguments(_as_list(members), models_held)
-        models_held += sum(isinstance(argument, HeldModel) for argument in arguments)
-        rows.append(_row_argument(name, arguments))
-    return _run_unwritten(verb, rows, keywords)
-
-
-def _row_argument(name: str, members: list[str]) -> str:
-    """Return a row in the form that a verb takes: ``NAME=MODEL+MODEL``.
-
-    Args:
-        name: the name of the row; empty if it is named after its model.
-        members: its models in the form that a verb takes. If one of them holds an opened model, the returned text holds
-            the name and all members, too.
-    """
-    text = "+".join(members)
-    if name:
-        text = f"{name}={text}"
-    if any(isinstance(member, HeldModel) for member in members):
-        return HeldRow(text, (name or None, members))
-    return text
+    return _run_unwritten(verb, row_arguments(models), keywords)
 
 
 def _make_model(
@@ -236,7 +175,7 @@ def _make_model(
     if as_files:
         arguments = _model_files(models)
     else:
-        arguments = _model_arguments(models)
+        arguments = model_arguments(models)
     outcome = run(verb, arguments, keywords, on_log)
     checkpoints = [str(file) for file in outcome.files]
     if verb != "finetune":  # other verbs make one model; files after the first are of other kinds
@@ -276,7 +215,7 @@ def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Ci
     Returns:
         The circuit, which ``prune(circuit=...)`` takes; for several objectives, all ``circuits``.
     """
-    objectives = ",".join(_as_list(options.get("objective") or ""))
+    objectives = ",".join(as_list(options.get("objective") or ""))
     has_several = "," in objectives
     if not has_several:
         outcome = _run_on_model("extract-circuit", model, options)
@@ -332,7 +271,7 @@ def finetune(
         NonFiniteError: the loss or a weight is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    models = _as_list(model)
+    models = as_list(model)
     has_several = len(models) > 1
     in_processes = has_several or _trainings_of_each(options.get("ensemble")) > 1
     if in_processes and on_log is not None:
@@ -369,7 +308,7 @@ def fuse(models: ModelLike | Sequence[ModelLike], **options: Unpack[FuseArgument
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    return _make_model("fuse", _as_list(models), "hydra.st", options)
+    return _make_model("fuse", as_list(models), "hydra.st", options)
 
 
 @_documented("eval")
@@ -429,7 +368,7 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
         RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    outcome = run("predict", _model_arguments([model]), options)
+    outcome = run("predict", model_arguments([model]), options)
     rows = list(outcome.lines or ())
     return Predictions(outcome.document, outcome.files, rows)
 
@@ -469,13 +408,7 @@ def make_report(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    names: list[str] = []
-    for number, document in enumerate(_as_list(documents), start=1):
-        if isinstance(document, Mapping):
-            names.append(HeldDocument(f"document {number}", dict(document)))
-        else:
-            names.append(os.fspath(document))
-    outcome = run("report", names, options)
+    outcome = run("report", document_arguments(documents), options)
     # The class of the result, by a key that only documents of that kind have: those of evaluate, bench, study and
     # predict.
     class_by_key: dict[str, type[Document]] = {
@@ -513,34 +446,12 @@ def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
     return Study(outcome.document, outcome.files)
 
 
-@_documented("export")
-def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **options: Unpack[ExportArguments]) -> Exports:
-    """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
-
-    Args:
-        model: any model.
-        path: the ``.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``. Without it the file
-            is named after the model.
-
-    Returns:
-        The files with their checks; ``files`` are their paths.
-
-    Raises:
-        UsageError, InputError: the model cannot be exported, or the ending names no format.
-        OutputError: a file exists, and ``force`` is not set.
-    """
-    if path is not None:
-        options = {**options, "output": path}
-    outcome = run("export", _model_arguments([model]), options)
-    return Exports(outcome.document, outcome.files)
-
-
 def function_of_verb(verb: str) -> Callable[..., Document]:
     """Return a function for a verb that has none above; it takes models and options, and returns the document."""
 
     @_documented(verb)
     def function(*models: ModelLike, **options: Any) -> Document:
-        outcome = run(verb, _model_arguments(models), options)
+        outcome = run(verb, model_arguments(models), options)
         return Document(outcome.document, outcome.files)
 
     function.__name__ = function_of(verb)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydractl.errors import HydraError
 from hydractl.jsonio import Held
-from hydractl.settings.option import Option
+from hydractl.options.option import Option
 
 _COMMAND = "hydractl "
 """The text after this in a message is a command to type, whose flags stay as they are."""

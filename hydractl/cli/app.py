@@ -21,7 +21,7 @@ from hydractl.cli.failures import INTERRUPTED, failure_of, no_such_verb, parser_
 from hydractl.cli.help import app_help, info_help, verb_help
 from hydractl.cli.request import INFO, Request
 from hydractl.errors import UsageError
-from hydractl.settings.registry import VERBS
+from hydractl.options.registry import VERBS
 
 _COMPLETING = "_HYDRACTL_COMPLETE"
 """Set by the shell while it asks for completions (Typer's protocol)."""

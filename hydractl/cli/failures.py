@@ -20,7 +20,7 @@ from hydractl.errors import (
     distribution_of,
     install_hint,
 )
-from hydractl.settings.registry import VERBS
+from hydractl.options.registry import VERBS
 
 INTERRUPTED = 130
 _INTERNAL = 1
@@ -166,6 +166,6 @@ def parser_problem(error: typer.TyperException, first: str) -> UsageError:
 def _suggestion(word: str, verb: str | None) -> str:
     """Return the end of the message about an unknown option, or about a word that is not a verb."""
     # Imported only here, because it reads the options of all verbs, which --help and --version do not need.
-    from hydractl.settings.suggestions import about_word
+    from hydractl.options.suggestions import about_word
 
     return about_word(word, verb)

@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.settings.registry import VERBS, Verb
+from hydractl.options.registry import VERBS, Verb
 
 if TYPE_CHECKING:
-    from hydractl.settings.common import Common
-    from hydractl.settings.option import Option
+    from hydractl.options.option import Option
 
 _APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."
 
@@ -87,16 +86,16 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
         The usage, what the verb does, its options by group, and examples.
     """
     # Imported only here, because ``hydractl --help`` does not need the settings.
-    from hydractl.settings.verbs import SETTINGS, options_of_verb
+    from hydractl.options.verbs import options_of_verb
 
-    settings = SETTINGS[name]
     verb = VERBS[name]
     # Sort by the position of the group in _SHARED_GROUPS. The verb's own groups come first, since find() gives -1.
+    model = _model_row(name)
     options = sorted(options_of_verb(name), key=lambda option: _SHARED_GROUPS.find(option.group))
     usage = f"{name} {verb.usage}"
     about = verb.about or f"{verb.summary}."
     if short:
-        groups = _groups_of_most_used(settings, options)
+        groups = _groups_of_most_used(model, options)
         examples = f"{_first_examples(verb)}\n\nall options: hydractl {name} --help\n"
         return _page(usage, about, groups, examples, columns)
 
@@ -106,21 +105,21 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     if flagless:
         keys = ", ".join(flagless)
         note += f" {keys} have no flag: they are keys of recipes, of hydra.yaml and of variables."
-    return _page(usage, about, _groups_of_all(settings, options), verb.examples, columns, note=note)
+    return _page(usage, about, _groups_of_all(name, model, options), verb.examples, columns, note=note)
 
 
-def _groups_of_most_used(settings: type[Common], options: Sequence[Option]) -> dict[str, list[Row]]:
+def _groups_of_most_used(model: Row, options: Sequence[Option]) -> dict[str, list[Row]]:
     """Return the lines of the short help by heading: the MODEL, and the options that are often used."""
-    groups = {"Arguments": [_model_row(settings)]}
+    groups = {"Arguments": [model]}
     often_used = [option for option in options if option.often and _is_listed(option)]
     if often_used:
         groups["Most used options"] = [_option_row(option, short=True) for option in often_used]
     return groups
 
 
-def _groups_of_all(settings: type[Common], options: Sequence[Option]) -> dict[str, list[Row]]:
+def _groups_of_all(name: str, model: Row, options: Sequence[Option]) -> dict[str, list[Row]]:
     """Return the lines of the whole help by heading: the MODEL, and all options in the given order."""
-    groups = {"Arguments": [_model_row(settings)]}
+    groups = {"Arguments": [model]}
     for option in options:
         if _is_listed(option):
             row = _option_row(option, short=False)
@@ -128,14 +127,14 @@ def _groups_of_all(settings: type[Common], options: Sequence[Option]) -> dict[st
     # The options for help are no declared options, and come last. A verb may add further lines to any group.
     last_group = options[-1].group
     groups[last_group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
-    for heading, rows in settings.further_help().items():
+    for heading, rows in _further_rows(name).items():
         groups[heading] += rows
     return groups
 
 
 def _is_listed(option: Option) -> bool:
     """Return whether an option has a line in the help; MODEL and options without a flag have none."""
-    return option.name != "model" and not option.flagless
+    return option.label != "MODEL" and not option.flagless
 
 
 def _first_examples(verb: Verb) -> str:
@@ -144,8 +143,25 @@ def _first_examples(verb: Verb) -> str:
     return "\n".join(lines[: 1 + _SHORT_EXAMPLES])
 
 
-def _model_row(settings: type[Common]) -> Row:
+def _further_rows(name: str) -> dict[str, list[Row]]:
+    """Return what the help of a verb adds below the options of a heading, by heading."""
+    from hydractl.options.verbs import SETTINGS, declared
+
+    signature = declared(name)
+    if signature is None:
+        further: dict[str, list[Row]] = SETTINGS[name].further_help()
+        return further
+    return signature.further_help()
+
+
+def _model_row(name: str) -> Row:
     """Return the line of help about the models of a verb: their name in the usage, and what they are."""
+    from hydractl.options.verbs import SETTINGS, declared
+
+    signature = declared(name)
+    if signature is not None:
+        return signature.model.placeholder(), signature.model.help
+    settings = SETTINGS[name]
     if settings.many_models:
         return settings.models_called, settings.models_help
     return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hydractl.settings.option import Raw
+    from hydractl.options.option import Raw
 
 INFO = "--info"
 """A command that is not a verb, but has arguments of its own."""

@@ -12,7 +12,8 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,15 @@ from hydractl.cli.request import INFO, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.files.collecting import importing
 from hydractl.files.inputs import reading
+from hydractl.options.call import gather
+from hydractl.options.inputs import inputs_of
+from hydractl.options.option import MODEL_KINDS, Option, options_of, value_text
+from hydractl.options.registry import VERBS, module_of
+from hydractl.options.signature import Declared
+from hydractl.options.sources import unknown_variables
+from hydractl.options.verbs import SETTINGS, declared, options_of_verb
 from hydractl.settings.common import Common
-from hydractl.settings.inputs import inputs_of
-from hydractl.settings.option import Option, options_of, value_text
-from hydractl.settings.registry import VERBS, module_of
-from hydractl.settings.sources import merge, unknown_variables, with_sources
-from hydractl.settings.verbs import SETTINGS
+from hydractl.settings.sources import merge, with_sources
 from hydractl.verbs.outcome import Outcome
 
 
@@ -52,10 +56,10 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         as_json = _keyword("json", bool | None, typer.Option(None, "--json"))
         parameters = [files, as_json]
     else:
-        options = [option for option in options_of(SETTINGS[verb]) if not option.flagless]
+        options = [option for option in options_of_verb(verb) if not option.flagless]
         parameters = [_parameter(option) for option in options]
-    for name, declared in help_options.items():
-        parameters.append(_keyword(name, bool, declared))
+    for name, help_option in help_options.items():
+        parameters.append(_keyword(name, bool, help_option))
 
     # This function has no docstring, because Typer would show it as the help of the command. Typer passes every
     # option, most of them as None.
@@ -96,7 +100,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     Typer reads the type and the flags from the parameter. Values stay texts here; the settings convert them.
     """
     # MODEL is given without a flag.
-    if option.name == "model":
+    if option.name == "model" or option.kind in MODEL_KINDS:
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
 
     flags: list[str]
@@ -138,53 +142,161 @@ def run_verb(request: Request, answer: Answer) -> None:
     Raises:
         HydraError: the error of the verb; its message names the source of each value that no flag gave.
     """
+    signature = declared(request.verb)
+    if signature is not None:
+        _run_function(signature, request, answer)
+        return
+
     # Read the settings, and check the installation.
     settings = merge(SETTINGS[request.verb], request.given, os.environ, Path())
     log = ConsoleLog(quiet=settings.quiet, verbose=settings.verbose)
     for line in unknown_variables(os.environ):
         log.warn(line)
     _log_options(settings, log)
-    _check_versions()
-    if "WORLD_SIZE" in os.environ:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch reads it at import; exceptions say enough
+    _check_installation()
 
     # Import the verb, and run it. Rows are computed while they are printed, so they are printed here.
     import_compiler_on_demand()
     with importing():
         verb = importlib.import_module(module_of(request.verb))
-    inputs = inputs_of(settings)
+    options = options_of(type(settings))
+    inputs = inputs_of(options, vars(settings), writes_models=settings.needs_output_file)
+    printing = Printing(request.verb, to_stdout=settings.to_stdout, as_json=settings.json, answer=answer, log=log)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log), reading(inputs):
         try:
             outcome: Outcome = verb.run(settings, log)
-            if outcome.lines is not None:
-                _give_lines(outcome, outcome.lines, settings, answer)
+            printing.rows(outcome)
         except HydraError as error:
-            error.message = with_sources(error.message, settings)
-            error.problems = [with_sources(problem, settings) for problem in error.problems]
+            values = {option.name: getattr(settings, option.name) for option in options}
+            _name_sources(error, options, values, settings.sources)
             raise
-    if not outcome.silent:
-        _give(outcome, settings, answer, log)
+    printing.answer_of(outcome)
+
+
+def _run_function(signature: Declared, request: Request, answer: Answer) -> None:
+    """Call the function of a verb with the values of a command line, and print its answer.
+
+    Raises:
+        HydraError: the error of the verb; its message names the source of each value that no flag gave.
+    """
+    call = gather(signature, request.given, os.environ, Path())
+    log = ConsoleLog(quiet=call.values["quiet"], verbose=call.values["verbose"])
+    call.log = log
+    for line in unknown_variables(os.environ):
+        log.warn(line)
+    printing = Printing(
+        request.verb,
+        to_stdout=call.writes_to_stdout(),
+        as_json=call.values["json"],
+        answer=answer,
+        log=log,
+    )
+    with contextlib.ExitStack() as while_it_works:
+
+        def ready() -> None:
+            """Log the options, check the installation, and protect the inputs; the verb then imports its engine."""
+            for line in call.lines():
+                log.detail(line)
+            _check_installation()
+            inputs = inputs_of(signature.options, call.values, writes_models=signature.writes == "weights")
+            while_it_works.enter_context(reading(inputs))
+            while_it_works.enter_context(_library_warnings(log))
+            import_compiler_on_demand()
+            with importing():
+                importlib.import_module(module_of(request.verb))
+
+        call.ready = ready
+        with contextlib.redirect_stdout(Stray()):
+            try:
+                outcome: Outcome = call.run().outcome
+                printing.rows(outcome)  # they are computed while they are printed
+            except HydraError as error:
+                _name_sources(error, signature.options, call.values, call.sources)
+                raise
+    printing.answer_of(outcome)
+
+
+def _name_sources(
+    error: HydraError, options: Sequence[Option], values: Mapping[str, Any], sources: Mapping[str, str]
+) -> None:
+    """Name in a message the source of each value that no flag gave."""
+    error.message = with_sources(error.message, options, values, sources)
+    error.problems = [with_sources(problem, options, values, sources) for problem in error.problems]
+
+
+def _check_installation() -> None:
+    """Refuse libraries that are too old, and let several processes fail quietly."""
+    _check_versions()
+    if "WORLD_SIZE" in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch reads it at import; exceptions say enough
 
 
 _MOST_SHOWN = 20
 """How many samples a table for a person shows; a file or a pipe gets all."""
 
 
-def _give_lines(outcome: Outcome, lines: Iterator[dict[str, object]], settings: Common, answer: Answer) -> None:
-    """Print rows as they are computed; at a terminal, only keep the first ones in the document, for its table."""
-    if _prints_rows(settings, answer):
-        answer.lines(lines)
-        return
-    first: list[dict[str, object]] = []
-    for row in lines:
-        if len(first) < _MOST_SHOWN:
-            first.append(row)
-    outcome.document["first"] = first
+@dataclass
+class Printing:
+    """How the answer of a verb is printed.
 
+    Standard output gets one of these: rows, while they are computed; the document as JSON; for a script, the paths of
+    the files; for a person, a table. The log names the files unless they are the output.
 
-def _prints_rows(settings: Common, answer: Answer) -> bool:
-    """Return whether rows are printed as lines of JSON: if the output is a file or a pipe, or with ``-o -``."""
-    return settings.to_stdout or not answer.to_terminal
+    Attributes:
+        verb: the verb.
+        to_stdout: whether its document goes to standard output.
+        as_json: whether JSON was asked for.
+        answer: standard output.
+        log: the log.
+    """
+
+    verb: str
+    to_stdout: bool
+    as_json: bool
+    answer: Answer
+    log: ConsoleLog
+
+    def rows(self, outcome: Outcome) -> None:
+        """Print rows as they are computed; at a terminal, only keep the first ones in the document, for its table."""
+        if outcome.lines is None:
+            return
+        if self._prints_rows():
+            self.answer.lines(outcome.lines)
+            return
+        first: list[dict[str, object]] = []
+        for row in outcome.lines:
+            if len(first) < _MOST_SHOWN:
+                first.append(row)
+        outcome.document["first"] = first
+
+    def _prints_rows(self) -> bool:
+        """Return whether rows are printed as lines of JSON: if the output is a file or a pipe, or with ``-o -``."""
+        return self.to_stdout or not self.answer.to_terminal
+
+    def answer_of(self, outcome: Outcome) -> None:
+        """Print the answer of a verb, and fail if a ``--require`` is not met.
+
+        Raises:
+            RequirementError: a ``--require`` is not met; raised after printing.
+        """
+        if outcome.silent:
+            return
+        # The first of these cases that applies decides.
+        has_printed_rows = outcome.lines is not None and self._prints_rows()
+        as_json = self.as_json or outcome.print_document
+        is_for_script = not self.answer.to_terminal and not VERBS[self.verb].prints_table
+        only_paths = is_for_script and bool(outcome.files) and not as_json
+        if has_printed_rows:
+            _log_files(outcome, self.log)
+        elif only_paths:
+            self.answer.paths(outcome.files)
+        elif as_json:
+            self.answer.document(outcome.document)
+            _log_files(outcome, self.log)
+        else:
+            self.answer.table(outcome.document)
+            _log_files(outcome, self.log)
+        _check_requirements(outcome)
 
 
 def _log_options(settings: Common, log: ConsoleLog) -> None:
@@ -230,33 +342,6 @@ def _metadata_fields(name: str, pattern: str) -> list[str]:
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     headers = text.partition("\n\n")[0]
     return re.findall(pattern, headers, re.MULTILINE)
-
-
-def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -> None:
-    """Print the answer of a verb, and fail if a ``--require`` is not met.
-
-    Standard output gets one of these: rows (already printed while they were computed); the document as JSON; for a
-    script, the paths of the files; for a person, a table. The log names the files unless they are the output.
-
-    Raises:
-        RequirementError: a ``--require`` is not met; raised after printing.
-    """
-    # The first of these cases that applies decides.
-    has_printed_rows = outcome.lines is not None and _prints_rows(settings, answer)
-    as_json = settings.json or outcome.print_document
-    is_for_script = not answer.to_terminal and not VERBS[settings.verb].prints_table
-    only_paths = is_for_script and bool(outcome.files) and not as_json
-    if has_printed_rows:
-        _log_files(outcome, log)
-    elif only_paths:
-        answer.paths(outcome.files)
-    elif as_json:
-        answer.document(outcome.document)
-        _log_files(outcome, log)
-    else:
-        answer.table(outcome.document)
-        _log_files(outcome, log)
-    _check_requirements(outcome)
 
 
 def _log_files(outcome: Outcome, log: ConsoleLog) -> None:

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, needs_training_data
+from hydractl.options.option import ends_in, option
 from hydractl.settings.common import Rule
 from hydractl.settings.evaluating import Validated, a_use_for_words, check_temperature
-from hydractl.settings.option import ends_in, option
 from hydractl.settings.rules import needs
 
 calibrate_option = partial(option, "Calibrating")

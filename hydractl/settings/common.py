@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement, parse_requirement
-from hydractl.files.header import PICKLES
-from hydractl.settings.option import Option, option, options_of
+from hydractl.options.call import name_for_weights, raise_problems
+from hydractl.options.option import Option, option, options_of
+from hydractl.options.sources import FLAG, VERB_KEY
 
 file_option = partial(option, "Input and output")
 run_option = partial(option, "Running")
 general_option = partial(option, "General")
-
-# The rank of each source of a value: a higher rank wins. A built-in default has rank 0.
-RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
-
-EXPORTED = {".onnx": "onnx", ".pt2": "pt2"}
-"""The format of an exported file, by the ending of its name."""
-_NO_WEIGHTS = (
-    *PICKLES,
-    *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".html", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"),
-    *(".npz", ".npy", ".parquet", ".gz", ".zip", ".tar", ".png", ".jpg", ".jpeg", ".svg", ".pdf"),
-    *(".gguf", ".h5", ".pb", ".tflite", ".ort", ".pte", ".engine", ".mlmodel", ".mlpackage"),
-)
-"""Endings of other kinds of files. A checkpoint of such a name would be taken for one, or refused when it is read."""
 
 SPEC_FORMS = (
     "a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), or NAME/SPLIT after a "
@@ -43,20 +29,6 @@ RecordT = TypeVar("RecordT")
 
 Rule: TypeAlias = Callable[[Any], list[str]]
 """A function from the settings of a verb to the problems between its options; see ``hydractl.settings.rules``."""
-
-
-def name_for_weights(name: str) -> str | None:
-    """Return an advice if a checkpoint's name ends like a file of another kind, e.g. ``a.onnx``; else None."""
-    lower = name.lower()
-    # The name of an export: name the checkpoint .st, and export it.
-    for ending, kind in EXPORTED.items():
-        if lower.endswith(ending):
-            stem = name[: -len(ending)]
-            return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending}"
-    if lower.endswith(_NO_WEIGHTS):
-        stem, _ = os.path.splitext(name)
-        return f"name it {stem}.st"
-    return None
 
 
 @dataclass(kw_only=True)
@@ -525,18 +497,3 @@ def _declaration(settings_type: type, name: str) -> Option:
         if declared_option.name == name:
             return declared_option
     raise KeyError(name)
-
-
-def raise_problems(verb: str, problems: list[str]) -> None:
-    """Raise all problems of one command at once; a single problem becomes the message itself.
-
-    Raises:
-        UsageError: there is a problem.
-    """
-    if not problems:
-        return
-    hint = f"hydractl {verb} --help"
-    if len(problems) == 1:
-        (only_problem,) = problems
-        raise UsageError(only_problem, hint=hint)
-    raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)

@@ -25,9 +25,9 @@ from hydractl.expressions.data_sets import (
 from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
 from hydractl.files.model_records import DropoutRecord
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.options.option import ends_in, option
 from hydractl.settings.common import Batched, Requiring, Rule, file_option
 from hydractl.settings.measuring import Measured
-from hydractl.settings.option import ends_in, option
 from hydractl.settings.rules import names_once, needs
 
 val_option = partial(option, "Validation data")

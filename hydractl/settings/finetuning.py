@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any, ClassVar
 
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
-from hydractl.settings.common import RECIPE, SPEC_FORMS, Batched, Rule, SideBySide, file_option, run_option
-from hydractl.settings.option import Option, option, options_of
+from hydractl.options.option import Option, option, options_of
+from hydractl.options.sources import RECIPE
+from hydractl.options.yaml_files import read_recipe
+from hydractl.settings.common import SPEC_FORMS, Batched, Rule, SideBySide, file_option, run_option
 from hydractl.settings.rules import at_most_one, needs, required
-from hydractl.settings.yaml_files import read_recipe
 
 ensemble_option = partial(option, "Ensemble")
 length_option = partial(option, "Length")

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import parse_requirement
+from hydractl.options.option import option
 from hydractl.settings.common import DTYPES, Common, Requiring, Rule, run_option
-from hydractl.settings.option import option
 from hydractl.settings.rules import needs
 
 bench_option = partial(option, "Measuring")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from hydractl.options.option import option
 from hydractl.settings.common import Batched, Rule
-from hydractl.settings.option import option
 
 fuse_option = partial(option, "Fusing")
 

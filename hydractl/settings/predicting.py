@@ -7,9 +7,9 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.expressions.conditions import parse_requirement
+from hydractl.options.option import ends_in, option
 from hydractl.settings.common import Batched, Requiring, Rule, file_option
 from hydractl.settings.measuring import Measured
-from hydractl.settings.option import ends_in, option
 
 predict_option = partial(option, "Predicting")
 

@@ -11,8 +11,8 @@ from hydractl.criteria import CRITERIA, Decider
 from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import AUTO
+from hydractl.options.option import option
 from hydractl.settings.common import Batched, Rule, run_option
-from hydractl.settings.option import option
 from hydractl.settings.rules import at_most_one, exactly_one, needs, one_from_stdin, required, required_by, together
 
 score_option = partial(option, "Scoring")

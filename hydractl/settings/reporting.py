@@ -7,8 +7,8 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.expressions.conditions import parse_requirement
+from hydractl.options.option import ends_in, option
 from hydractl.settings.common import Common, Requiring, Rule
-from hydractl.settings.option import ends_in, option
 from hydractl.settings.rules import needs
 
 report_option = partial(option, "Reporting")

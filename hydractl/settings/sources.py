@@ -10,19 +10,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from hydractl.jsonio import shown
-from hydractl.settings.common import FLAG, RECIPE, SHARED_KEY, VARIABLE, VERB_KEY, Common, raise_problems
-from hydractl.settings.option import Option, Raw, Refusal, options_of
-from hydractl.settings.suggestions import ENVIRONMENT, about_option
-from hydractl.settings.verbs import SETTINGS
-from hydractl.settings.yaml_files import Contents, find_config, not_a_default
-
-_CONFIG, _DEBUG = "HYDRACTL_CONFIG", "HYDRACTL_DEBUG"
+from hydractl.options.call import raise_problems
+from hydractl.options.option import Option, Raw, Refusal, options_of
+from hydractl.options.sources import CONFIG, FLAG, RECIPE, Given, deciding_text, paths_out_of_folder, text_of_file
+from hydractl.options.yaml_files import find_config, not_a_default
+from hydractl.settings.common import Common
 
 SettingsT = TypeVar("SettingsT", bound=Common)
 
@@ -43,7 +41,7 @@ class _Gathered:
     unread: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
-    def add_text(self, item: Option, text: _TextWithSource) -> None:
+    def add_text(self, item: Option, text: Given) -> None:
         """Read the text of an option and add its value; a text that cannot be read adds a problem."""
         name = item.name
         self.sources[name] = text.source
@@ -117,7 +115,7 @@ def merge(
     """
     # The file of defaults: named by the flag, else by the variable, else hydra.yaml.
     config_flag = flags.get("config")
-    config_name = environ.get(_CONFIG)
+    config_name = environ.get(CONFIG)
     if isinstance(config_flag, str) and config_flag:
         config_name = config_flag
     config = find_config(folder, config_name or None)
@@ -128,47 +126,11 @@ def merge(
         gathered.sources[item.name] = "default"  # a value that is added replaces this
         if item.flag_only and environ.get(item.variable):
             gathered.problems.append(not_a_default(item.variable, item.key))
-        text = _deciding_text(item, settings_type.verb, flags, environ, config)
+        text = deciding_text(item, settings_type.verb, flags, environ, config)
         if text is not None:
             gathered.add_text(item, text)
-            gathered.problems += _paths_out_of_folder(item, text, gathered.values.get(item.name), config)
+            gathered.problems += paths_out_of_folder(item, text, gathered.values.get(item.name), config)
     return gathered.settings(settings_type)
-
-
-def _paths_out_of_folder(item: Option, text: _TextWithSource, value: Any, config: Contents) -> list[str]:
-    """Return a problem for each path by which a ``hydra.yaml`` that was only found reaches out of its folder.
-
-    A folder of somebody else may bring such a file. Nobody named it, so what it names for writing has to stay below
-    the folder, and so has a text file whose lines would go into an output: it could be a secret of the user.
-
-    Args:
-        item: the option.
-        text: the text that decides it.
-        value: its typed value; None if it could not be read.
-        config: the contents of the file of defaults.
-    """
-    is_of_file = text.rank in (SHARED_KEY, VERB_KEY)
-    if config.folder is None or not is_of_file or not (item.writes or item.copied):
-        return []
-    paths = value or []
-    if isinstance(value, str):
-        paths = [value]
-
-    problems = []
-    folder = os.path.realpath(config.folder)
-    for path in paths:
-        try:
-            target = os.path.realpath(os.path.join(folder, os.path.expanduser(path)))
-        except ValueError:  # a NUL in the name: no file has it
-            continue
-        is_below = os.path.commonpath([folder, target]) == folder
-        is_meant = item.writes or os.path.isfile(target)  # else it is no file, but e.g. a template
-        if is_meant and not is_below:
-            problems.append(
-                f"{item.flag} {path} ({text.source}) leads out of this folder; give it on the command line, or say "
-                f"--config {config.name}"
-            )
-    return problems
 
 
 def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, object]) -> SettingsT:
@@ -196,88 +158,28 @@ def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, objec
         if item.name in arguments:
             gathered.add_argument(item, arguments[item.name])
             continue
-        text_of_file = _text_of_file(item, settings_type.verb, config)
-        if text_of_file is not None:
-            gathered.add_text(item, text_of_file)
+        text = text_of_file(item, settings_type.verb, config)
+        if text is not None:
+            gathered.add_text(item, text)
     return gathered.settings(settings_type)
 
 
-class _TextWithSource(NamedTuple):
-    """A text that was given for an option.
-
-    Attributes:
-        raw: the text.
-        source: where it was given: ``flag``, the name of a variable, or the file and the key in it.
-        rank: the rank of that source; a higher one wins.
-    """
-
-    raw: Raw
-    source: str
-    rank: int
-
-
-def _deciding_text(
-    item: Option, verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str], config: Contents
-) -> _TextWithSource | None:
-    """Return the text that decides an option: that of the flag, else of the variable, else of the file of defaults.
-
-    Args:
-        item: the option.
-        verb: the verb that has it.
-        flags: the values of the command line, by field name; None and an empty list mean "not given".
-        environ: the environment variables.
-        config: the contents of the file of defaults.
-
-    Returns:
-        None if the option is not given anywhere.
-    """
-    flag = flags.get(item.name)
-    if flag is not None and flag != []:
-        return _TextWithSource(flag, "flag", FLAG)
-
-    variable = environ.get(item.variable)
-    if variable and not item.flag_only:  # an empty one counts as not set: that is how a shell unsets it for one command
-        raw: Raw = variable
-        if item.many and not item.split:  # the items of a list without commas stand on a line each
-            raw = variable.splitlines()
-        return _TextWithSource(raw, item.variable, VARIABLE)
-    return _text_of_file(item, verb, config)
-
-
-def _text_of_file(item: Option, verb: str, config: Contents) -> _TextWithSource | None:
-    """Return the text that the file of defaults has for an option of a verb; None if it has none.
-
-    A key in the verb's own mapping wins over a key for all verbs.
-
-    Args:
-        item: the option.
-        verb: the verb that has it.
-        config: the contents of the file of defaults.
-    """
-    texts_of_verb = config.verbs.get(verb, {})
-    if item.key in texts_of_verb:
-        source = f"{config.name}:{verb}.{item.key}"
-        return _TextWithSource(texts_of_verb[item.key], source, VERB_KEY)
-    if item.key in config.shared:
-        source = f"{config.name}:{item.key}"
-        return _TextWithSource(config.shared[item.key], source, SHARED_KEY)
-    return None
-
-
-def with_sources(text: str, settings: Common) -> str:
+def with_sources(text: str, options: Sequence[Option], values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     """Return a message in which each option's value is followed by its source, unless that is a flag or a default.
 
     Somebody who reads that ``--data x`` is no data set, and did not give it, has to know where it comes from.
 
     Args:
         text: the message.
-        settings: the settings of the command.
+        options: the options of the command.
+        values: their values, by name.
+        sources: where each value came from, by name.
     """
-    for item in options_of(type(settings)):
-        source = settings.sources.get(item.name, "default")
+    for item in options:
+        source = sources.get(item.name, "default")
         if source == "flag" or source.startswith("default"):
             continue
-        value = getattr(settings, item.name)
+        value = values[item.name]
         for words in _words_in_messages(item, value):
             # Match whole words: not a part of another word, nor the beginning of a longer path or query.
             pattern = rf"(?<!\S){re.escape(words)}(?![\w./?&=-])"
@@ -318,36 +220,6 @@ def _words_in_messages(item: Option, value: Any) -> list[str]:
             name, _, _ = name_and_group.partition(":")
             words.append(f"{item.flag} {name} {spec}")
     return words
-
-
-def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each ``HYDRACTL_*`` variable that no verb reads; most are misspelt."""
-    names = []
-    for name in sorted(environ):
-        is_of_the_program = name in (_CONFIG, _DEBUG)
-        if name.startswith("HYDRACTL_") and not is_of_the_program:
-            names.append(name)
-    if not names:  # then the options of all verbs need not be read, which takes time
-        return []
-    known_variables: set[str] = set()
-    for settings_type in SETTINGS.values():
-        known_variables.update(item.variable for item in options_of(settings_type))
-
-    lines = []
-    for name in names:
-        if name not in known_variables:
-            meant = about_option(name.removeprefix("HYDRACTL_"), None, ENVIRONMENT)
-            lines.append(f"the environment variable {name} is not read by hydractl{meant}")
-    return lines
-
-
-def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables from which hydractl reads settings."""
-    bare = {}
-    for name, text in environ.items():
-        if name == _DEBUG or not name.startswith("HYDRACTL_"):
-            bare[name] = text
-    return bare
 
 
 def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:

@@ -11,8 +11,8 @@ from typing import ClassVar
 from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.methods import rows_of_methods
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
+from hydractl.options.option import option, options_of
 from hydractl.settings.common import Common, Rule, SideBySide, run_option
-from hydractl.settings.option import option, options_of
 from hydractl.settings.rules import names_once, needs, required
 
 study_option = partial(option, "Study")

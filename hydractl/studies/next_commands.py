@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hydractl.expressions.data_sets import parse_ood_set
 from hydractl.files.study_answer import NextCommandRecord
+from hydractl.options.verbs import SETTINGS
 from hydractl.settings.studying import StudySettings
-from hydractl.settings.verbs import SETTINGS
 from hydractl.studies.steps import Step, Value
 
 _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")

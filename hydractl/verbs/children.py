@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hydractl.log import Log
-from hydractl.settings.sources import bare_environment
+from hydractl.options.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
 
 # Code that a child process runs. It sets the parent's sys.path, because "python -m" would look in the working directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,33 +14,56 @@ from hydractl.files.export_answer import ExportAnswer
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model
-from hydractl.model.source import Source, need_classifier, open_sources
-from hydractl.settings.common import EXPORTED
-from hydractl.settings.exporting import ExportSettings
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources
+from hydractl.options.call import EXPORTED, where
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
 
-def run(settings: ExportSettings, log: Log) -> Outcome:
-    """Write one model in every format that was asked for, and check each file against the model."""
-    (source,) = open_sources(settings.model, model_options(settings, bodies=True))
+def run(
+    model: str,
+    opening: ModelOptions,
+    *,
+    formats: Sequence[str],
+    graph_input: str,
+    output: str | None,
+    seed: int,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
+    """Write one model in every format that was asked for, and check each file against the model.
+
+    Args:
+        model: the MODEL.
+        opening: how it is opened.
+        formats: the formats; empty for the one that the ending of ``output`` names, else ONNX.
+        graph_input: what the graph of an image model takes: ``float32`` or ``uint8``.
+        output: the file; None to name it after the model.
+        seed: of the inputs on which files are compared with the model.
+        force: whether files may be replaced.
+        dry_run: whether only to plan.
+        log: the log.
+    """
+    formats = formats or [_format_of(output)]
+    (source,) = open_sources([model], opening)
     need_classifier(source)
-    _check_input(settings, source)
+    _check_input(graph_input, source)
 
     # Plan the files, and check them; only the header of the model is read.
-    stem = _path_without_ending(settings, source)
-    targets = plan_exports(settings.format, stem, source.description, source.tensors)
+    stem = _path_without_ending(output, formats, source)
+    targets = plan_exports(formats, stem, source.description, source.tensors)
     files = []
     for target in targets:
         files += target.files
-    check_outputs(files, force=settings.force)
+    check_outputs(files, force=force)
     plan = ExportAnswer(
         model=source.name,
         arch=source.description.arch,
         members=len(source.description.masks),
         exports=[target.planned() for target in targets],
     )
-    if settings.dry_run:
+    if dry_run:
         plan = replace(plan, dry_run=True)
         return Outcome(plan.to_json())
 
@@ -47,33 +71,42 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
     announce_reading([source], log)
     macs = cost_of(source.description, source.tensors)["macs"]
 
-    with claimed(targets, force=settings.force) as claim:
+    with claimed(targets, force=force) as claim:
         exports = claim.write(
             lambda: build_model(source),
             _origins(source),
             macs,
-            settings.seed,
+            seed,
             log,
-            uint8=settings.input == "uint8",
+            uint8=graph_input == "uint8",
         )
         answer = replace(plan, sha256=source.sha256, exports=exports)
         return Outcome(answer.to_json(), files=claim.commit())
 
 
-def _check_input(settings: ExportSettings, source: Source) -> None:
+def _format_of(output: str | None) -> str:
+    """Return the format that the ending of ``--output`` names, else ``onnx``."""
+    name = (output or "").lower()
+    for ending, kind in EXPORTED.items():
+        if name.endswith(ending):
+            return kind
+    return "onnx"
+
+
+def _check_input(graph_input: str, source: Source) -> None:
     """Refuse ``--input uint8`` (images) for a model that reads texts.
 
     Raises:
         UsageError: the model reads texts; the message names the option.
     """
-    if settings.input == "uint8" and source.description.reads != "image":
+    if graph_input == "uint8" and source.description.reads != "image":
         raise UsageError(
-            f"--input uint8{settings.where('input')} is for images, and {source.name} reads texts",
+            f"--input uint8{where('input')} is for images, and {source.name} reads texts",
             hint="leave it out: a graph of texts takes the numbers of tokens",
         )
 
 
-def _path_without_ending(settings: ExportSettings, source: Source) -> Path:
+def _path_without_ending(output: str | None, formats: Sequence[str], source: Source) -> Path:
     """Return the path of the output files without an ending: from ``-o``, or the name of the model.
 
     Each format adds its own ending. So ``-o`` may have no ending, or the ending of a format that is written.
@@ -81,21 +114,20 @@ def _path_without_ending(settings: ExportSettings, source: Source) -> Path:
     Raises:
         UsageError: ``-o`` has the ending of a format that is not written.
     """
-    if settings.output is None:
+    if output is None:
         return Path(source.name)
-    path = file_path(settings.output)
+    path = file_path(output)
     # The format that the ending of -o stands for; None if it stands for none.
     format_of_ending = EXPORTED.get(path.suffix)
-    if format_of_ending in settings.format:
+    if format_of_ending in formats:
         return path.with_suffix("")
     # An ending of another format, or that of checkpoints, would be a mistake. Any other dot is part of the name:
     # "v1.2".
     has_other_ending = format_of_ending is not None or path.suffix == ".st"
     if has_other_ending:
-        formats = ",".join(settings.format)
-        better_path = path.with_suffix(FORMATS[settings.format[0]].ending)
+        better_path = path.with_suffix(FORMATS[formats[0]].ending)
         raise UsageError(
-            f"--output {settings.output}: export --format {formats} writes no such file", hint=f"-o {better_path}"
+            f"--output {output}: export --format {','.join(formats)} writes no such file", hint=f"-o {better_path}"
         )
     return path
 

@@ -21,7 +21,7 @@ from hydractl.errors import OutputError, UsageError, install_hint
 from hydractl.files.atomic import storing
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
-from hydractl.settings.sources import bare_environment
+from hydractl.options.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs.children import Child, Ended, report, run_commands
 

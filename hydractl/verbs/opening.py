@@ -11,6 +11,7 @@ from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source
+from hydractl.options.call import text, texts
 from hydractl.settings.common import Common
 from hydractl.settings.finetuning import FinetuneSettings
 
@@ -30,6 +31,29 @@ def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
         labels = read_labels(settings.labels)
     prompts = tuple(read_prompts(settings.prompt))
     return settings.fill(ModelOptions, labels=labels, prompt=prompts, bodies=bodies)
+
+
+def opening_options(
+    *, arch: str | None, labels: object, max_length: int | None, prompt: object, seed: int, bodies: bool = False
+) -> ModelOptions:
+    """Return how models are opened, by the arguments of a verb; reads the files of ``labels`` and ``prompt``.
+
+    Args:
+        arch, labels, max_length, prompt, seed: the arguments.
+        bodies: whether models without a classifier may be opened.
+
+    Raises:
+        InputError: a file holds no class names or templates.
+        UsageError: a name is both a file and built in.
+    """
+    return ModelOptions(
+        arch=arch,
+        labels=None if labels is None else read_labels(text(labels)),
+        max_length=max_length,
+        prompt=tuple(read_prompts(texts(prompt))),
+        seed=seed,
+        bodies=bodies,
+    )
 
 
 def start_options(settings: FinetuneSettings) -> ModelOptions:

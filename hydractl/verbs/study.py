@@ -27,6 +27,7 @@ from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, nee
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
+from hydractl.options.verbs import SETTINGS, options_of_verb
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
@@ -34,7 +35,6 @@ from hydractl.settings.common import Common
 from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
-from hydractl.settings.verbs import SETTINGS, options_of_verb
 from hydractl.studies.answer import SCHEMA, Study
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.rows import (

@@ -29,8 +29,7 @@ from hydractl.circuit.search import GreedySearch
 from hydractl.distributed import Processes
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.model.runtime import HydraModel
-from hydractl.settings.option import options_of
-from hydractl.settings.pruning import CircuitSettings
+from hydractl.options.verbs import options_of_verb
 from tests.circuit import naive
 from tests.circuit.searching import Kept, evaluator_of, resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS, samples
@@ -42,7 +41,7 @@ SITES = {"clip": [f"{tower}transformer.resblocks.{i}.attn" for tower, i in (("vi
 
 def test_every_objective_and_score_has_a_forecast() -> None:
     assert QUANTITIES_OF.keys() == OBJECTIVE_BY_NAME.keys()
-    (choices,) = (option.choices for option in options_of(CircuitSettings) if option.name == "ood_score")
+    (choices,) = (option.choices for option in options_of_verb("extract-circuit") if option.name == "ood_score")
     draws = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double()
     for name in choices:
         # Samples stand in the order of the score itself.

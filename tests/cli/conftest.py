@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.errors import InputError
 from hydractl.files.records import Record, needed
-from hydractl.settings.registry import VERBS, module_of
-from hydractl.settings.verbs import SETTINGS
+from hydractl.options.call import current
+from hydractl.options.registry import VERBS, module_of
+from hydractl.options.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
 
@@ -62,12 +64,15 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def install(verb: str, run: Callable[..., Any] | None = None) -> list[Any]:
         seen: list[Any] = []
 
-        def record(settings: Any, log: Any) -> Outcome:
-            seen.append(settings)
-            return run(settings, log) if run is not None else Outcome({"schema": "test/1", "answer": 42})
+        def record(*arguments: Any, **keywords: Any) -> Outcome:
+            settings, log = (*arguments, None)[:2]
+            if VERBS[verb].signature:
+                settings, log = current().values, keywords["log"]
+            seen.append(SimpleNamespace(**settings) if isinstance(settings, dict) else settings)
+            return run(seen[-1], log) if run is not None else Outcome({"schema": "test/1", "answer": 42})
 
         module = types.ModuleType(module_of(verb))
-        if not VERBS[verb].settings:  # they are in the file of the verb
+        if not VERBS[verb].settings and not VERBS[verb].signature:  # they are in the file of the verb
             module.Settings = SETTINGS[verb]  # type: ignore[attr-defined]
         module.run = record  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module_of(verb), module)

@@ -19,11 +19,10 @@ from hydractl.data.suites import SUITES
 from hydractl.errors import UsageError
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.settings.option import options_of
-from hydractl.settings.registry import VERBS
-from hydractl.settings.sources import merge
-from hydractl.settings.verbs import SETTINGS
-from hydractl.settings.yaml_files import recipe_names
+from hydractl.options.registry import VERBS
+from hydractl.options.verbs import options_of_verb
+from hydractl.options.yaml_files import recipe_names
+from tests.calls import checked
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = {"hydractl": [], "info": ["--info"], **{name: [name] for name in VERBS}}
@@ -52,11 +51,11 @@ def test_no_stored_text_is_left_over() -> None:
 
 @pytest.mark.parametrize("columns", [80, 100])
 def test_the_short_help_fits_a_screen(columns: int) -> None:
-    for name, settings in SETTINGS.items():
+    for name in VERBS:
         lines = verb_help(name, columns, short=True).splitlines()
         assert len(lines) <= 40 and lines[-1] == f"all options: hydractl {name} --help"
-        assert sum(option.often for option in options_of(settings)) <= 14
-        assert sum(option.often for option in options_of(settings)) >= 6
+        assert sum(option.often for option in options_of_verb(name)) <= 14
+        assert sum(option.often for option in options_of_verb(name)) >= 6
         assert max(map(len, lines[: lines.index("Examples:")])) <= columns
 
 
@@ -87,10 +86,10 @@ def test_lines_fit(columns: int) -> None:
 
 
 def test_every_option_is_shown_with_its_default() -> None:
-    for name, settings in SETTINGS.items():
+    for name in VERBS:
         rows = re.split(r"\n  (?=    --|-\w, --|MODEL)", verb_help(name, 100))
         shown = {re.search(r"MODEL|--[\w-]+", row)[0]: " ".join(row.split()) for row in rows[1:]}  # type: ignore[index]
-        for one in options_of(settings):
+        for one in options_of_verb(name):
             if one.flagless:
                 assert one.key in " ".join(verb_help(name, 100).partition("have no flag")[0].split())
                 assert one.flag not in shown
@@ -103,7 +102,6 @@ def test_every_option_is_shown_with_its_default() -> None:
 
 
 def test_every_declared_verb_has_a_command() -> None:
-    assert list(VERBS) == list(SETTINGS)
     for name in VERBS:
         assert callable(request_function(name))
 
@@ -132,7 +130,7 @@ def test_examples_are_valid(hydractl: Callable[..., Any], fake_verb: Callable[..
 
 def test_an_example_can_fail(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        merge(SETTINGS["prune"], {"model": ["vit.st"]}, {}, tmp_path)
+        checked("prune", {"model": ["vit.st"]}, {}, tmp_path)
 
 
 @pytest.mark.parametrize(

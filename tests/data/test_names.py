@@ -12,8 +12,7 @@ from hydractl.data.labels import RawLabels, resolve_labels
 from hydractl.data.names import LABEL_SETS, PROMPT_SETS, index_of_published, label_set, read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.settings.evaluating import EvalSettings
-from hydractl.settings.option import options_of
+from hydractl.options.verbs import options_of_verb
 
 SIZES = {"imagenet": 1000, "cifar10": 10, "cifar100": 100, "food101": 101, "sun397": 397, "pets": 37, "dtd": 47}
 SIZES |= {"eurosat": 10, "caltech101": 102}
@@ -153,7 +152,7 @@ def test_prompts_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_help_names_what_is_built_in() -> None:
-    texts = {one.name: one.help for one in options_of(EvalSettings)}
+    texts = {one.name: one.help for one in options_of_verb("eval")}
     assert all(re.search(rf"\b{name}\b", texts["labels"]) for name in LABEL_SETS)
     assert PROMPT_SETS[0] in texts["prompt"]
 

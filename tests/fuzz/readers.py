@@ -126,10 +126,9 @@ def _training(path: Path) -> None:
 
 
 def _settings(path: Path) -> None:
-    from hydractl.settings.pruning import PruneSettings
-    from hydractl.settings.sources import merge
+    from tests.calls import checked
 
-    merge(PruneSettings, {"config": str(path), "model": ["vit.st"]}, {}, path.parent)
+    checked("prune", {"config": str(path), "model": ["vit.st"]}, {}, path.parent)
 
 
 def _labels(path: Path) -> None:

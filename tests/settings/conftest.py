@@ -10,8 +10,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.settings.common import Common
-from hydractl.settings.sources import merge
-from hydractl.settings.verbs import SETTINGS
+from tests.calls import checked
 
 Merge = Callable[..., Any]
 
@@ -25,7 +24,7 @@ def merged(tmp_path: Path) -> Merge:
     ) -> Common:
         if yaml is not None:
             (tmp_path / "hydra.yaml").write_text(yaml, encoding="utf-8")
-        return merge(SETTINGS[verb], flags, env or {}, tmp_path)
+        return checked(verb, flags, env or {}, tmp_path)
 
     return call
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings.pruning import PruneSettings
-from hydractl.settings.sources import merge, unknown_variables
+from hydractl.options.sources import unknown_variables
+from tests.calls import checked
 
 Refused = Callable[..., list[str]]
 FLAGS: dict[str, Any] = {"model": ["a.st"], "method": "random", "keep": "8"}
@@ -64,7 +64,7 @@ def test_not_utf8(tmp_path: Path, refused: Refused) -> None:
 @pytest.mark.parametrize(("name", "why"), [("none.yaml", "No such file or directory"), (".", "Is a directory")])
 def test_a_named_file_that_cannot_be_read(name: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        merge(PruneSettings, {**FLAGS, "config": name}, {}, tmp_path)
+        checked("prune", {**FLAGS, "config": name}, {}, tmp_path)
     assert caught.value.message == f"cannot read {name}: {why}"
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
-from hydractl.settings.option import options_of
-from hydractl.settings.sources import from_arguments, merge
-from hydractl.settings.verbs import SETTINGS
+from hydractl.options.registry import VERBS
+from hydractl.options.verbs import SETTINGS, options_of_verb
+from hydractl.settings.sources import from_arguments
+from tests.calls import checked
 
 Merge = Callable[..., Any]
 Refused = Callable[..., list[str]]
@@ -50,8 +51,8 @@ def test_force_is_an_argument_in_python() -> None:
 def outputs() -> list[tuple[str, str]]:
     """Every option of every verb that names something to write, with its verb."""
     found = []
-    for verb, settings_type in SETTINGS.items():
-        for option in options_of(settings_type):
+    for verb in VERBS:
+        for option in options_of_verb(verb):
             if option.writes and not option.many:
                 found.append((verb, option.name))
     assert len(found) > 12
@@ -73,7 +74,7 @@ def test_no_output_of_a_found_file_leads_out_of_its_folder(
     key = "openood_csv" if name == "openood_csv" else name
     for path in ("../a", "sub/../../a", f"{tmp_path}/a", "link/a", "link/../b", "~/a", "file"):
         path = path if path == "file" else f"{path}{ending}"
-        if shared and key in SETTINGS:  # a key of the file is the verb, then
+        if shared and key in VERBS:  # a key of the file is the verb, then
             continue
         text = f"{key}: {path}" if shared else f"{verb}: {{{key}: {path}}}"
         source = f"hydra.yaml:{key}" if shared else f"hydra.yaml:{verb}.{key}"
@@ -135,7 +136,7 @@ def problems_of(
     """The problems of the options of a verb in a folder with this hydra.yaml."""
     (folder / "hydra.yaml").write_text(yaml)
     try:
-        merge(SETTINGS[verb], flags, env or {}, folder)
+        checked(verb, flags, env or {}, folder)
     except UsageError as error:
         return error.problems or [error.message]
     return []

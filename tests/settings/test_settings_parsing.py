@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings.members import FuseSettings
-from hydractl.settings.option import options_of
-from hydractl.settings.sources import merge
-from hydractl.settings.verbs import SETTINGS
+from hydractl.options.registry import VERBS
+from hydractl.options.verbs import options_of_verb
+from tests.calls import checked
 
 Refused = Callable[..., list[str]]
 NEEDED: dict[str, dict[str, Any]] = {
@@ -100,10 +99,10 @@ def test_the_message_counts_and_the_hint_leads_to_help(merged: Callable[..., Any
 
 
 def test_every_option_is_fully_declared() -> None:
-    for verb, settings in SETTINGS.items():
-        keys = [one.key for one in options_of(settings)]
+    for verb in VERBS:
+        keys = [one.key for one in options_of_verb(verb)]
         assert len(keys) == len(set(keys)), verb
-        for one in options_of(settings):
+        for one in options_of_verb(verb):
             assert one.help and not one.help.endswith("."), one
             assert one.type in (str, int, float, bool) or one.reads is not None, one
             assert one.complaints(one.fresh_default()) == [], one
@@ -113,15 +112,15 @@ def test_defaults_alone_never_complain_about_ranges(tmp_path: Any) -> None:
     """Every number has a lower bound or a reason: zero or less must be refused where it makes no sense."""
     unbounded = [
         (verb, one.name)
-        for verb, settings in SETTINGS.items()
-        for one in options_of(settings)
+        for verb in VERBS
+        for one in options_of_verb(verb)
         if one.type in (int, float) and one.at_least is None and one.above is None
     ]
     assert unbounded == []
-    assert merge(FuseSettings, {"model": ["a"]}, {}, tmp_path).merge == ["auto"]
+    assert checked("fuse", {"model": ["a"]}, {}, tmp_path).merge == ["auto"]
 
 
-PATTERNED = {option.flag: option for verb in SETTINGS.values() for option in options_of(verb) if option.pattern}
+PATTERNED = {option.flag: option for verb in VERBS for option in options_of_verb(verb) if option.pattern}
 
 
 @pytest.mark.fault(73)

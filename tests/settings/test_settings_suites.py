@@ -11,11 +11,11 @@ import pytest
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SuiteChoice, parse_ood_suite
 from hydractl.settings.evaluating import EvalSettings
-from hydractl.settings.sources import merge
+from tests.calls import checked
 
 
 def made(folder: Path, **flags: Any) -> EvalSettings:
-    return merge(EvalSettings, {"model": ["a.st"], "test": "d", **flags}, {}, folder)
+    return checked("eval", {"model": ["a.st"], "test": "d", **flags}, {}, folder)
 
 
 def problems(folder: Path, **flags: Any) -> list[str]:

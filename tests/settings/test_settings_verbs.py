@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings.exporting import ExportSettings
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.members import FuseSettings
 from hydractl.settings.pruning import CircuitSettings, PruneSettings
+from tests.calls import checked
 
 M = {"model": ["a.st"]}
 
@@ -144,7 +144,7 @@ def test_weights_are_not_written_under_the_name_of_another_kind_of_file(name: st
         PruneSettings(model=["a.st"], method="random", keep=3, output=name).check()
     PruneSettings(model=["a.st"], method="random", keep=3, output="vit.taylor-8").check()
     if name in ("h.onnx", "h.int8.onnx", "h.PT2"):
-        ExportSettings(model=["h.st"], output=name).check()
+        checked("export", {"model": ["h.st"], "output": name})
 
 
 def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]) -> None:

@@ -12,10 +12,10 @@ import pytest
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
-from hydractl.settings.registry import GONE_VERBS
-from hydractl.settings.sources import merge, unknown_variables
-from hydractl.settings.suggestions import COMMAND_LINE, about_option, about_word
-from hydractl.settings.verbs import SETTINGS
+from hydractl.options.registry import GONE_VERBS, VERBS
+from hydractl.options.sources import unknown_variables
+from hydractl.options.suggestions import COMMAND_LINE, about_option, about_word
+from tests.calls import checked
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_whole_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_budget_is_never_taken_for_quiet() -> None:
-    for verb in SETTINGS:
+    for verb in VERBS:
         assert "quiet" not in about_option("budget", verb, COMMAND_LINE)
 
 
@@ -74,7 +74,7 @@ def test_a_budget_is_never_taken_for_quiet() -> None:
 def test_keys_of_a_file(yaml: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "hydra.yaml").write_text(yaml)
     with pytest.raises(UsageError) as caught:
-        merge(SETTINGS["prune"], {"model": ["a.st"], "method": "random", "keep": "1"}, {}, tmp_path)
+        checked("prune", {"model": ["a.st"], "method": "random", "keep": "1"}, {}, tmp_path)
     assert [caught.value.message, *caught.value.problems][-1] == message
 
 
@@ -120,8 +120,8 @@ def test_a_verb_that_is_gone_says_what_to_do_instead(
     assert str(caught.value) == f"hydractl.{verb} is gone: {GONE_VERBS[verb]}"
     (tmp_path / "hydra.yaml").write_text(f"{verb}: {{}}")
     with pytest.raises(UsageError, match=re.escape(f"unknown key {verb!r}; it is gone: {GONE_VERBS[verb]}")):
-        merge(SETTINGS["prune"], {"model": ["a.st"], "method": "random", "keep": "1"}, {}, tmp_path)
-    assert verb not in SETTINGS
+        checked("prune", {"model": ["a.st"], "method": "random", "keep": "1"}, {}, tmp_path)
+    assert verb not in VERBS
 
 
 def test_a_variable_of_an_option_that_is_gone_is_a_warning_like_any_other() -> None:

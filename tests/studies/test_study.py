@@ -33,9 +33,9 @@ from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import ModelOptions, open_source
+from hydractl.options.registry import VERBS
 from hydractl.report.terminal import render
 from hydractl.report.texts import program_words
-from hydractl.settings.registry import VERBS
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
 from hydractl.studies.sets import StudySets, study_sets

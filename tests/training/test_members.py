@@ -22,8 +22,9 @@ import hydractl
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse
 from hydractl.log import Log
-from hydractl.settings.sources import bare_environment, merge, to_argv
-from hydractl.settings.verbs import SETTINGS
+from hydractl.options.sources import bare_environment
+from hydractl.options.verbs import SETTINGS
+from hydractl.settings.sources import merge, to_argv
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.outputs import numbered
 from hydractl.verbs.children import run_commands

@@ -10,9 +10,9 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
+from hydractl.options.yaml_files import RECIPES, recipe_names
 from hydractl.settings.finetuning import FinetuneSettings, recipe_options
-from hydractl.settings.sources import merge
-from hydractl.settings.yaml_files import RECIPES, recipe_names
+from tests.calls import checked
 
 BASES = ["base-cifar100", "base-imagenet1k", "base-imagenet21k"]
 NAMES = [*BASES, "cifar100", "clip-locked-image", "default", "imagenet1k", "sst2"]
@@ -53,9 +53,9 @@ def test_the_recipes_are_these() -> None:
 
 
 def _options() -> Any:
-    from hydractl.settings.option import options_of
+    from hydractl.options.verbs import options_of_verb
 
-    return options_of(FinetuneSettings)
+    return options_of_verb("finetune")
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -72,19 +72,19 @@ def test_the_default_recipe_changes_nothing() -> None:
 def test_flag_over_variable_over_file_over_recipe(tmp_path: Path) -> None:
     (tmp_path / "hydra.yaml").write_text("clip: 3\nfinetune: {recipe: sst2, warmup: 0.2, clip: 4}\nweight_decay: 7\n")
     flags: dict[str, Any] = {"model": ["a.st"], "train": "d", "val": "v", "patience": "5"}
-    made = merge(FinetuneSettings, flags, {"HYDRACTL_CLIP": "5"}, tmp_path)
+    made = checked("finetune", flags, {"HYDRACTL_CLIP": "5"}, tmp_path)
     assert (made.patience, made.clip, made.warmup, made.weight_decay) == (5, 5.0, 0.2, 7.0)
     assert (made.epochs, made.schedule, made.max_length) == (7, "linear", 128)
     assert made.sources["schedule"] == "recipe sst2"
     assert made.sources["clip"] == "HYDRACTL_CLIP"
     assert made.label_smoothing == 0.0 and made.sources["label_smoothing"] == "default"
-    steps = merge(FinetuneSettings, {**flags, "steps": "9"}, {}, tmp_path)
+    steps = checked("finetune", {**flags, "steps": "9"}, {}, tmp_path)
     assert (steps.steps, steps.epochs) == (9, None)
 
 
 def test_what_a_recipe_says_gives_way_where_it_means_nothing(tmp_path: Path) -> None:
     flags: dict[str, Any] = {"model": ["a.st"], "train": "d", "val": "v", "recipe": "imagenet1k", "optimizer": "adamw"}
-    made = merge(FinetuneSettings, {**flags, "schedule": "constant"}, {}, tmp_path)
+    made = checked("finetune", {**flags, "schedule": "constant"}, {}, tmp_path)
     assert (made.optimizer, made.schedule, made.momentum) == ("adamw", "constant", 0.9)
     assert (made.weight_decay, made.steps) == (0.0, 120000)
 
@@ -146,7 +146,7 @@ def test_what_needs_validation_is_passed_over_without_it(
     with_val = settings(recipe="sst2")
     assert (with_val.patience, with_val.min_delta, with_val.passed_over) == (2, 5e-4, [])
     with pytest.raises(UsageError, match="--patience .*needs --val"):  # what a person asks for is not passed over
-        merge(FinetuneSettings, {"model": ["x.st"], "train": "d", "recipe": "sst2", "patience": "3"}, {}, tmp_path)
+        checked("finetune", {"model": ["x.st"], "train": "d", "recipe": "sst2", "patience": "3"}, {}, tmp_path)
 
     monkeypatch.chdir(tmp_path)
     model = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=1&num_heads=3"

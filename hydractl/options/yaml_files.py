@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hydractl.errors import UsageError, did_you_mean
-from hydractl.settings.common import Common
-from hydractl.settings.option import Raw, options_of
-from hydractl.settings.suggestions import YAML_FILE, about_key_of_file, about_option
-from hydractl.settings.verbs import SETTINGS
+from hydractl.options.option import Raw
+from hydractl.options.registry import VERBS
+from hydractl.options.suggestions import YAML_FILE, about_key_of_file, about_option
+from hydractl.options.verbs import options_of_verb
 
 RECIPES = Path(__file__).resolve().parents[1] / "training" / "recipes"
 DEFAULT_NAME = "hydra.yaml"
 _FOREIGN = "x_"  # "x-" after its dash became "_": keys for other readers of the file, such as the script of a study
+_FLAG_ONLY = ("force",)  # an option that neither a file nor a variable can set
 _ABOUT = "about"  # a key of a recipe that is no option: one sentence on where the recipe comes from
 
 # A node of YAML's syntax tree, with the attributes id ("scalar", "sequence" or "mapping"), value, tag and start_mark.
@@ -59,7 +60,7 @@ class Contents:
     def add_unknown_key(self, key: str, line: int, verb: str | None = None) -> None:
         """Add a problem for a key that is no option: of the verb, or, at the top of the file, of any verb."""
         place = f"{self.name} line {line}"
-        if key in _flag_only_keys():
+        if key in _FLAG_ONLY:
             self.problems.append(not_a_default(place, key))
         elif verb is None:
             about = about_key_of_file(key)
@@ -79,18 +80,13 @@ def not_a_default(place: str, key: str) -> str:
     return f"{place}: {key} cannot be a default; give --{key} with the command that is to replace an output"
 
 
-def _keys_of(settings_type: type[Common]) -> list[str]:
+def _keys_of(verb: str) -> list[str]:
     """Return the keys of the options of a verb that a YAML file may have."""
     keys = []
-    for declared_option in options_of(settings_type):
+    for declared_option in options_of_verb(verb):
         if declared_option.key not in YAML_FILE.lacks:
             keys.append(declared_option.key)
     return keys
-
-
-def _flag_only_keys() -> list[str]:
-    """Return the keys of the options that neither a file nor a variable can set."""
-    return [declared_option.key for declared_option in options_of(Common) if declared_option.flag_only]
 
 
 def find_config(folder: Path | None, named: str | None) -> Contents:
@@ -122,13 +118,13 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
 
     # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.
     keys_of_any_verb: list[str] = []
-    for settings_type in SETTINGS.values():
-        keys_of_any_verb += _keys_of(settings_type)
+    for known_verb in VERBS:
+        keys_of_any_verb += _keys_of(known_verb)
     for key, node, line in _entries(root, config.name, "the file"):
         verb = key.replace("_", "-")
         if key.startswith(_FOREIGN):
             continue
-        if verb in SETTINGS:
+        if verb in VERBS:
             config.verbs[verb] = _verb_values(node, verb, config)
         elif key in keys_of_any_verb:
             config.add_value(config.shared, key, node)
@@ -151,7 +147,7 @@ def _verb_values(node: Node, verb: str, config: Contents) -> dict[str, Raw]:
     values: dict[str, Raw] = {}
     if _is_null(node):
         return values
-    known_keys = _keys_of(SETTINGS[verb])
+    known_keys = _keys_of(verb)
     for key, value, line in _entries(node, config.name, verb):
         if key in known_keys:
             config.add_value(values, key, value)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydractl.errors import nearest
-from hydractl.settings.registry import GONE_VERBS
-from hydractl.settings.verbs import SETTINGS, options_of_verb
+from hydractl.options.registry import GONE_VERBS, VERBS
+from hydractl.options.verbs import options_of_verb
 
 _BESIDE_VERBS: Mapping[str | None, Sequence[str]] = {
     None: ("help", "version", "info", "install-completion", "show-completion"),
@@ -45,7 +45,7 @@ class Door:
         Args:
             verb: the verb that has the options; None means all verbs.
         """
-        verbs = list(SETTINGS)
+        verbs = list(VERBS)
         if verb is not None:
             verbs = [verb]
         names: list[str] = []
@@ -63,7 +63,7 @@ class Door:
 
     def verbs_with(self, name: str) -> list[str]:
         """Return the verbs that have an option of this name."""
-        return [verb for verb in SETTINGS if name in self.names(verb)]
+        return [verb for verb in VERBS if name in self.names(verb)]
 
 
 def _as_flag(name: str) -> str:
@@ -133,11 +133,11 @@ def about_word(word: str, verb: str | None) -> str:
     if word in GONE_VERBS:
         return f"; it is gone: {GONE_VERBS[word]}"
     if not word.startswith("-"):
-        return _did_you_mean(word, [*SETTINGS, "--info", "--version"], str)
+        return _did_you_mean(word, [*VERBS, "--info", "--version"], str)
 
     # The word is a flag after a verb.
     name = word.removeprefix("--")
-    if verb in SETTINGS:
+    if verb in VERBS:
         return about_option(name, verb, COMMAND_LINE) or _did_you_mean(name, ["help"], _as_flag)
 
     # The word is a flag of the program itself, or of --info; or it belongs to a verb.
@@ -156,10 +156,10 @@ def about_key_of_file(key: str) -> str:
     if key in GONE_VERBS:
         return f"; it is gone: {GONE_VERBS[key]}"
     name = key.replace("_", "-").lower()
-    near_name = nearest(name, [*SETTINGS, *YAML_FILE.names(None)])
+    near_name = nearest(name, [*VERBS, *YAML_FILE.names(None)])
     if near_name is None:
         return ""
-    written = repr(near_name) if near_name in SETTINGS else YAML_FILE.option(near_name)
+    written = repr(near_name) if near_name in VERBS else YAML_FILE.option(near_name)
     return f"; did you mean {written}?"
 
 

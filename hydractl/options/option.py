@@ -16,6 +16,9 @@ from hydractl.jsonio import held_as
 Raw = str | bool | list[str] | Mapping[str, str]
 """A value as it was written, before its option reads it."""
 
+MODEL_KINDS = ("model", "members", "rows", "documents")
+"""The kinds of options that stand without a flag: one MODEL, members, rows of a table, or documents."""
+
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit every 64-bit counter and seed
@@ -69,8 +72,11 @@ class Option:
         copied: whether it may name a text file whose lines go into what is written, such as class names.
         flag_only: whether it is given on the command line or in Python alone: no file and no variable can set it.
         often: whether the short help (``-h``) shows it, which has room for about a dozen options.
+        whole: whether a list of a Python program is one value: the content of a file.
         name: the field of the settings dataclass.
         flagless: whether it has no flag, and can be given only in files, recipes, variables and Python calls.
+        kind: what objects of a Python program it takes besides texts: ``model``, ``members``, ``rows``, ``documents``,
+            ``data``, ``document``; empty if it takes none.
         type: the type of the value, or of the items of a list: ``str``, ``int``, ``float``, ``bool`` or what ``reads``
             returns.
         many: whether the value is a list.
@@ -103,6 +109,8 @@ class Option:
     flag_only: bool = False
     often: bool = False
     flagless: bool = False
+    kind: str = ""
+    whole: bool = False
     name: str = ""
     type: type = str
     many: bool = False
@@ -116,7 +124,7 @@ class Option:
     @property
     def label(self) -> str:
         """The name in messages: ``MODEL``, or the flag, or the key if it has no flag."""
-        if self.name == "model":
+        if self.name == "model" or self.kind in MODEL_KINDS:
             return "MODEL"
         if self.flagless:
             return self.key

@@ -21,6 +21,8 @@ class Verb(NamedTuple):
         prints_table: whether the answer is the table itself and not a file, so that it is printed on any kind of
             output.
         function: the name of its Python function; empty if it is the name of the verb.
+        signature: the function of the verb, as ``MODULE:NAME``, from whose signature the options come; then
+            ``settings`` and ``function`` are empty.
         module: the module that has ``run(settings, log) -> Outcome``; empty for the file of the verb's name in
             ``hydractl/verbs``. It is imported only when the verb runs.
     """
@@ -33,6 +35,7 @@ class Verb(NamedTuple):
     prints_table: bool = False
     function: str = ""
     module: str = ""
+    signature: str = ""
 
 
 VERBS: dict[str, Verb] = {
@@ -114,7 +117,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "export": Verb(
-        settings="hydractl.settings.exporting:ExportSettings",
+        signature="hydractl.api.export:export",
         summary="Write a model as ONNX or for plain PyTorch",
         usage="MODEL [--format FORMATS] [-o hydra.onnx] [options]",
         about="Write a model, fused or not, as files that run without hydractl; each is run and compared with the "
@@ -255,9 +258,11 @@ def settings_of(verb: str) -> str:
 
 def function_of(verb: str) -> str:
     """Return the name of a verb's Python function."""
-    declared = VERBS[verb].function
-    if declared:
-        return declared
+    declared = VERBS[verb]
+    if declared.signature:
+        return declared.signature.partition(":")[2]
+    if declared.function:
+        return declared.function
     return verb.replace("-", "_")
 
 

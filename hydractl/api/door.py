@@ -1,0 +1,169 @@
+"""A call of a verb's function by a Python program: what it may pass, and messages in terms of Python."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from hydractl.api.calling import PythonLog, data_argument, data_in, is_left_out, unknown_argument, value_for_option
+from hydractl.api.models import Model, ModelLike, open
+from hydractl.api.wording import Wording
+from hydractl.errors import HydraError, RequirementError, UsageError
+from hydractl.files.inputs import reading
+from hydractl.jsonio import HeldDocument
+from hydractl.model.source import HeldModel, HeldRow
+from hydractl.options.call import gather_arguments
+from hydractl.options.inputs import inputs_of
+from hydractl.options.option import MODEL_KINDS, Option
+from hydractl.options.signature import Declared
+
+
+def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str, object]) -> Any:
+    """Run a verb for a program, and return what its function returns.
+
+    None and empty lists count as not given. An argument that is no option, such as ``on_log``, is passed on.
+
+    Raises:
+        RequirementError: one of ``require`` is not met.
+        HydraError: what the verb raises; its messages name arguments instead of flags.
+    """
+    function = declared.function
+    signature = inspect.signature(function)
+    for name in keywords:
+        if name not in signature.parameters:
+            raise unknown_argument(declared.verb, name)
+    options = {option.name: option for option in declared.options}
+    values = {}
+    further = {}
+    for name, value in signature.bind(*arguments, **keywords).arguments.items():
+        if name not in options:
+            further[name] = value
+        elif not is_left_out(value):
+            values[name] = value
+
+    # Turn the values into those of options: objects in memory become texts that hold them.
+    models = {name: values.pop(name) for name in list(values) if options[name].kind in MODEL_KINDS}
+    spec_by_data_set = {name: data_argument(value, name) for name, value in data_in(options, values).items()}
+    wording = Wording(declared.verb, function.__name__, options.values(), values, spec_by_data_set)
+    try:
+        taken: dict[str, object] = {}
+        for name, value in values.items():
+            taken[name] = value_for_option(options[name], value, spec_by_data_set)
+        for name, value in models.items():
+            taken[name] = _model_texts(options[name], value)
+        verb_call = gather_arguments(declared, taken)
+        verb_call.log = PythonLog(wording.said, further.get("on_log"))
+        with ExitStack() as while_it_works:
+
+            def protect_inputs() -> None:
+                """Refuse outputs that would replace what is read."""
+                writes_models = declared.writes == "weights"
+                inputs = inputs_of(declared.options, verb_call.values, writes_models=writes_models)
+                while_it_works.enter_context(reading(inputs))
+
+            verb_call.ready = protect_inputs
+            result = verb_call.run(further)
+            # Rows are computed while they are taken: take them here, while the inputs are protected.
+            if result.outcome.lines is not None:
+                result.outcome.lines = iter(list(result.outcome.lines))
+    except HydraError as error:
+        wording.translate(error)
+        raise
+    unmet = result.outcome.unmet
+    if unmet:
+        raise RequirementError(f"{len(unmet)} of the requirements do not hold", problems=unmet)
+    return result
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def _model_texts(option: Option, value: Any) -> list[str]:
+    """Return the texts of what was passed as MODEL; those of opened models and of documents hold them."""
+    if option.kind == "rows":
+        return row_arguments(value)
+    if option.kind == "documents":
+        return document_arguments(value)
+    return model_arguments(as_list(value))
+
+
+def as_list(models: Any) -> list[Any]:
+    """Return several models as a list, and a single model as a list with one element."""
+    if isinstance(models, list | tuple):
+        return list(models)
+    return [models]
+
+
+def model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[str]:
+    """Return each MODEL in the form that a verb takes: a file or name as text, an opened model as a text that holds it.
+
+    Args:
+        models: files, names, opened models or modules; an opened one that is several models becomes several texts.
+        held_before: how many opened models the call has already. Messages number them, from ``memory:0``.
+    """
+    arguments: list[str] = []
+    number = held_before
+    for model in models:
+        if not isinstance(model, Model | nn.Module):
+            arguments.append(os.fspath(model))
+            continue
+        opened = open(model)
+        for source in opened.sources:
+            arguments.append(HeldModel(f"memory:{number}", source, keeps=opened.folder))
+            number += 1
+    return arguments
+
+
+def row_arguments(models: Any) -> list[str]:
+    """Return the rows of a table in the form that a verb takes.
+
+    Args:
+        models: one model, several, or a mapping from the names of rows to a model or the members of an ensemble.
+
+    Raises:
+        UsageError: the name of a row has a character with a meaning on the command line.
+    """
+    named_rows = [("", model) for model in as_list(models)]
+    if isinstance(models, Mapping):
+        named_rows = list(models.items())
+    rows: list[str] = []
+    models_held = 0
+    for name, members in named_rows:
+        if set(name) & set("/:?="):
+            raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
+        arguments = model_arguments(as_list(members), models_held)
+        models_held += sum(isinstance(argument, HeldModel) for argument in arguments)
+        rows.append(_row_argument(name, arguments))
+    return rows
+
+
+def _row_argument(name: str, members: list[str]) -> str:
+    """Return a row in the form that a verb takes: ``NAME=MODEL+MODEL``.
+
+    Args:
+        name: the name of the row; empty if it is named after its model.
+        members: its models in the form that a verb takes. If one of them holds an opened model, the returned text holds
+            the name and all members, too.
+    """
+    text = "+".join(members)
+    if name:
+        text = f"{name}={text}"
+    if any(isinstance(member, HeldModel) for member in members):
+        return HeldRow(text, (name or None, members))
+    return text
+
+
+def document_arguments(documents: Any) -> list[str]:
+    """Return each document as the name of its file, or as a text that holds it."""
+    names: list[str] = []
+    for number, document in enumerate(as_list(documents), start=1):
+        if isinstance(document, Mapping):
+            names.append(HeldDocument(f"document {number}", dict(document)))
+        else:
+            names.append(os.fspath(document))
+    return names

@@ -1,0 +1,98 @@
+"""The signature of ``export``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hydractl.api.options import (
+    Arch,
+    Config,
+    DryRun,
+    Force,
+    Labels,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+)
+from hydractl.api.verb import verb
+from hydractl.options.call import Problems, log, text, text_or_none, texts
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Exports
+
+exporting = partial(opt, group="Exporting")
+
+Format = Literal["onnx", "pt2"]
+
+
+@verb("export", writes="export")
+def export(
+    model: OneModel,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    format: Annotated[
+        Format | Sequence[Format],
+        exporting(
+            "The formats to write, each a file [default: by the ending of --output, else onnx]",
+            metavar="onnx,pt2",
+            split=True,
+            often=True,
+        ),
+    ] = (),
+    input: Annotated[
+        Literal["float32", "uint8"],
+        exporting(
+            "What the graph of an image model takes: pixels preprocessed to float32, or images at the model's size in "
+            "uint8, which it normalises itself",
+            often=True,
+        ),
+    ] = "float32",
+    output: Output = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+) -> Exports:
+    """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
+
+    It computes on the CPU in float32, and reads no data.
+
+    Args:
+        path: the ``.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``, and wins over it.
+
+    Returns:
+        The files with their checks; ``files`` are their paths.
+
+    Raises:
+        UsageError, InputError: the model cannot be exported, or the ending names no format.
+        OutputError: a file exists, and ``force`` is not set.
+    """
+    with Problems():
+        pass  # all rules are of single options
+
+    from hydractl.api.results import Exports
+    from hydractl.verbs.export import run
+    from hydractl.verbs.opening import opening_options
+
+    outcome = run(
+        text(model),
+        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
+        formats=texts(format),
+        graph_input=input,
+        output=text_or_none(path or output),
+        seed=seed,
+        force=force,
+        dry_run=dry_run,
+        log=log(),
+    )
+    return Exports(outcome)

@@ -1,0 +1,187 @@
+"""The arguments that several verbs share, each declared once: its type for Python, and its option.
+
+A signature repeats them by name: ``device: Device = "auto"``. What a type checker sees is what a program may pass; the
+function itself gets a text, which stands for an object of the program where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeAlias
+
+from hydractl.options.signature import opt
+
+io = partial(opt, group="Input and output")
+running = partial(opt, group="Running")
+general = partial(opt, group="General")
+
+if TYPE_CHECKING:
+    import os
+    from typing import Any
+
+    import numpy.typing as npt
+    from PIL.Image import Image
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+    from hydractl.api.models import ModelLike
+    from hydractl.data.held import Table
+
+    Path: TypeAlias = str | "os.PathLike[str]"
+
+    Samples: TypeAlias = (
+        npt.NDArray[Any]
+        | Tensor
+        | Sequence[Image]
+        | Sequence[npt.NDArray[Any]]
+        | Sequence[Tensor]
+        | Sequence[str]
+        | Sequence[tuple[str, str]]
+    )
+    """Images (``[N, H, W]``, ``[N, H, W, C]``, a tensor ``[N, C, H, W]``, or a list of them), texts, or pairs of
+    texts."""
+
+    Classes: TypeAlias = npt.NDArray[Any] | Tensor | Sequence[int] | Sequence[str]
+    """One class for each sample, by number or by name."""
+
+    Data: TypeAlias = Path | Samples | tuple[Samples, Classes | None] | Dataset[Any] | Table
+    """A SPEC as on the command line; samples, or ``(samples, classes)``; a torch ``Dataset`` of ``(sample, class)``; a
+    ``datasets.Dataset`` with columns ``image`` or ``text`` (``text_b``), and ``label``."""
+
+    NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
+    """Data sets by name (``NAME``, ``NAME:near`` or ``NAME:far``), or texts ``NAME=SPEC``."""
+
+    ManyData: TypeAlias = Data | Mapping[str, Data]
+    """One data set, or several under names that tell them apart in messages."""
+
+    JsonDocument: TypeAlias = Path | Mapping[str, object]
+    """The document that a function returned, or the file of one."""
+else:
+    Path = str
+    Data = NewType("Data", str)
+    NamedData = Sequence[Data]
+    ManyData = Sequence[Data]
+    JsonDocument = NewType("JsonDocument", str)
+    ModelLike = NewType("ModelLike", str)
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+Models: TypeAlias = Annotated[
+    ModelLike | Sequence[ModelLike] | Mapping[str, ModelLike | Sequence[ModelLike]],
+    io(
+        "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble",
+        metavar="MODEL...",
+        kind="rows",
+    ),
+]
+"""One model, several, or a mapping from row names. In a mapping, a list is an ensemble whose models run in turn."""
+
+OneModel: TypeAlias = Annotated[
+    ModelLike, io("A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL", kind="model")
+]
+"""One model: a file, a folder, a name, or a model that a program has opened."""
+
+# --- input and output -------------------------------------------------------------------------------------------------
+
+SPEC_FORMS = (
+    "a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), or NAME/SPLIT after a "
+    "scheme"
+)
+"""The forms that the SPEC of a data set can have, for help texts."""
+
+Output: TypeAlias = Annotated[
+    Path | None,
+    io(
+        "Output file; - is standard output for JSON [default: named after the input and what was done]",
+        metavar="PATH",
+        short="-o",
+        writes=True,
+        often=True,
+    ),
+]
+DataSet: TypeAlias = Annotated[Data | None, io(f"The data set: {SPEC_FORMS}", metavar="SPEC", often=True)]
+Limit: TypeAlias = Annotated[
+    int | None,
+    io(
+        "Use only N samples, before anything else: the first ones, but of class folders and other sets sorted by class "
+        "as many of each class, drawn by --seed [samples; default: all]",
+        at_least=1,
+    ),
+]
+MaxLength: TypeAlias = Annotated[
+    int | None,
+    io(
+        "Maximum number of tokens of a text; longer texts are truncated [tokens; default: what the checkpoint says]",
+        at_least=1,
+    ),
+]
+Labels: TypeAlias = Annotated[
+    Path | Sequence[str] | None,
+    io(
+        "Class names: a file with one per line, a JSON list, a folder of class folders, or a set with names built in "
+        "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
+        "zero-shot model [default: those of the checkpoint, else of the data]",
+        metavar="FILE|NAME",
+        copied=True,
+        whole=True,
+    ),
+]
+Prompt: TypeAlias = Annotated[
+    str | Sequence[str],
+    io(
+        "Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or give "
+        "a file of templates, or openai-imagenet for CLIP's own 80 [default: A photo of a {label}.]",
+        metavar="TEMPLATE|FILE",
+        copied=True,
+    ),
+]
+Tower: TypeAlias = Annotated[
+    Literal["visual", "text", "both"] | None,
+    io("The tower whose heads are meant, in a model with two towers [default: both]"),
+]
+Arch: TypeAlias = Annotated[
+    str | None,
+    io(
+        "The architecture of a bare safetensors or .pth file, such as timm:vit_base_patch16_224 "
+        "[default: what the file says]",
+        metavar="NAME",
+    ),
+]
+Force: TypeAlias = Annotated[bool, io("Replace an output that exists", often=True, flag_only=True)]
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+Device: TypeAlias = Annotated[
+    str,
+    running(
+        "The device to compute on",
+        metavar="auto|cpu|cuda[:i]|mps",
+        pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
+        example="cuda:0",
+        often=True,
+    ),
+]
+Workers: TypeAlias = Annotated[
+    int | None,
+    running(
+        "Processes that read data; 0 is the main one [processes; default: 0; up to 8 where images are decoded for a "
+        "CUDA device]",
+        at_least=0,
+    ),
+]
+Seed: TypeAlias = Annotated[int, running("The seed of everything random", at_least=0, often=True)]
+DryRun: TypeAlias = Annotated[bool, running("Print the plan and stop", often=True)]
+Dtype: TypeAlias = Annotated[
+    Literal["float32", "bfloat16", "float16", "float64"], running("Number format of the computation")
+]
+BatchSize: TypeAlias = Annotated[int, running("Samples that are computed together [samples]", at_least=1)]
+
+# --- general ----------------------------------------------------------------------------------------------------------
+
+Config: TypeAlias = Annotated[
+    Path | None,
+    general(
+        "The file of defaults, or a YAML mapping in braces [default: hydra.yaml, if there is one]", metavar="FILE|{...}"
+    ),
+]

@@ -1,0 +1,56 @@
+"""The decorator that makes a verb of a typed function: a command of the command line, and the function of a program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+
+from hydractl.options.option import Option
+from hydractl.options.signature import OF_A_TERMINAL, Declared
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def verb(
+    name: str,
+    *,
+    alternatives: Sequence[Sequence[str]] = (),
+    writes: Literal["json", "weights", "export"] = "json",
+    before: Callable[[Any], None] | None = None,
+    further_help: Callable[[], dict[str, list[tuple[str, str]]]] = dict,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that makes a verb of a function; its arguments are the attributes of
+    :class:`hydractl.options.signature.Declared`.
+
+    The function is called with checked values. Whoever calls it from Python passes plain arguments, which
+    :mod:`hydractl.api.door` reads.
+    """
+
+    def declare(function: Callable[P, R]) -> Callable[P, R]:
+        declared = Declared(name, function, alternatives, writes, before, further_help)
+
+        @functools.wraps(function)
+        def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+            door = import_module("hydractl.api.door")  # heavy, and of no use to the command line
+            return cast(R, door.call(declared, arguments, keywords))
+
+        call.declared = declared  # type: ignore[attr-defined]
+        call.__signature__ = declared.plain_signature()  # type: ignore[attr-defined]
+        call.__doc__ = _with_options(inspect.cleandoc(function.__doc__ or ""), declared.options)
+        return call
+
+    return declare
+
+
+def _with_options(docstring: str, options: Sequence[Option]) -> str:
+    """Return a docstring whose section ``Args:`` has a line for each option, after those that it has already."""
+    lines = [f"    {option.name}: {option.described()}" for option in options if option.name not in OF_A_TERMINAL]
+    described = "\n".join(lines)
+    if "Args:\n" in docstring:
+        return docstring.replace("Args:\n", f"Args:\n{described}\n", 1)
+    head, returns, tail = docstring.partition("Returns:\n")
+    return f"{head}Args:\n{described}\n\n{returns}{tail}"

@@ -1,0 +1,478 @@
+"""One call of a verb: the values of its options with their sources, and the problems between them.
+
+A flag wins over a ``HYDRACTL_*`` variable, this over the verb's own mapping in ``hydra.yaml``, this over a top-level
+key there, and this over the default. A Python program gives arguments in place of flags, and no variable is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import UsageError
+from hydractl.files.header import PICKLES
+from hydractl.jsonio import shown
+from hydractl.log import Log
+from hydractl.options.option import Option, Raw, Refusal, value_text
+from hydractl.options.signature import OF_A_TERMINAL, Declared
+from hydractl.options.sources import (
+    CONFIG,
+    FLAG,
+    VERB_KEY,
+    Given,
+    deciding_text,
+    paths_out_of_folder,
+    text_of_file,
+)
+from hydractl.options.yaml_files import find_config, not_a_default
+
+EXPORTED = {".onnx": "onnx", ".pt2": "pt2"}
+"""The format of an exported file, by the ending of its name."""
+_NO_WEIGHTS = (
+    *PICKLES,
+    *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".html", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"),
+    *(".npz", ".npy", ".parquet", ".gz", ".zip", ".tar", ".png", ".jpg", ".jpeg", ".svg", ".pdf"),
+    *(".gguf", ".h5", ".pb", ".tflite", ".ort", ".pte", ".engine", ".mlmodel", ".mlpackage"),
+)
+"""Endings of other kinds of files. A checkpoint of such a name would be taken for one, or refused when it is read."""
+
+
+@dataclass
+class Call:
+    """One call of a verb.
+
+    Attributes:
+        declared: the verb.
+        values: the value of each option, by name; one that was not given, or could not be read, has its default.
+        sources: where each value came from: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep`` or ``default``.
+        ranks: the rank of each option's source, by name, without defaults.
+        unread: options whose given value could not be read; nothing more is reported about them.
+        problems: the problems of the sources.
+        complaints: by option, the rules that its value breaks.
+        log: the log of the call.
+        from_python: whether a Python program calls, and no command line.
+        ready: is called when the options are right, before the work starts.
+    """
+
+    declared: Declared
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    complaints: dict[str, list[str]] = field(default_factory=dict)
+    log: Log = field(default_factory=Log)
+    from_python: bool = False
+    ready: Callable[[], object] = lambda: None
+
+    @property
+    def verb(self) -> str:
+        """The name of the verb on the command line."""
+        return self.declared.verb
+
+    def option(self, name: str) -> Option:
+        """Return an option by its name; KeyError if the verb has none of this name."""
+        for option in self.declared.options:
+            if option.name == name:
+                return option
+        raise KeyError(name)
+
+    def label(self, name: str) -> str:
+        """Return the name of an option in messages, e.g. ``--keep``."""
+        return self.option(name).label
+
+    def where(self, name: str) -> str:
+        """Return `` (source)`` of an option for messages; empty for a default."""
+        source = self.sources.get(name, "default")
+        if source.startswith("default"):
+            return ""
+        return f" ({source})"
+
+    def rank(self, name: str) -> int:
+        """Return the rank of the source of an option: 0 for a default, up to 5 for a flag."""
+        return self.ranks.get(name, 0)
+
+    def given(self, name: str) -> bool:
+        """Return whether the option has a value, even one that could not be read."""
+        if name in self.unread:
+            return True
+        value = self.values[name]
+        return value is not None and not (isinstance(value, list) and not value)
+
+    def writes_to_stdout(self) -> bool:
+        """Return whether the JSON goes to standard output, or to the program, instead of a file."""
+        output = self.values.get("output")
+        if output is None:
+            return self.from_python or bool(self.values["json"])
+        return bool(output == "-")
+
+    def of_this_verb(self, name: str) -> bool:
+        """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
+        return self.rank(name) in (VERB_KEY, FLAG)
+
+    def put_back(self, name: str, because: str) -> None:
+        """Give an option its default again, and say in ``sources`` which other option set it aside."""
+        self.values[name] = self.option(name).fresh_default()
+        self.complaints.pop(name, None)
+        source_before = self.sources[name]
+        self.sources[name] = f"default, as {self.label(because)} sets aside {source_before}"
+        del self.ranks[name]
+
+    def lines(self) -> list[str]:
+        """Return each option with its value and the source of the value, for ``-v``."""
+        lines = []
+        for option in self.declared.options:
+            value = self.values[option.name]
+            text = value_text(value)
+            if value is None or (isinstance(value, list) and not value):
+                text = option.default_text or "not given"
+            lines.append(f"{option.label} {text} ({self.sources[option.name]})")
+        return lines
+
+    # --- gathering values ---------------------------------------------------------------------------------------------
+
+    def add_text(self, option: Option, given: Given) -> None:
+        """Read the text of an option and take its value; a text that cannot be read is a problem."""
+        name = option.name
+        self.sources[name] = given.source
+        self.ranks[name] = given.rank
+        try:
+            value = option.parse(given.raw)
+        except ValueError as error:
+            self.unread.add(name)
+            self.problems.append(f"{option.label} {error} ({given.source})")
+            return
+        self.values[name] = value
+        where = self.where(name)
+        self.complaints[name] = [f"{option.label} {complaint}{where}" for complaint in option.complaints(value)]
+
+    def add_argument(self, option: Option, argument: object) -> None:
+        """Take the argument of a Python call; broken rules become problems such as ``keep=3.5: must be ...``."""
+        self.sources[option.name] = "flag"
+        self.ranks[option.name] = FLAG
+
+        # First the type of the argument, then the rules of its value.
+        try:
+            value = option.take(argument)
+        except ValueError as error:
+            refusals = [Refusal(str(error))]
+        else:
+            self.values[option.name] = value
+            refusals = option.refusals(value)
+
+        if refusals:
+            self.unread.add(option.name)
+        for refusal in refusals:
+            # The problem begins with the argument, so a rule that ends in ", not ARGUMENT" need not repeat it.
+            rule = refusal.rule.removesuffix(f", not {argument!r}")
+            self.problems.append(f"{option.name}={shown(argument)}: {rule}{refusal.guess}")
+
+    def run(self, further: Mapping[str, Any] | None = None) -> Any:
+        """Call the function of the verb, with what it takes beside its options; return its result.
+
+        Raises:
+            UsageError: there is a problem with the options; it lists all of them.
+        """
+        for group in self.declared.alternatives:
+            winner = max(group, key=self.rank)
+            for name in group:
+                if 0 < self.rank(name) < self.rank(winner):
+                    self.put_back(name, winner)
+        if self.declared.before is not None:
+            self.declared.before(self)
+        arguments = {}
+        for option in self.declared.options:
+            if option.name in OF_A_TERMINAL:
+                continue
+            arguments[option.name] = self.values[option.name]
+            if option.kind == "model":  # the one of a list; none, or several, is a problem that is raised first
+                arguments[option.name] = next(iter(self.values[option.name]), "")
+        token = _CALL.set(self)
+        try:
+            return self.declared.function(**arguments, **(further or {}))
+        finally:
+            _CALL.reset(token)
+
+
+_CALL: ContextVar[Call] = ContextVar("_CALL")
+
+
+def current() -> Call:
+    """Return the call that runs; LookupError outside of a verb. Threads do not inherit it."""
+    return _CALL.get()
+
+
+def log() -> Log:
+    """Return the log of the call that runs."""
+    return current().log
+
+
+def where(name: str) -> str:
+    """Return `` (source)`` of an option of the call that runs, for messages; empty for a default."""
+    return current().where(name)
+
+
+def to_stdout() -> bool:
+    """Return whether the JSON of the call that runs goes to standard output, or to the program, instead of a file."""
+    return current().writes_to_stdout()
+
+
+def gather(
+    declared: Declared, flags: Mapping[str, Raw | None], environ: Mapping[str, str], folder: Path | None
+) -> Call:
+    """Return the call of a verb on the command line, with the values of its options; problems are kept in it.
+
+    Args:
+        declared: the verb.
+        flags: the values of the command line, by the name of the option; None means "not given".
+        environ: the environment variables.
+        folder: the working directory, where ``hydra.yaml`` is looked for; None means that it is not looked for.
+
+    Raises:
+        UsageError: the file of defaults cannot be read.
+    """
+    # The file of defaults: named by the flag, else by the variable, else hydra.yaml.
+    config_flag = flags.get("config")
+    config_name = environ.get(CONFIG)
+    if isinstance(config_flag, str) and config_flag:
+        config_name = config_flag
+    config = find_config(folder, config_name or None)
+
+    # Each option has its value from one source only.
+    call = Call(declared, problems=list(config.problems))
+    for option in declared.options:
+        call.values[option.name] = option.fresh_default()
+        call.sources[option.name] = "default"  # a value that is added replaces this
+        if option.flag_only and environ.get(option.variable):
+            call.problems.append(not_a_default(option.variable, option.key))
+        text = deciding_text(option, declared.verb, flags, environ, config)
+        if text is not None:
+            call.add_text(option, text)
+            call.problems += paths_out_of_folder(option, text, call.values[option.name], config)
+    return call
+
+
+def gather_arguments(declared: Declared, arguments: Mapping[str, object]) -> Call:
+    """Return the call of a verb by a Python program; problems are kept in it.
+
+    Args:
+        declared: the verb.
+        arguments: typed values by the name of the option. ``config`` names the file of defaults; without it no file is
+            read.
+
+    Raises:
+        UsageError: the file of defaults cannot be read.
+    """
+    config_name = arguments.get("config")
+    if config_name is not None:
+        config_name = str(config_name)
+    config = find_config(None, config_name)
+
+    call = Call(declared, problems=list(config.problems), from_python=True)
+    for option in declared.options:
+        call.values[option.name] = option.fresh_default()
+        call.sources[option.name] = "default"
+        if option.name in arguments:
+            call.add_argument(option, arguments[option.name])
+            continue
+        text = text_of_file(option, declared.verb, config)
+        if text is not None:
+            call.add_text(option, text)
+    return call
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+# What a type checker knows of a parameter is what a caller may pass. What the function gets has been read: a text,
+# which stands for an object of the program where there is one, or a list of such texts.
+
+
+def text(value: object) -> str:
+    """Return the text that an argument is once it is read: a path, a SPEC, or a text that holds an object."""
+    assert isinstance(value, str)
+    return value
+
+
+def text_or_none(value: object) -> str | None:
+    """Return :func:`text` of an argument that may be left out."""
+    if value is None:
+        return None
+    return text(value)
+
+
+def texts(values: object) -> list[str]:
+    """Return the texts that an argument is once it is read, if it may be several; empty if it is left out."""
+    assert isinstance(values, list)
+    return [text(value) for value in values]
+
+
+# --- rules between options --------------------------------------------------------------------------------------------
+
+
+class Problems:
+    """The problems between the options of the call that runs, gathered by plain ``if``s in a ``with`` block.
+
+    At the end of the block all problems are raised at once; without any, the work may start.
+    """
+
+    def __init__(self) -> None:
+        self._call = current()
+        self._between: list[str] = []
+
+    def __enter__(self) -> Problems:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        call = self._call
+        problems = list(call.problems)
+        for name, complaints in call.complaints.items():
+            if name not in call.unread:
+                problems += complaints
+        problems += _model_problems(call)
+        problems += _output_problems(call)
+        raise_problems(call.verb, problems + self._between)
+        call.ready()
+
+    def add(self, problem: str) -> None:
+        """Add a problem, as a whole sentence without a full stop."""
+        self._between.append(problem)
+
+    def needs(self, name: str, why: str = "") -> None:
+        """Add a problem if this option was not given; ``why`` follows the name of the verb in the message."""
+        if self._call.given(name):
+            return
+        who = f"{self._call.verb} {why}".strip()
+        self.add(f"{who} needs {self._call.label(name)}")
+
+    def goes_with(self, name: str, other: str) -> None:
+        """Add a problem if the option ``name`` was given without the option ``other``."""
+        call = self._call
+        if call.given(name) and not call.given(other):
+            self.add(f"{call.label(name)}{call.where(name)} needs {call.label(other)}")
+
+    def exactly_one(self, *names: str) -> None:
+        """Add a problem if not exactly one of these options was given."""
+        if any(map(self._call.given, names)):
+            self.at_most_one(*names)
+            return
+        labels = ", ".join(map(self._call.label, names))
+        self.add(f"{self._call.verb} needs one of {labels}")
+
+    def at_most_one(self, *names: str) -> None:
+        """Add a problem if more than one of these options was given."""
+        given = [self._call.label(name) + self._call.where(name) for name in names if self._call.given(name)]
+        if len(given) > 1:
+            self.add(f"give only one of {', '.join(given)}")
+
+    def unused(self, *names: str, because: str) -> None:
+        """Say that options have no effect because of another one.
+
+        It is a problem for an option that was given to this verb, in a source that ranks as high as that of the other.
+        An option that a file sets for all verbs is meant for the verbs and modes that have a use for it. In any case
+        the body has to pass over the value.
+        """
+        call = self._call
+        cause_is_misspelt = because in call.unread or bool(call.complaints.get(because))
+        for name in names:
+            if name in call.unread or cause_is_misspelt:
+                continue  # the misspelt value is reported by itself, and that is enough
+            rank = call.rank(name)
+            if rank >= VERB_KEY and rank >= call.rank(because):
+                self.add(f"{call.label(name)} has no effect with {_with_value(call, because)}{call.where(name)}")
+            elif rank > 0:
+                call.put_back(name, because)
+
+    def twice_named(self, name: str, form: Callable[[str], str] = str) -> None:
+        """Add a problem for each data set of an option whose name an earlier one has.
+
+        Args:
+            name: the option, whose values are ``NAME=SPEC`` or ``NAME:GROUP=SPEC``.
+            form: brings a value into one of these forms, if it may have another.
+        """
+        names_before: set[str] = set()
+        for text in self._call.values[name]:
+            name_and_group = form(text).partition("=")[0]
+            set_name = name_and_group.partition(":")[0]
+            if set_name in names_before:
+                self.add(f"{self._call.label(name)} has the name {set_name!r} twice{self._call.where(name)}")
+            names_before.add(set_name)
+
+    def one_from_stdin(self, *names: str) -> None:
+        """Add a problem if more than one of these options is ``-``: standard input can be read only once."""
+        readers = [self._call.label(name) for name in names if self._call.values[name] == "-"]
+        if len(readers) > 1:
+            self.add(f"standard input can be read once, not for {' and '.join(readers)}")
+
+
+def raise_problems(verb: str, problems: list[str]) -> None:
+    """Raise all problems of one command at once; a single problem becomes the message itself.
+
+    Raises:
+        UsageError: there is a problem.
+    """
+    if not problems:
+        return
+    hint = f"hydractl {verb} --help"
+    if len(problems) == 1:
+        (only_problem,) = problems
+        raise UsageError(only_problem, hint=hint)
+    raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)
+
+
+def _with_value(call: Call, name: str) -> str:
+    """Return an option with its value as one would write it, e.g. ``--optimizer sgd``; a switch stands alone."""
+    value = call.values[name]
+    if value is True:
+        return call.label(name)
+    return f"{call.label(name)} {value_text(value)}"
+
+
+def _model_problems(call: Call) -> list[str]:
+    """Return a problem if no MODEL is named, or several are and the verb takes one."""
+    option = call.declared.model
+    if option.name in call.unread:
+        return []
+    if not call.given(option.name):
+        return [f"{call.verb} needs a {option.metavar}"]
+    models = call.values[option.name]
+    if len(models) > 1 and option.kind == "model":
+        return [f"{call.verb} takes one MODEL, not {len(models)}{call.where(option.name)}"]
+    return []
+
+
+def _output_problems(call: Call) -> list[str]:
+    """Return the problems of ``--output`` for weights, and of ``--quiet`` together with ``--verbose``."""
+    problems = []
+    output = call.values.get("output")
+    where_output = call.where("output")
+    if call.declared.writes != "json" and output == "-":
+        problems.append(f"--output - is for JSON, {call.verb} writes weights{where_output}")
+
+    # A name that ends like a file of another kind, e.g. a.onnx.
+    if call.declared.writes == "weights" and output is not None:
+        advice = name_for_weights(output)
+        if advice is not None:
+            problems.append(f"--output {output}: {call.verb} writes safetensors, so {advice}{where_output}")
+
+    if call.values["quiet"] and call.values["verbose"]:
+        problems.append(f"--quiet{call.where('quiet')} and --verbose{call.where('verbose')} exclude each other")
+    return problems
+
+
+def name_for_weights(name: str) -> str | None:
+    """Return an advice if a checkpoint's name ends like a file of another kind, e.g. ``a.onnx``; else None."""
+    lower = name.lower()
+    # The name of an export: name the checkpoint .st, and export it.
+    for ending, kind in EXPORTED.items():
+        if lower.endswith(ending):
+            stem = name[: -len(ending)]
+            return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending}"
+    if lower.endswith(_NO_WEIGHTS):
+        stem, _ = os.path.splitext(name)
+        return f"name it {stem}.st"
+    return None

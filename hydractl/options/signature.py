@@ -1,0 +1,147 @@
+"""A verb as one typed function, from whose signature its options come: flags, help, variables, keys of YAML files."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from hydractl.options.option import MODEL_KINDS, Option
+
+_NOTES = re.compile(r"(?P<help>.*?)( \[(?P<unit>(?!default: )[^;\]]+)?(; )?(default: (?P<default>.+))?\])?")
+
+
+def opt(help: str, *, group: str, **facts: Any) -> Option:
+    """Return what a signature tells of one option, to stand in ``Annotated[TYPE, opt(...)]``.
+
+    ``partial(opt, group="Search")`` declares the options under one heading. The name, the default and the type come
+    from the parameter.
+
+    Args:
+        help: one sentence, then ``[unit; default: in words]``; both parts may be missing.
+        group: the heading of the help text under which it stands.
+        facts: further attributes of :class:`Option`.
+    """
+    notes = _NOTES.fullmatch(help)
+    assert notes is not None  # every part is optional
+    texts = {"help": notes["help"], "unit": notes["unit"], "default_text": notes["default"]}
+    return Option(group, None, **{**texts, **facts})
+
+
+OF_A_TERMINAL: Mapping[str, Option] = {
+    "json": opt("Print the result as one JSON document", group="Input and output", type=bool),
+    "quiet": opt("Print only warnings and errors", group="General", type=bool, short="-q"),
+    "verbose": opt("Print more: every option with its source, and details", group="General", type=bool, short="-v"),
+}
+"""Options that every verb has on the command line, and that have no meaning for a Python program."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A verb as its function declares it.
+
+    Attributes:
+        verb: its name on the command line.
+        function: the function, whose body checks the options together and then works.
+        alternatives: groups of options that replace each other: a flag sets aside an alternative that a file gives.
+        writes: what ``output`` names: ``json``, ``weights``, or ``export``.
+        before: is called with the values before the function is; it may change them, as a recipe does.
+        further_help: returns what the help adds below the options of a heading, as rows of two columns, by heading.
+    """
+
+    verb: str
+    function: Callable[..., Any]
+    alternatives: Sequence[Sequence[str]] = ()
+    writes: Literal["json", "weights", "export"] = "json"
+    before: Callable[[Any], None] | None = None
+    further_help: Callable[[], dict[str, list[tuple[str, str]]]] = dict
+
+    @cached_property
+    def options(self) -> tuple[Option, ...]:
+        """The options in the order of the signature, with those of a terminal."""
+        options = []
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            annotation = eval(parameter.annotation, self.function.__globals__)
+            declared = _option_in(annotation)
+            if declared is None:  # an argument for Python programs alone
+                continue
+            options.append(_completed(declared, name, parameter.default, annotation))
+            if name == "force":
+                options.append(_completed(OF_A_TERMINAL["json"], "json", False, bool))
+        options += [_completed(OF_A_TERMINAL[name], name, False, bool) for name in ("quiet", "verbose")]
+        return tuple(options)
+
+    def plain_signature(self) -> inspect.Signature:
+        """Return the signature of the function without what it tells of options, for ``help()`` and editors."""
+        signature = inspect.signature(self.function)
+        parameters = []
+        for parameter in signature.parameters.values():
+            annotation = eval(parameter.annotation, self.function.__globals__)
+            if get_origin(annotation) is Annotated:
+                annotation = get_args(annotation)[0]
+            parameters.append(parameter.replace(annotation=annotation))
+        return signature.replace(parameters=parameters)
+
+    @property
+    def model(self) -> Option:
+        """The option of the MODEL or MODELs."""
+        return self.options[0]
+
+
+def _option_in(annotation: Any) -> Option | None:
+    """Return the option in an annotation, also in one part of a union such as ``Data | None``; None without one."""
+    if get_origin(annotation) is Annotated:
+        for fact in annotation.__metadata__:
+            if isinstance(fact, Option):
+                return fact
+    if get_origin(annotation) in (Union, UnionType):
+        for part in get_args(annotation):
+            option = _option_in(part)
+            if option is not None:
+                return option
+    return None
+
+
+def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Option:
+    """Return an option with all that its parameter tells: its name, its default and the type of its values."""
+    if default is inspect.Parameter.empty or default == ():
+        default = None
+    types = list(_types_in(annotation))
+    many = Sequence in types and not declared.whole
+    literals = [part for part in types if isinstance(part, str) and part != declared.word]
+    choices = declared.choices or list(dict.fromkeys(literals))
+    named_types = [part for part in types if part in (bool, int, float, str)]
+    kind = declared.type
+    if kind is str and declared.reads is None and named_types:
+        kind = named_types[0]
+    if declared.kind in MODEL_KINDS:  # the command line has a list of words there, whatever the verb takes
+        many = True
+        declared = replace(declared, flag="--model")
+    if many and default is None:
+        default = []
+    if many and isinstance(default, tuple):
+        default = list(default)
+    flag = declared.flag or "--" + name.replace("_", "-")
+    return replace(declared, name=name, flag=flag, default=default, type=kind, many=many, choices=choices)
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    """Return the types and the literal values of which an annotation consists: ``Sequence``, ``int``, ``"auto"``."""
+    origin = get_origin(annotation)
+    if origin is None:
+        return [getattr(annotation, "__supertype__", annotation)]
+    if origin is Literal:
+        return list(get_args(annotation))
+    arguments = get_args(annotation)
+    if origin is Annotated:
+        return _types_in(arguments[0])
+    parts = []
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        parts.append(Sequence)
+    for argument in arguments:
+        parts += _types_in(argument)
+    return parts

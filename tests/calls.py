@@ -1,0 +1,42 @@
+"""What the options of a command come to, without running it: for tests of the options themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hydractl.options.call import Call, gather
+from hydractl.options.option import Raw
+from hydractl.options.verbs import SETTINGS, declared
+from hydractl.settings.sources import merge
+
+
+class _Ready(BaseException):
+    """Raised where the work of a verb would start."""
+
+
+def checked(
+    verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Any:
+    """Return the checked values of a verb's options, as attributes, with ``sources``; UsageError if they are wrong."""
+    signature = declared(verb)
+    if signature is None:
+        return merge(SETTINGS[verb], flags, environ or {}, folder)
+    call = gather(signature, flags, environ or {}, folder)
+    return SimpleNamespace(**values_when_ready(call), sources=call.sources, ranks=call.ranks)
+
+
+def values_when_ready(call: Call) -> dict[str, Any]:
+    """Return the values of a call when its options are checked; UsageError if they are wrong."""
+
+    def stop() -> None:
+        raise _Ready
+
+    call.ready = stop
+    try:
+        call.run()
+    except _Ready:
+        return call.values
+    raise AssertionError(f"{call.verb} starts to work without a check of its options")
