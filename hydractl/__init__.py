@@ -93,16 +93,13 @@ def __getattr__(name: str) -> Any:
     from pkgutil import resolve_name
 
     registry = import_module("hydractl.options.registry")
+    verb = registry.verb_called(name)
+    if verb is not None and registry.VERBS[verb].signature:
+        return resolve_name(registry.VERBS[verb].signature)
+    if name in registry.GONE_VERBS:
+        raise AttributeError(f"{__name__}.{name} is gone: {registry.GONE_VERBS[name]}")
     if name not in __all__:
-        if name in registry.GONE_VERBS:
-            raise AttributeError(f"{__name__}.{name} is gone: {registry.GONE_VERBS[name]}")
-        verb = registry.verb_called(name)
-        if verb is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return import_module("hydractl.api.verbs").function_of_verb(verb)
-    for verb in registry.VERBS.values():
-        if verb.signature.endswith(f":{name}"):
-            return resolve_name(verb.signature)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # These modules import torch, which takes seconds, so they are imported only now: `hydractl --help` must not wait.
     module_name = "verbs"
     if name in _RESULTS:

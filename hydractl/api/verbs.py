@@ -40,7 +40,6 @@ from hydractl.api.results import (
 from hydractl.errors import UsageError
 from hydractl.methods import MethodOptions, read_ensemble
 from hydractl.model.source import open_source
-from hydractl.options.registry import VERBS, function_of
 from hydractl.verbs.outcome import Outcome
 
 Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[ModelLike]"]
@@ -444,16 +443,3 @@ def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
             raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
     outcome = run("study", _model_files([model]), options)
     return Study(outcome.document, outcome.files)
-
-
-def function_of_verb(verb: str) -> Callable[..., Document]:
-    """Return a function for a verb that has none above; it takes models and options, and returns the document."""
-
-    @_documented(verb)
-    def function(*models: ModelLike, **options: Any) -> Document:
-        outcome = run(verb, model_arguments(models), options)
-        return Document(outcome.document, outcome.files)
-
-    function.__name__ = function_of(verb)
-    function.__doc__ = f"{VERBS[verb].summary}.\n{function.__doc__}"
-    return function

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -202,8 +203,10 @@ def _run_function(signature: Declared, request: Request, answer: Answer) -> None
             while_it_works.enter_context(reading(inputs))
             while_it_works.enter_context(_library_warnings(log))
             import_compiler_on_demand()
-            with importing():
-                importlib.import_module(module_of(request.verb))
+            engine = module_of(request.verb)
+            if importlib.util.find_spec(engine) is not None:  # a short verb may do without
+                with importing():
+                    importlib.import_module(engine)
 
         call.ready = ready
         with contextlib.redirect_stdout(Stray()):

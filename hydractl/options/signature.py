@@ -62,7 +62,7 @@ class Declared:
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """The options in the order of the signature, with those of a terminal."""
+        """The options in the order of the signature, then those of a terminal."""
         options = []
         for name, parameter in inspect.signature(self.function).parameters.items():
             annotation = eval(parameter.annotation, self.function.__globals__)
@@ -70,9 +70,8 @@ class Declared:
             if declared is None:  # an argument for Python programs alone
                 continue
             options.append(_completed(declared, name, parameter.default, annotation))
-            if name == "force":
-                options.append(_completed(OF_A_TERMINAL["json"], "json", False, bool))
-        options += [_completed(OF_A_TERMINAL[name], name, False, bool) for name in ("quiet", "verbose")]
+        for name, declared in OF_A_TERMINAL.items():
+            options.append(_completed(declared, name, False, bool))
         return tuple(options)
 
     def plain_signature(self) -> inspect.Signature:

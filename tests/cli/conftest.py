@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,7 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             return run(seen[-1], log) if run is not None else Outcome({"schema": "test/1", "answer": 42})
 
         module = types.ModuleType(module_of(verb))
+        module.__spec__ = ModuleSpec(module.__name__, None)
         if not VERBS[verb].settings and not VERBS[verb].signature:  # they are in the file of the verb
             module.Settings = SETTINGS[verb]  # type: ignore[attr-defined]
         module.run = record  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "way-of-a-command.md"
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of the page as a module, and its line in the table of verbs."""
-    module = types.ModuleType("hydractl.verbs.echo")
+    module = types.ModuleType("hydractl.api.echo")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(FILE, "echo.py", "exec"), vars(module))
     line: dict[str, Verb] = eval(f"{{{LINE}}}", {"Verb": Verb})
