@@ -51,7 +51,7 @@ help:
 	@echo "make lock      write requirements.lock anew, from constraints.txt"
 	@echo "make audit     ask PyPI for known vulnerabilities of what requirements.lock names"
 	@echo "make mutations put defects into the product, one at a time, and see that tests catch them"
-	@echo "make artefacts record a digest of everything that is written: build/artefacts.json, to compare with another one"
+	@echo "make artefacts record everything that is written: build/artefacts.json, to compare with another one"
 	@echo "make fuzz      read COUNT=100000 broken files of every kind"
 	@echo "make demo      train a small model and study it; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"

@@ -1,13 +1,23 @@
-"""Records a digest of everything hydractl writes, to show that a change of the code leaves its bytes unchanged.
+"""Records everything that hydractl writes, to show what a change of the code changes of it.
 
     python tests/record_artefacts.py OUT.json [--tree DIR] [--only NAME]
-    python tests/record_artefacts.py --compare OLD.json NEW.json [--only NAME]
+    python tests/record_artefacts.py --compare OLD.json NEW.json [--only NAME] [--rtol R] [--moved MOVED.json]
 
 The first form makes tiny models and data, runs every verb on them, and records each file, answer and message;
 ``--tree`` selects the checkout whose hydractl runs. The second form prints what differs, is missing or is new, and
 exits with 1 if there is anything. Nothing is used of hydractl but its command line; models and data come from the
 stock libraries. What holds clocks (measurements, logs) is recorded without its numbers. ``HYDRACTL_DATA`` adds a real
 checkpoint. Both records have to come from one machine: rounding differs between machines.
+
+JSON is recorded and compared by value, in any order of its keys. ``--rtol`` lets numbers differ by so much of the
+larger one, but never two whole numbers, such as heads. Tensors (weights, predictions) and files of other forms are
+digests, and text is lines: equal or not. ``--moved`` names what is meant to change, old to new: schemas, wherever they
+are named, and paths in the documents of a schema (that with its new number, or a pattern). A path takes along what is
+below it; ``*`` stands for a name; null leaves out what is there:
+
+    {"hydractl.eval/2": "hydractl.eval/3",
+     "hydractl.eval/3 models.*.id.accuracy": "models.*.accuracy",
+     "hydractl.* provenance.torch": null}
 """
 
 from __future__ import annotations
@@ -19,8 +29,10 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import random
+import re
 import shlex
 import shutil
 import struct
@@ -30,14 +42,17 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-"""A nested mapping whose leaves are digests, small values or lists of lines: what ``--compare`` walks through."""
+"""What ``--compare`` walks through: the artefacts, messages and help texts by name, each of them JSON values."""
+
+Moved = dict[str, str | None]
+"""What ``--moved`` names."""
 
 REAL_DATA = os.environ.get("HYDRACTL_DATA")
-DEPTH = 3  # how many levels of names of a JSON document get digests of their own
 CLASSES = 5
 WORDS = ["a", "film", "fine", "dull", "not", "so", "##s", "un", "##kind", "!", ".", ","]
 
@@ -207,6 +222,8 @@ HELP = ["", "score", "extract-circuit", "prune", "finetune", "fuse", "eval", "be
 MEASURED = ("bench.json", ".log.jsonl")
 COUNTS = ("batch_size", "params", "macs", "checkpoint_bytes", "rounds", "members")
 CLOCKS = ("time", "seconds")  # recorded nowhere
+
+MOST_OF_A_LINE = 400  # of what is printed; a page has lines of many thousand characters
 
 
 # --- models and data --------------------------------------------------------------------------------------------------
@@ -387,7 +404,7 @@ def run_case(name: str, folder: Path) -> Record:
     described = [path.name for path in made if path.parent == folder and path.suffix in (".st", ".json")]
     for info in (["--info", file, *form] for file in described for form in ([], ["--json"])):
         record[f"{name} $ {shlex.join(info)}"] = run(info)
-    return record
+    return with_names(record, made, folder)
 
 
 def run_messages(folder: Path) -> Record:
@@ -395,7 +412,7 @@ def run_messages(folder: Path) -> Record:
     os.chdir(folder)
     before = set(files_of(folder))
     record = {f"$ {line}": run(shlex.split(line)) for line in lines_of(MESSAGES, "npz")}
-    return record | {"written": [path.name for path in files_of(folder) if path not in before]}
+    return record | {"$ written": [path.name for path in files_of(folder) if path not in before]}
 
 
 def run_help(tree: Path) -> Record:
@@ -416,41 +433,46 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-# --- digests ----------------------------------------------------------------------------------------------------------
+# --- what is recorded -------------------------------------------------------------------------------------------------
 
 
 def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    """A digest of the record's own, which is not among those that hydractl writes."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def with_names(record: Record, made: list[Path], folder: Path) -> Record:
+    """The record with names of files in the place of their SHA-256: what a file holds is compared once."""
+    text = json.dumps(record)
+    for path in made:
+        sha256, name = hashlib.sha256(path.read_bytes()).hexdigest(), f"<{path.relative_to(folder)}>"
+        text = text.replace(sha256, name).replace(sha256[:12], name)
+    return dict(json.loads(text))
 
 
 def file_record(path: Path) -> Record:
-    """The digest of a file, and those of its parts where its form is known."""
-    content = path.read_bytes()
-    if path.name.endswith(MEASURED):
-        return text_record(content.decode(), measured=True)
+    """What a file holds, where its form is known, else its digest; that of an archive, and of its parts."""
+    content, measured = path.read_bytes(), path.name.endswith(MEASURED)
     if path.suffix in (".st", ".safetensors"):
-        return {"sha256": digest(content)} | tensors_record(content)
+        return tensors_record(content)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             members = {name: digest(archive.read(name)) for name in sorted(archive.namelist())}
-        return {"sha256": digest(content), "members": members}
-    if path.suffix in (".json", ".jsonl", ".csv", ".md"):
-        return text_record(content.decode())
-    return {"sha256": digest(content)}
+        return {"digest": digest(content), "members": members}
+    if path.name.endswith((".journal", ".log.jsonl")):
+        return text_record(f"[{','.join(content.decode().splitlines())}]", measured)
+    if path.suffix in (".json", ".jsonl", ".csv", ".md", ".html", ".sh"):
+        return text_record(content.decode(), measured)
+    return {"digest": digest(content)}
 
 
 def text_record(text: str, measured: bool = False) -> Record:
-    """An answer or a text file: the parts of a JSON document, the lines of anything else."""
+    """An answer or a text file: the value of its JSON, or its lines."""
     try:
-        document = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        lines = text.splitlines()
-        if measured and text.startswith("{"):
-            return {"events": [json.dumps(without_clocks(json.loads(line), counters=True)) for line in lines]}
-        return {"sha256": digest(text.encode()), "lines": lines}
-    timeless = without_clocks(document, counters=measured)
-    whole = {"sha256": digest(text.encode())} if timeless == document else {}
-    return whole | {"document": parts(timeless)}
+        return {"lines": text.split("\n")}
+    return {"json": without_clocks(value, counters=measured)}
 
 
 def tensors_record(content: bytes) -> Record:
@@ -461,19 +483,9 @@ def tensors_record(content: bytes) -> Record:
     tensors = {}
     for name, entry in header.items():
         start, end = entry["data_offsets"]
-        tensors[name] = f"{entry['dtype']} {entry['shape']} {digest(data[start:end])[:16]}"
-    described = {key: parts(json.loads(text)) if text.startswith("{") else text for key, text in metadata.items()}
+        tensors[name] = f"{entry['dtype']} {entry['shape']} {digest(data[start:end])}"
+    described = {key: json.loads(text) if text.startswith("{") else text for key, text in metadata.items()}
     return {"metadata": described, "tensors": tensors}
-
-
-def parts(value: Any, depth: int = DEPTH) -> Any:
-    """A JSON value, with what lies deeper than so many names, and long lists and texts, as a digest."""
-    if isinstance(value, dict) and depth:
-        return {key: parts(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return {str(number): parts(item, depth) for number, item in enumerate(value)}
-    text = json.dumps(value)
-    return value if len(text) <= 64 and not isinstance(value, dict) else digest(text.encode())[:16]
 
 
 def without_clocks(value: Any, *, counters: bool, key: str = "", by: Any = "number") -> Any:
@@ -491,48 +503,86 @@ def without_clocks(value: Any, *, counters: bool, key: str = "", by: Any = "numb
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """A line for each leaf that is not the same; of two lists of lines, what diff says."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            name = f"{path}.{key}" if path else key
-            if key not in new or key not in old:
-                yield f"{name}: {'new' if key in new else 'missing'}"
-            else:
-                yield from differences(old[key], new[key], name)
-    elif old != new and is_text(old) and is_text(new):
-        yield from (f"{path} {line}" for line in list(difflib.unified_diff(old, new, lineterm="", n=0))[2:])
-    elif old != new:
-        yield f"{path}: {json.dumps(old)} -> {json.dumps(new)}"
+def leaves(value: Any, moved: Moved, at: str = "", path: str = "", schema: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what holds no other value, after its path; a list of texts is one value.
+
+    Args:
+        value: a part of a record.
+        moved: what puts a value elsewhere.
+        at: the path of the document around the value, with a dot at its end.
+        path: where the value is in the document.
+        schema: that of the document.
+    """
+    if isinstance(value, dict) and isinstance(value.get("schema"), str):
+        at, path, schema = f"{at}{path}.", "", value["schema"]
+    if isinstance(value, dict | list) and value and not is_text(value):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, moved, at, f"{path}.{name}" if path else str(name), schema)
+        return
+    new_path = path_after(moved, schema, path)
+    if new_path is not None:
+        yield at + new_path, value
+
+
+def path_after(moved: Moved, schema: str, path: str) -> str | None:
+    """Where the first move that names a value, or what holds it, puts it; None where it is left out."""
+    for old, new in moved.items():
+        schemas, _, start = old.partition(" ")
+        pattern = re.escape(start).replace(r"\*", "(.*?)") + r"(?![^.])"
+        found = re.match(pattern, path) if start and fnmatch(schema, schemas) else None
+        if found and new is not None:
+            for name in found.groups():
+                new = new.replace("*", name, 1)
+            return new + path[found.end() :]
+        if found:
+            return None
+    return path
+
+
+def differences(old: Any, new: Any, rtol: float, moved: Moved) -> Iterator[str]:
+    """A line for each value that is not the same, with its path; of two lists of texts, what diff says."""
+    left_out: Moved = {name: place for name, place in moved.items() if place is None}
+    text = json.dumps(old)
+    for name, place in moved.items():
+        text = text if " " in name else text.replace(name, str(place))
+    before, after = dict(leaves(json.loads(text), moved)), dict(leaves(new, left_out))
+    for path in dict.fromkeys([*before, *after]):
+        if path not in before or path not in after:
+            held = after if path in after else before
+            yield f"{path}: {'new' if held is after else 'missing'}: {json.dumps(held[path])}"
+        elif is_text(before[path]) and is_text(after[path]):
+            lines = difflib.unified_diff(before[path], after[path], lineterm="", n=0)
+            yield from (f"{path} {line}" for line in list(lines)[2:])
+        elif not same(before[path], after[path], rtol):
+            yield f"{path}: {json.dumps(before[path])} -> {json.dumps(after[path])}"
+
+
+def same(old: Any, new: Any, rtol: float) -> bool:
+    """Whether two values are equal, or about equal where one of them is no whole number."""
+    kinds = {type(old), type(new)}
+    if float in kinds and kinds <= {int, float}:
+        return math.isclose(old, new, rel_tol=rtol)
+    return len(kinds) == 1 and bool(old == new)
 
 
 def is_text(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
 
-def limited(record: Record, only: str | None) -> Record:
-    """The record of one case; its messages and the help are left out."""
-    if only is None:
-        return record
-    starts = (f"{only}/", f"{only} $")
-    of_case = {name: entry for name, entry in record["artefacts"].items() if name.startswith(starts)}
-    return {"artefacts": of_case, "messages": {}, "help": {}}
-
-
-def compare(old: Record, new: Record, most: int = 20) -> int:
+def compare(old: Record, new: Record, rtol: float = 0.0, moved: Moved | None = None, most: int = 20) -> int:
     """Prints what is not the same; the number of artefacts that are not."""
     count = 0
-    for kind in ("artefacts", "messages", "help"):
-        for name in dict.fromkeys([*old[kind], *new[kind]]):
-            before = {name: old[kind][name]} if name in old[kind] else {}
-            after = {name: new[kind][name]} if name in new[kind] else {}
-            lines = list(differences(before, after))
-            count += bool(lines)
-            for line in lines[:most]:
-                print(line)
-            if len(lines) > most:
-                print(f"{name}: and {len(lines) - most} more")
-    print(f"{count} of {sum(len(old[kind]) for kind in old)} differ", file=sys.stderr)
+    for name in dict.fromkeys([*old, *new]):
+        if name in old and name in new:
+            lines = list(differences({name: old[name]}, {name: new[name]}, rtol, moved or {}))
+        else:
+            lines = [f"{name}: {'new' if name in new else 'missing'}"]
+        count += bool(lines)
+        for line in lines[:most]:
+            print(line[:MOST_OF_A_LINE])
+        if len(lines) > most:
+            print(f"{name}: and {len(lines) - most} more")
+    print(f"{count} of {len(old)} differ", file=sys.stderr)
     return count
 
 
@@ -567,16 +617,16 @@ def declare_operators() -> None:
 
 
 def record_all(tree: Path, only: str | None) -> Record:
-    record: Record = {"artefacts": {}, "messages": {}, "help": run_help(tree)}
+    record = run_help(tree)
     with tempfile.TemporaryDirectory() as folder:
         for name in [only] if only else CASES:
             if name == "minilm" and REAL_DATA is None:
                 print("HYDRACTL_DATA is not set: minilm is not recorded", file=sys.stderr)
                 continue
             start = time.perf_counter()
-            record["artefacts"] |= run_case(name, Path(folder).resolve() / name)
+            record |= run_case(name, Path(folder).resolve() / name)
             if name == "timm":
-                record["messages"] = run_messages(Path(folder).resolve() / name)
+                record |= run_messages(Path(folder).resolve() / name)
             print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
         os.chdir(tree)
     return record
@@ -588,14 +638,22 @@ def main() -> int:
     parser.add_argument("--compare", action="store_true", help="say what differs between two records")
     parser.add_argument("--tree", type=Path, default=Path(__file__).parents[1], help="the checkout whose hydractl runs")
     parser.add_argument("--only", choices=CASES, help="one of the cases")
+    parser.add_argument("--rtol", type=float, default=0.0, help="by how much of the larger one two numbers may differ")
+    parser.add_argument("--moved", type=Path, help="a JSON file of what is meant to change, from old to new")
     arguments = parser.parse_args()
     if arguments.compare:
-        old, new = (limited(json.loads(path.read_text()), arguments.only) for path in arguments.files)
-        return int(compare(old, new) > 0)
+        old, new = (json.loads(path.read_text()) for path in arguments.files)
+        if arguments.only:
+            of_case = (f"{arguments.only}/", f"{arguments.only} $")
+            old, new = (
+                {name: held for name, held in record.items() if name.startswith(of_case)} for record in (old, new)
+            )
+        moved = json.loads(arguments.moved.read_text()) if arguments.moved else {}
+        return int(compare(old, new, arguments.rtol, moved) > 0)
     (out,), tree = arguments.files, arguments.tree.resolve()
     out = out.resolve()
     set_up(tree)
-    out.write_text(json.dumps(record_all(tree, arguments.only), indent=1) + "\n")
+    out.write_text(json.dumps(record_all(tree, arguments.only), separators=(",", ":")))
     return 0
 
 

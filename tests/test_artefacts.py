@@ -1,0 +1,98 @@
+"""What ``make artefacts`` records of a file, and what it says of two records."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.record_artefacts import Moved, compare, differences, file_record, with_names
+
+
+def differing(old: Any, new: Any, rtol: float = 0.0, moved: Moved | None = None) -> list[str]:
+    return list(differences(old, new, rtol, moved or {}))
+
+
+def test_values_are_compared_by_their_path_in_any_order_of_keys() -> None:
+    old = {"models": [{"name": "a", "n": 30, "ece": 0.25, "gone": None}], "done": True}
+    new = {"done": 1, "models": [{"ece": 0.5, "n": 30.0, "name": "a"}], "more": {}}
+    assert differing(old, new) == [
+        "models.0.ece: 0.25 -> 0.5",
+        "models.0.gone: missing: null",
+        "done: true -> 1",
+        "more: new: {}",
+    ]
+
+
+def test_a_tolerance_is_for_numbers_that_are_not_both_whole() -> None:
+    old = {"ece": 0.25, "nll": 2.0, "kept": [0, 100]}
+    new = {"ece": 0.25000001, "nll": 2, "kept": [0, 101]}
+    assert differing(old, new, rtol=1e-6) == ["kept.1: 100 -> 101"]
+    assert differing(old, new, rtol=0.5) == ["kept.1: 100 -> 101"]
+    assert differing(old, new) == ["ece: 0.25 -> 0.25000001", "kept.1: 100 -> 101"]
+
+
+def test_lists_of_texts_are_told_apart_as_lines() -> None:
+    assert differing({"lines": ["a", "b", ""]}, {"lines": ["a", "c", ""]}) == [
+        "lines @@ -2 +2 @@",
+        "lines -b",
+        "lines +c",
+    ]
+
+
+def test_what_moves_is_found_where_it_is_put() -> None:
+    model = {"id": {"accuracy": 0.5, "n": 30}, "sites": {"blocks.0.attn": {"kept": [0, 2]}}}
+    old = {"answer": {"schema": "x.eval/2", "models": [model], "threads": 1}, "threads": 1, "lines": ["an x.eval/2"]}
+    new_model = {"accuracy": 0.5, "data": {"n": 30}, "heads": {"blocks.0.attn": [0, 2]}}
+    new = {
+        "answer": {"schema": "x.eval/3", "models": [new_model], "threads": 2},
+        "threads": 2,
+        "lines": ["an x.eval/3"],
+    }
+    moved: Moved = {
+        "x.eval/2": "x.eval/3",
+        "x.eval/3 models.*.id.accuracy": "models.*.accuracy",
+        "x.eval/* models.*.id": "models.*.data",
+        "x.eval/* models.*.sites.*.kept": "models.*.heads.*",
+        "x.* thread": None,  # a name is not the beginning of another
+        "y.* models": None,
+    }
+    assert differing(old, new, moved=moved) == ["answer.threads: 1 -> 2", "threads: 1 -> 2"]
+    assert differing(old, new, moved=moved | {"x.* threads": None}) == ["threads: 1 -> 2"]  # that of no document
+
+
+def test_a_tensor_is_equal_to_the_bit_or_not(tmp_path: Path) -> None:
+    weights = np.ones(3, dtype=np.float32)
+    records = []
+    for value in (weights, np.nextafter(weights, np.float32(2))):
+        save_file({"w": value}, tmp_path / "a.st", {"hydractl": '{"kind": "pruned"}'})
+        records.append(file_record(tmp_path / "a.st"))
+    before, after = records
+    (line,) = differing(before, after, rtol=0.5)
+    assert line.startswith('tensors.w: "F32 [3] ')
+
+
+def test_a_digest_of_a_recorded_file_is_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.st"
+    path.write_bytes(b"weights")
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    answer = {"members": [sha256, "another"], "lines": [f"of {sha256[:12]}"]}
+    assert with_names(answer, [path], tmp_path) == {"members": ["<a.st>", "another"], "lines": ["of <a.st>"]}
+
+
+def test_artefacts_that_differ_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    old = {"a.json": {"json": {"n": list(range(30))}}, "b.json": {"json": 1}, "c.json": {"json": 1}}
+    new = {"a.json": {"json": {"n": list(range(1, 31))}}, "c.json": {"json": 1}, "d.json": {"json": 1}}
+    assert compare(old, new, most=1) == 3
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "a.json.json.n.0: 0 -> 1",
+        "a.json: and 29 more",
+        "b.json: missing",
+        "d.json: new",
+    ]
+    assert said.err == "3 of 3 differ\n"
