@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -11,8 +11,8 @@ from typing import ClassVar
 from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.methods import rows_of_methods
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
-from hydractl.options.option import option, options_of
-from hydractl.settings.common import Common, Rule, SideBySide, run_option
+from hydractl.options.option import Option, option
+from hydractl.settings.common import Rule, SideBySide, run_option
 from hydractl.settings.rules import names_once, needs, required
 
 study_option = partial(option, "Study")
@@ -198,18 +198,18 @@ class StudySettings(SideBySide):
         unit = self.time[-1]
         return number * _UNITS[unit]
 
-    def common(self, settings_type: type[Common], names: Collection[str]) -> dict[str, str | list[str]]:
+    def common(self, options: Iterable[Option], names: Collection[str]) -> dict[str, str | list[str]]:
         """Return the texts, as flags take them, of the options that somebody gave and that another verb has, too.
 
         Args:
-            settings_type: the settings dataclass of the other verb.
-            names: the options to consider.
+            options: the options of the other verb.
+            names: those to consider.
 
         Returns:
             A text by the name of the option; a list of texts for a list.
         """
         texts: dict[str, str | list[str]] = {}
-        for option_of_both in options_of(settings_type):
+        for option_of_both in options:
             name = option_of_both.name
             if name not in names or not self._rank(name):  # rank 0: nobody gave it
                 continue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydractl.expressions.data_sets import parse_ood_set
 from hydractl.files.study_answer import NextCommandRecord
-from hydractl.options.verbs import SETTINGS
+from hydractl.options.verbs import options_of_verb
 from hydractl.settings.studying import StudySettings
 from hydractl.studies.steps import Step, Value
 
@@ -40,19 +40,19 @@ def next_commands(
     predict = Step(
         verb="predict",
         models=(best, str(settings.test), first_ood_set.spec),
-        options={**settings.common(SETTINGS["predict"], _HOW_IT_RUNS), "report": str(summary)},
+        options={**settings.common(options_of_verb("predict"), _HOW_IT_RUNS), "report": str(summary)},
         outputs=(predictions,),
     )
     export = Step(
         verb="export",
         models=(best,),
-        options=settings.common(SETTINGS["export"], ("max_length",)),
+        options=settings.common(options_of_verb("export"), ("max_length",)),
         outputs=(folder / "best.onnx",),
     )
     recalibrate = Step(
         verb="calibrate",
         models=(best,),
-        options={**settings.common(SETTINGS["calibrate"], (*_HOW_IT_RUNS, *_WHICH_SAMPLES)), **calibration},
+        options={**settings.common(options_of_verb("calibrate"), (*_HOW_IT_RUNS, *_WHICH_SAMPLES)), **calibration},
         outputs=(folder / "recalibrated.st",),
     )
     commands = [

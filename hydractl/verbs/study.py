@@ -475,8 +475,8 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         objectives = THREE
     common: dict[str, Mapping[str, Value]] = {}
     for verb, option_names in _COMMON.items():
-        common[verb] = settings.common(SETTINGS[verb], option_names)
-    common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
+        common[verb] = settings.common(options_of_verb(verb), option_names)
+    common["prune --circuit"] = settings.common(options_of_verb("prune"), _MODEL)
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, settings.tower)
