@@ -442,8 +442,11 @@ def digest(content: bytes) -> str:
 
 
 def with_names(record: Record, made: list[Path], folder: Path) -> Record:
-    """The record with names of files in the place of their SHA-256: what a file holds is compared once."""
-    text = json.dumps(record)
+    """The record with names of files in the place of their SHA-256: what a file holds is compared once.
+
+    The folder, which is another one each time, is a dot.
+    """
+    text = json.dumps(record).replace(str(folder), ".")
     for path in made:
         sha256, name = hashlib.sha256(path.read_bytes()).hexdigest(), f"<{path.relative_to(folder)}>"
         text = text.replace(sha256, name).replace(sha256[:12], name)

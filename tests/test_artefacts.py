@@ -76,12 +76,13 @@ def test_a_tensor_is_equal_to_the_bit_or_not(tmp_path: Path) -> None:
     assert line.startswith('tensors.w: "F32 [3] ')
 
 
-def test_a_digest_of_a_recorded_file_is_its_name(tmp_path: Path) -> None:
+def test_a_digest_of_a_recorded_file_is_its_name_and_its_folder_a_dot(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     path.write_bytes(b"weights")
     sha256 = hashlib.sha256(b"weights").hexdigest()
-    answer = {"members": [sha256, "another"], "lines": [f"of {sha256[:12]}"]}
-    assert with_names(answer, [path], tmp_path) == {"members": ["<a.st>", "another"], "lines": ["of <a.st>"]}
+    answer = {"members": [sha256, "another"], "lines": [f"of {sha256[:12]}", f"cd {tmp_path}"]}
+    named = with_names(answer, [path], tmp_path)
+    assert named == {"members": ["<a.st>", "another"], "lines": ["of <a.st>", "cd ."]}
 
 
 def test_artefacts_that_differ_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
