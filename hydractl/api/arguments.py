@@ -312,9 +312,10 @@ class ReportArguments(EveryVerb, total=False):
     require: str | Sequence[str]
 
 
-class StudyArguments(SideBySide, total=False):
+class StudyArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.study`; its data are SPECs, because the commands of a study are kept."""
 
+    tower: Tower | None
     train: Path | None
     val: Path | None
     ood_val: Path | Sequence[str] | Mapping[str, Path]

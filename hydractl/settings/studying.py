@@ -12,7 +12,7 @@ from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_set
 from hydractl.methods import rows_of_methods
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.options.option import Option, option
-from hydractl.settings.common import Rule, SideBySide, run_option
+from hydractl.settings.common import Batched, Rule, run_option
 from hydractl.settings.rules import names_once, needs, required
 
 study_option = partial(option, "Study")
@@ -47,14 +47,13 @@ def _words_for_their_score(settings: StudySettings) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class StudySettings(SideBySide):
+class StudySettings(Batched):
     """Options of ``study``."""
 
     verb: ClassVar[str] = "study"
     needs_output_file: ClassVar[bool] = True
     lacks: ClassVar[tuple[str, ...]] = ("data",)
     rules: ClassVar[tuple[Rule, ...]] = (
-        *SideBySide.rules,
         required("val"),
         required("test"),
         required("ood_val"),

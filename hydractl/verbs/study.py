@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
 from hydractl.data import open_data
 from hydractl.distributed import processes
-from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
+from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.atomic import Output, storing, write_json, write_with
@@ -52,10 +52,7 @@ from hydractl.studies.rows import (
 )
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
-from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, prune, report
-from hydractl.verbs.children import Ended
-from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -130,7 +127,6 @@ def run(settings: StudySettings, log: Log) -> Outcome:
         Interrupted: a signal has come; the same command goes on.
         OutputError: the folder holds other files, or a study with other settings or data.
     """
-    check_devices_or_slurm(settings.places, settings.slurm)
     sources = open_sources(settings.model, model_options(settings))
     source = only_one(sources, "study")
     folder = Path(settings.output or f"{source.name}.study")
@@ -719,10 +715,7 @@ def _decide_scale_and_write_plan(
     """
     settings = sets.settings
     scale, seconds = _scale_within_time(settings, source, folder, log)
-    condition = ""
-    if settings.devices or settings.slurm:
-        condition = ", one command after another on this machine"
-    log.info(f"the study takes about {duration_text(seconds)}{condition}")
+    log.info(f"the study takes about {duration_text(seconds)}")
     for text in scale.cut:
         log.info(f"to stay within --time {settings.time}, {text}")
     document = {
@@ -782,21 +775,16 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
         plan: the plan of the study.
         blocks: the number of blocks in the model.
     """
-    settings = plan.settings
-    if settings.slurm:
-        device = "auto"  # the timing runs on this machine, which may not have the devices of the cluster
-    else:
-        device = settings.places[0]
     steps = in_order(map(plan.choosing_step, plan.rows))
 
     # Time one batch of each search.
-    searches = [_probe_search(step, device) for step in steps if step.verb == "extract-circuit"]
+    searches = [_probe_search(step) for step in steps if step.verb == "extract-circuit"]
     search_seconds = sum(search.seconds for search in searches)
     if searches:
         timed_search = searches[0]
     else:
         # No row needs a search; one is timed only for its speed.
-        timed_search = _probe_search(plan.workshop.search_of_circuits, device)
+        timed_search = _probe_search(plan.workshop.search_of_circuits)
     # A sample-block is one sample run through one block.
     seconds_per_block = timed_search.seconds / timed_search.sample_blocks
 
@@ -845,10 +833,9 @@ def _passes_of_training(step: Step) -> int:
     return len(learning_rates) * epochs * passes_of_epoch
 
 
-def _probe_search(step: Step, device: str) -> SearchPlan:
-    """Return the plan of the search that a step runs, with its time measured on one batch on ``device``."""
-    options_on_device = {**step.options, "device": device}
-    settings = _settings_of(replace(step, options=options_on_device))
+def _probe_search(step: Step) -> SearchPlan:
+    """Return the plan of the search that a step runs, with its time measured on one batch."""
+    settings = _settings_of(step)
     assert isinstance(settings, CircuitSettings)
     source = open_sources(settings.model, model_options(settings))[0]
     options = settings.fill(SearchOptions)
@@ -868,19 +855,15 @@ class _StepLog(PassedOn):
         self._log.detail(message)
 
 
-def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPlan, log: Log) -> None:
-    """Run the commands whose outputs do not exist yet, one after another, or side by side on devices or as jobs.
+def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, log: Log) -> None:
+    """Run the commands whose outputs do not exist yet, one after another.
 
     Args:
         steps: the commands.
         all_steps: how many commands the study has in all, for the log.
         begun: how many commands of the study come before these, for the log.
-        plan: the plan of the study.
         log: receives which step runs.
     """
-    if plan.settings.devices or plan.settings.slurm:
-        _run_side_by_side(steps, plan, log)
-        return
     for number, step in enumerate(steps, begun + 1):
         line = f"step {number} of {all_steps}: hydractl {shlex.join(step.argv())}"
         if step.done:
@@ -889,78 +872,6 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPla
         log.info(line)
         run_verb = _RUNS[step.verb]
         run_verb(_settings_of(step), _StepLog(log))  # type: ignore[operator]
-
-
-def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
-    """Run the commands that need no other command, then those that needed these, and so on.
-
-    Commands of ``bench`` measure time. They run alone, when no other command can run.
-
-    Raises:
-        KeyboardInterrupt: a signal came.
-        HydraError: a command failed; the error of the first one.
-    """
-    settings = plan.settings
-    steps_left = [step for step in steps if not step.done]
-    with Interruptions() as signals:
-        while steps_left:
-            ready_steps = [step for step in steps_left if not _waits_for_another(step, steps_left)]
-            ready_without_timings = [step for step in ready_steps if step.verb != "bench"]
-            if ready_without_timings:
-                steps_now = ready_without_timings
-                devices = settings.places
-            else:
-                steps_now = ready_steps
-                devices = settings.places[:1]  # timings run alone, one after another
-            commands = {_command_name(step): _command_for_device(step) for step in steps_now}
-            ended = run_side_by_side(commands, devices, settings.slurm, plan.workshop.folder, log, signals)
-            if signals.requested:
-                raise KeyboardInterrupt
-            _raise_first_failure(ended)
-            steps_left = [step for step in steps_left if _command_name(step) not in ended]
-
-
-def _raise_first_failure(ended: Mapping[str, Ended]) -> None:
-    """Raise the error of the first command that failed, with its exit code; return if none failed.
-
-    Args:
-        ended: how each command ended, by its name.
-    """
-    for name, command in ended.items():
-        if command.code == 0:
-            continue
-        message = command.message or "it said nothing"
-        failure = HydraError(f"{name}: {message}", command.hint, command.problems)
-        failure.exit_code = command.code
-        raise failure
-
-
-def _command_name(step: Step) -> str:
-    """Return the last output of a step as the name of its command; no other step writes that file."""
-    last_output = step.outputs[-1]
-    return str(last_output)
-
-
-def _waits_for_another(step: Step, left: Sequence[Step]) -> bool:
-    """Return whether a step needs the outputs of a step in ``left``, the steps that are not done yet."""
-    return any(needed in left for needed in step.needs)
-
-
-def _command_for_device(step: Step) -> Callable[[str], list[str]]:
-    """Return a function that returns the command line of a step on a given device.
-
-    The command reads no hydra.yaml and is quiet. A command that computes nothing, such as a report, gets no device.
-    """
-    option_names = [option.name for option in options_of_verb(step.verb)]
-    computes = "device" in option_names
-
-    def command_on(device: str) -> list[str]:
-        arguments = step.argv()
-        if computes:
-            arguments.append(f"--device={device}")
-        return [*arguments, "--config=/dev/null", "-q"]
-
-    return command_on
 
 
 def _settings_of(step: Step) -> Common:
@@ -994,20 +905,20 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log, given_score)
 
     # Choose on the validation data, and store the choice before any test sample is read.
-    _run_steps(choosing_steps, steps_expected, 0, plan, log)
+    _run_steps(choosing_steps, steps_expected, 0, log)
     study.choose(plan.predictions_by_row("choose"))
     with Output(folder / "choice.json", force=True) as output:
         write_json(output, study.choice_document())
 
     # Test every row.
     testing_steps = [step for step in measuring_steps if step not in choosing_steps]
-    _run_steps(testing_steps, steps_expected, len(choosing_steps), plan, log)
+    _run_steps(testing_steps, steps_expected, len(choosing_steps), log)
     study.test(plan.predictions_by_row("test"))
 
     # Write the best row as best.st, measure it, and read back what was stored in it.
     steps = in_order([*measuring_steps, *plan.last_steps(study)])
     last_steps = [step for step in steps if step not in measuring_steps]
-    _run_steps(last_steps, len(steps), len(measuring_steps), plan, log)
+    _run_steps(last_steps, len(steps), len(measuring_steps), log)
     best = folder / "best.st"
     stored_in_best = _stored_results(best)
     stored_threshold = stored_in_best.get("threshold")

@@ -6,17 +6,16 @@ import html
 import io
 import json
 import os
+import re
 import shlex
 import shutil
-import signal
 import subprocess
-import threading
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from hydractl.errors import InputError
 from hydractl.evaluation import inputs
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
-from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.options.registry import VERBS
@@ -41,9 +39,8 @@ from hydractl.studies.rows import MAKERS
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
-from hydractl.verbs.children import Ended
-from hydractl.verbs.study import _passes_of_training, _run_side_by_side
-from tests.forked import Forked, ForkedPopen, server
+from hydractl.verbs.study import _passes_of_training
+from tests.forked import Forked
 from tests.pico import published
 from tests.spread import marked_release
 
@@ -122,13 +119,6 @@ def counted(patch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counte
 def study(*more: str, **options: str) -> int:
     words = [word for pair in {**OPTIONS, "-o": "runs", **options}.items() for word in pair]
     return main(["study", "vit.st", *words, "--no-timed", "-q", *more])
-
-
-@pytest.fixture
-def forked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps in processes of their own are forked, as each would import torch first."""
-    server()  # is started before
-    monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
 
 
 @pytest.fixture
@@ -553,8 +543,6 @@ def test_what_was_calibrated_before_is_set_aside_and_said_so(copy: Path, capsys:
         ({"--ood-score": "mcm"}, "--ood-score mcm is of class texts, and vit is not zero-shot"),
         ({"--ood-score": "neglabel"}, "--ood-score neglabel (flag) needs --negative-words FILE"),
         ({"--negative-words": "words.txt"}, "--negative-words (flag) needs --ood-score"),
-        ({"--devices": "99"}, "device 'cuda:99' is not available"),
-        ({"--slurm": "partition=gpu"}, "--slurm (flag) needs time=MINUTES"),
     ],
 )
 def test_what_makes_no_sense(
@@ -669,59 +657,66 @@ def test_every_row_is_made(copy: Path) -> None:
     assert names == set(MAKERS)
 
 
+def only_planned(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Begin the study of ``folder`` anew, stop it at its first step, and return the plan that a dry run prints."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    shutil.rmtree(folder / "runs")
+    with monkeypatch.context() as patch:
+        patch.setattr("hydractl.verbs.study._run_steps", stop)
+        assert study() == 130
+    Path("runs/steps").mkdir()
+    capsys.readouterr()
+    assert study("--dry-run", "--json") == 0
+    return capsys.readouterr().out
+
+
+def programs_of_the_page() -> list[str]:
+    """The programs of docs/study.md: one that prints a Makefile, and the end of one that submits jobs."""
+    page = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
+    return re.findall(r"^```py\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.long
-@pytest.mark.usefixtures("forked_steps")
-def test_two_commands_at_a_time_make_the_same_bytes_also_after_a_stop(copy: Path) -> None:
+def test_commands_by_make_make_the_same_bytes(
+    copy: Path, with_hydractl: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("flock") is None:
+        pytest.skip("flock, by which a GPU has one command at a time, is of util-linux")
     expected = contents(copy)
-    shutil.rmtree(copy / "runs")
-
-    def stop() -> None:
-        while not Path("runs/choose/single.json").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=stop, daemon=True).start()
-    assert study("--devices", "cpu,cpu") == 130
-    assert not Path("runs/choice.json").exists()
-    assert study("--devices", "cpu,cpu") == 0
+    plan = only_planned(copy, monkeypatch, capsys)
+    program, _ = programs_of_the_page()
+    printing = [sys.executable, "-c", program, "runs", "2"]
+    makefile = subprocess.run(printing, input=plan, capture_output=True, text=True, check=True).stdout
+    Path("runs/steps/Makefile").write_text(makefile)
+    make = ["make", "-j", "-f", "runs/steps/Makefile"]
+    done = subprocess.run(make, env=with_hydractl, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to be done" in subprocess.run(make, capture_output=True, text=True, check=True).stdout
+    assert Path("runs/choose/circuits.json").exists() and not list(Path("runs/test").iterdir())
+    assert study() == 0
     assert contents(copy) == expected
 
 
 @pytest.mark.release
-def test_jobs_make_the_same_bytes(copy: Path) -> None:
-    pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
+def test_jobs_make_the_same_bytes(
+    copy: Path, with_hydractl: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("submitit", reason="pip install submitit")
     expected = contents(copy)
-    for name in (*ARTEFACTS, "circuits.st"):
-        (copy / "runs" / name).unlink()
-    assert study("--slurm", "cluster=local,time=20") == 0
+    plan = only_planned(copy, monkeypatch, capsys)
+    printing, submitting = programs_of_the_page()
+    beginning = printing.partition("print(")[0]
+    here = submitting.replace('"runs/vit/jobs"', '"runs/jobs", cluster="local"').replace("gpus_per_node=1, ", "")
+    assert here.count("local") == 1
+    program = [sys.executable, "-c", beginning + here, "runs", "2"]
+    done = subprocess.run(program, input=plan, env=with_hydractl, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Path("runs/choose/circuits.json").exists() and not list(Path("runs/test").iterdir())
+    assert study() == 0
     assert contents(copy) == expected
-    jobs = list(Path("runs/slurm").glob("run-*/*_submitted.pkl"))
-    assert len(jobs) == 5  # fuse, eval, calibrate, eval of what it wrote, report
-
-
-def test_a_timing_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
-
-    def run(commands: dict[str, Any], devices: list[str], *_: Any) -> dict[str, Ended]:
-        begun.append((list(commands), devices))
-        return {name: Ended(name) for name in commands}
-
-    monkeypatch.setattr("hydractl.verbs.study.run_side_by_side", run)
-    first = Step("prune", (), {}, (Path("a.st"),))
-    steps = [Step("bench", (), {}, (Path("time"),)), Step("eval", (), {}, (Path("b"),), (first,)), first]
-    plan: Any = SimpleNamespace(settings=StudySettings(devices=["0", "cpu"]), workshop=SimpleNamespace(folder=Path()))
-    _run_side_by_side(steps, plan, Log())
-    both = ["cuda:0", "cpu"]
-    assert begun == [(["a.st"], both), (["b"], both), (["time"], ["cuda:0"])]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("forked_steps")
-def test_a_command_that_fails_ends_the_study(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("runs/circuits.st").write_bytes(b"damaged")
-    Path("runs/choose/circuits.json").unlink()
-    assert study("--devices", "cpu") == 3
-    assert "error: runs/choose/circuits.json: runs/circuits.st" in capsys.readouterr().err
 
 
 def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
