@@ -16,7 +16,7 @@ import yaml
 
 from hydractl import __version__
 from hydractl.cli.failures import failure_of
-from hydractl.criteria.cahp import CAHP
+from hydractl.criteria.cahp import Cahp
 from hydractl.data import open_data
 from hydractl.errors import EXTRAS as EXTRA_OF
 from hydractl.errors import UsageError, distribution_of
@@ -86,7 +86,7 @@ def test_builtin_data_of_scikit_learn_name_it_as_pip_does(name: str, monkeypatch
 def test_the_packages_of_cahp_are_named_as_pip_does(monkeypatch: pytest.MonkeyPatch) -> None:
     without("sklearn", monkeypatch)
     with pytest.raises(UsageError, match="needs scikit-learn, not installed here") as refused:
-        CAHP().check([])
+        Cahp().check([])
     assert refused.value.hint == "pip install 'hydractl[cahp]'"
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ PAGES = ("adding-a-criterion", "adding-a-family")
 TOY = "toy:pico?pretrained=0"
 COMMANDS: list[list[str]] = [
     ["score", "--help"],
-    ["score", TOY, "--method", "vo_norm", "--order-of-norm", "1", "-o", "scores.json"],
+    ["score", TOY, "--method", "vo_norm:order=1", "-o", "scores.json"],
     ["prune", TOY, "--scores", "scores.json", "--keep", "2", "-o", "a.st"],
     ["prune", TOY, "--method", "random", "--keep", "1", "-o", "b/"],
     ["fuse", "a.st", "b", "--merge", "none", "-o", "hydra.st"],
@@ -93,9 +92,9 @@ def test_a_toy_criterion_and_a_toy_family(way: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--method cahp|gate|magnitude|random|taylor|vo_norm\n" in done.stdout
-    assert "--order-of-norm N   Of the Schatten norm of --method vo_norm [default: 2]" in done.stdout
+    assert "vo_norm:order=N   Order of the Schatten norm [default: 2]" in done.stdout
     scores = json.loads((tmp_path / "scores.json").read_text())
-    assert scores["source"]["settings"]["order_of_norm"] == 1
+    assert scores["source"]["settings"]["method"] == "vo_norm:order=1"
     weights = torch.load(tmp_path / "toy.pt", weights_only=True)
     value, out = (weights[f"blocks.1.attention.{name}.weight"] for name in ("value", "out"))
     for head in range(3):
@@ -145,13 +144,3 @@ def test_one_thing_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "elms.py").write_text("from types import SimpleNamespace\nTREE = SimpleNamespace(name='yew')\n")
     with pytest.raises(InputError, match="elms:TREE declares 'elm' as 'yew' in trees"):
         registry(tmp_path, monkeypatch, elm="elms:TREE").get("elm")
-
-
-def test_an_option_that_two_criteria_declare(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydractl.criteria import CRITERIA, CriterionOption
-    from hydractl.settings.pruning import with_own_options
-
-    toy = SimpleNamespace(name="toy", options=[CriterionOption("samples", 1, help="Taken")])
-    monkeypatch.setattr(CRITERIA, "all", lambda: [toy])
-    with pytest.raises(InputError, match="the criterion toy declares the option 'samples', which is taken"):
-        with_own_options("G")(type("Settings", (), {"samples": 1, "__annotations__": {}}))  # type: ignore[type-var]

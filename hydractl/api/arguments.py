@@ -15,6 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hydractl.criteria import AnyCriterion, Criterion
 from hydractl.data.held import Table
 from hydractl.methods import MethodOptions
 
@@ -113,12 +114,11 @@ class SideBySide(InBatches, total=False):
 class ScoreArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.score`."""
 
-    method: str | None
+    method: Criterion | str | None
     samples: int
     order: Order | None
     keep: int | None
     remove: int | None
-    degree: int
     data: Data | None
     tower: Tower | None
 
@@ -151,7 +151,7 @@ class CircuitArguments(InBatches, total=False):
 class PruneArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.prune`."""
 
-    method: str | None
+    method: AnyCriterion | str | None
     scores: JsonDocument | None
     circuit: JsonDocument | None
     mask: JsonDocument | None
@@ -169,7 +169,6 @@ class PruneArguments(InBatches, total=False):
     share_sites: int | None
     with_mask: JsonDocument | None
     layout: Literal["sliced", "zeroed"] | None
-    degree: int
     data: Data | None
     tower: Tower | None
 

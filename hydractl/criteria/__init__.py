@@ -5,33 +5,72 @@ Importing this module, or the file of a criterion, must not import torch: help t
 
 from __future__ import annotations
 
-from hydractl.criteria.criterion import Calibration, Criterion, CriterionOption, Decider, Decision, ScoredModel
-from hydractl.errors import UsageError
+from hydractl.criteria.criterion import AnyCriterion, Calibration, Criterion, Decider, Decision, ScoredModel, argument
+from hydractl.criteria.weights import WEIGHT_CRITERIA
+from hydractl.errors import did_you_mean
 from hydractl.files.plugins import Registry
 
 CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("criterion", "weights"))
 
 
-def get_criterion(name: str) -> Criterion:
-    """Return the criterion of that name.
+def read_criterion(text: str) -> Criterion:
+    """Return the criterion that ``NAME[:ARGUMENT=NUMBER,...]`` stands for.
 
     Raises:
-        UsageError: there is no such criterion.
+        ValueError: there is no such criterion, or an argument is wrong; the name of the option stands before the
+            message.
     """
-    criterion = CRITERIA.get(name)
-    if criterion is None:
-        known = ", ".join(CRITERIA.names)
-        raise UsageError(f"unknown criterion {name!r}", hint=f"one of {known}")
+    criterion = _read(text, CRITERIA.names)
+    assert isinstance(criterion, Criterion)
     return criterion
+
+
+def read_any_criterion(text: str) -> AnyCriterion:
+    """Return :func:`read_criterion`, or a criterion that scores single weights alone."""
+    return _read(text, any_criterion_names())
+
+
+def any_criterion_names() -> list[str]:
+    """Return the names of the criteria of heads and of single weights, sorted; some are of both."""
+    return sorted({*CRITERIA.names, *WEIGHT_CRITERIA})
+
+
+def _read(text: str, names: list[str]) -> AnyCriterion:
+    """Return the criterion of a text whose name is one of ``names``; ValueError if there is none."""
+    name, colon, arguments = text.strip().partition(":")
+    if name not in names:
+        listed = ", ".join(names)
+        raise ValueError(f"must be one of {listed}, not {name!r}{did_you_mean(name, names)}")
+    criterion: AnyCriterion = CRITERIA.get(name) or WEIGHT_CRITERIA[name]()
+    if not colon:
+        return criterion
+    try:
+        return criterion.with_arguments(arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def arguments_help() -> list[tuple[str, str]]:
+    """Return a line of help for each argument of a criterion: how it is written, and what it is."""
+    lines = []
+    for criterion in CRITERIA.all():
+        for name, declared in criterion.arguments().items():
+            default = getattr(criterion, name)
+            lines.append((f"{criterion.name}:{name}=N", f"{declared.help} [default: {default}]"))
+    return lines
 
 
 __all__ = [
     "CRITERIA",
+    "AnyCriterion",
     "Calibration",
     "Criterion",
-    "CriterionOption",
     "Decider",
     "Decision",
     "ScoredModel",
-    "get_criterion",
+    "any_criterion_names",
+    "argument",
+    "arguments_help",
+    "read_any_criterion",
+    "read_criterion",
 ]

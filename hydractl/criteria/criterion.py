@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from hydractl.errors import did_you_mean
 from hydractl.heads.mask import Site
 from hydractl.log import Log
 
@@ -17,26 +19,115 @@ if TYPE_CHECKING:
     from hydractl.heads.weights import HeadWeights
 
 
+_NUMBERS = {int: "a whole number", float: "a number"}
+
+
 @dataclass(frozen=True)
-class CriterionOption:
-    """An option of ``score`` and ``prune`` that belongs to one criterion; its type is that of its default.
+class Argument:
+    """A number that a criterion takes after its name: ``--method cahp:degree=2``.
 
     Attributes:
-        name: the name in Python and YAML; the flag has dashes for underscores.
-        default: a ``str``, ``int``, ``float`` or ``bool``.
-        help: one sentence that describes the option, without its default.
-        unit: the unit of a number.
-        choices: the allowed texts.
-        at_least, at_most: the range of a number.
+        type: ``int`` or ``float``.
+        help: one sentence that describes it, without its default.
+        at_least, at_most: its range.
     """
 
-    name: str
-    default: Any
+    type: type[int] | type[float]
     help: str
-    unit: str | None = None
-    choices: tuple[str, ...] = ()
     at_least: float | None = None
     at_most: float | None = None
+
+    def read(self, name: str, text: str) -> int | float:
+        """Return the number that a text stands for; ValueError if it is none."""
+        try:
+            return self.type(text)
+        except ValueError:
+            raise self._wrong_type(name, text) from None
+
+    def check(self, name: str, value: object) -> None:
+        """Check a value, from a text or from Python.
+
+        Raises:
+            ValueError: it is no finite number of the type, or out of range.
+        """
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong_type(name, value)
+        if not math.isfinite(value) or (self.type is int and not isinstance(value, int)):
+            raise self._wrong_type(name, value)
+        if self.at_least is not None and value < self.at_least:
+            raise ValueError(f"{name} must be at least {self.at_least}, not {value}")
+        if self.at_most is not None and value > self.at_most:
+            raise ValueError(f"{name} must be at most {self.at_most}, not {value}")
+
+    def _wrong_type(self, name: str, value: object) -> ValueError:
+        """Return the error for a value that is not a number of the type."""
+        return ValueError(f"{name} must be {_NUMBERS[self.type]}, not {value!r}")
+
+
+def argument(default: Any, help: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
+    """Declare an argument as a field of a criterion, which is a frozen dataclass.
+
+    Args:
+        default: an ``int`` or a ``float``; the argument is of its type.
+        help, at_least, at_most: the attributes of :class:`Argument`.
+    """
+    declared = Argument(type(default), help, at_least, at_most)
+    return field(default=default, metadata={"argument": declared})
+
+
+@dataclass(frozen=True)
+class AnyCriterion:
+    """A criterion of heads or of single weights, with its arguments: fields that are declared by :func:`argument`.
+
+    Attributes:
+        name: the value of ``--method``.
+        needs_data: whether it measures on samples. If not, the model is never built.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    name: ClassVar[str]
+    needs_data: ClassVar[bool]
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name, declared in self.arguments().items():
+            declared.check(name, getattr(self, name))
+
+    def __str__(self) -> str:
+        """Return the text after ``--method``, e.g. ``cahp:degree=2``; arguments with their defaults are left out."""
+        changed = []
+        for argument_field in fields(self):
+            value = getattr(self, argument_field.name)
+            if value != argument_field.default:
+                changed.append(f"{argument_field.name}={value}")
+        arguments = ",".join(changed)
+        return f"{self.name}:{arguments}" if changed else self.name
+
+    @classmethod
+    def arguments(cls) -> dict[str, Argument]:
+        """Return the declared arguments by name."""
+        return {argument_field.name: argument_field.metadata["argument"] for argument_field in fields(cls)}
+
+    def with_arguments(self, text: str) -> Self:
+        """Return this criterion with the arguments in a text, such as ``degree=2``.
+
+        Raises:
+            ValueError: the text names no argument of this criterion, or a wrong value.
+        """
+        declared = self.arguments()
+        values: dict[str, int | float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            name = name.strip()
+            if name not in declared:
+                known = ", ".join(declared) or "no argument"
+                raise ValueError(f"takes {known}, not {name!r}{did_you_mean(name, declared)}")
+            if name in values:
+                raise ValueError(f"has {name} twice")
+            values[name] = declared[name].read(name, value.strip())
+        return replace(self, **values)
 
 
 class ScoredModel(Protocol):
@@ -100,14 +191,12 @@ class Calibration:
         size: the number of samples in all.
         seed: the seed of the draw, and of criteria that are random themselves.
         log: receives the progress.
-        options: the values of the criterion's own :attr:`Criterion.options`.
     """
 
     batches: Callable[[], Iterator[tuple[Any, Tensor]]]
     size: int
     seed: int
     log: Log
-    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     def losses(self, model: ScoredModel) -> Iterator[tuple[Tensor, int]]:
         """Yield the summed cross-entropy and the size of each batch; the total over :attr:`size` is the mean loss."""
@@ -119,20 +208,15 @@ class Calibration:
             yield loss, len(labels)
 
 
-class Criterion(ABC):
+class Criterion(AnyCriterion, ABC):
     """Importance of heads: higher means keep.
 
     Attributes:
         name: the name of its file, and the value of ``--method``.
-        needs_data: whether it measures on samples. If not, the model is never built.
-        options: the options of ``score`` and ``prune`` that belong to this criterion.
         compares_towers: whether scores of heads in two towers can be compared.
     """
 
-    name: str
-    needs_data: bool
-    options: tuple[CriterionOption, ...] = ()
-    compares_towers: bool = False
+    compares_towers: ClassVar[bool] = False
 
     def check(self, sites: Sequence[Site]) -> None:
         """Check everything that can be known before the model is loaded.

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hydractl.criteria.criterion import Calibration
+from hydractl.criteria.criterion import AnyCriterion, Calibration
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -91,18 +91,15 @@ def _names_of_biases(matrix: str) -> list[str]:
 # --- the criteria -----------------------------------------------------------------------------------------------------
 
 
-class WeightCriterion(ABC):
+class WeightCriterion(AnyCriterion, ABC):
     """Importance of single weights: higher means keep.
 
     Attributes:
         name: the key in :data:`WEIGHT_CRITERIA`, and the value of ``--method`` with ``--weights``.
-        needs_data: whether it measures on samples. If not, the model is never built.
         removes_biases: whether biases of layers may be removed too.
         steps: in how many steps weights are removed; the remaining weights are scored anew at each step.
     """
 
-    name: ClassVar[str]
-    needs_data: ClassVar[bool]
     removes_biases: ClassVar[bool] = False
     steps: ClassVar[int] = 1
 

@@ -167,8 +167,8 @@ class Call:
         if refusals:
             self.unread.add(option.name)
         for refusal in refusals:
-            # The problem begins with the argument, so a rule that ends in ", not ARGUMENT" need not repeat it.
-            rule = refusal.rule.removesuffix(f", not {argument!r}")
+            # The problem begins with the argument, so a rule need not repeat it in ", not ARGUMENT".
+            rule = refusal.rule.replace(f", not {argument!r}", "")
             self.problems.append(f"{option.name}={shown(argument)}: {rule}{refusal.guess}")
 
     def run(self, further: Mapping[str, Any] | None = None) -> Any:

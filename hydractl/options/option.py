@@ -55,7 +55,7 @@ class Option:
         default: the built-in value; None means "not given".
         help: one sentence about the option; the short help shows the part before the first semicolon.
         metavar: the placeholder of the value in the help text; if None, it is made from the type or the choices.
-        choices: the allowed texts.
+        choices: the allowed texts; with ``reads`` only what the help lists and the shell completes.
         short: a one-letter flag such as ``-o``.
         flag: the long flag.
         at_least, at_most, above, below: the range of a number (of each number of a list).
@@ -362,7 +362,7 @@ class Option:
         """Return the first rule that a value breaks, of choices, pattern, range and ``check``; None if it keeps all."""
         if value == self.word:  # such as "auto" in place of a number
             return None
-        if self.choices and value not in self.choices:
+        if self.choices and self.reads is None and value not in self.choices:
             listed = ", ".join(self.choices)
             guess = did_you_mean(str(value), self.choices)
             return Refusal(f"must be one of {listed}", repr(value), guess)

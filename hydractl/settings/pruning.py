@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
-from hydractl.criteria import CRITERIA, Decider
+from hydractl.criteria import (
+    CRITERIA,
+    AnyCriterion,
+    Criterion,
+    Decider,
+    any_criterion_names,
+    arguments_help,
+    read_any_criterion,
+    read_criterion,
+)
 from hydractl.criteria.weights import WEIGHT_CRITERIA
-from hydractl.errors import InputError
 from hydractl.expressions.data_sets import AUTO
 from hydractl.options.option import option
 from hydractl.settings.common import Batched, Rule, run_option
-from hydractl.settings.rules import at_most_one, exactly_one, needs, one_from_stdin, required, required_by, together
+from hydractl.settings.rules import at_most_one, exactly_one, needs, one_from_stdin, required, together
 
 score_option = partial(option, "Scoring")
 search_option = partial(option, "Search")
@@ -22,21 +29,8 @@ source_option = partial(option, "Head selection (give one)")
 amount_option = partial(option, "How much")
 form_option = partial(option, "Sharing and form")
 
-_HEAD_CRITERIA_WITH_DATA = [criterion.name for criterion in CRITERIA.all() if criterion.needs_data]
-_WEIGHT_CRITERIA_WITH_DATA = [criterion.name for criterion in WEIGHT_CRITERIA.values() if criterion.needs_data]
-NEED_DATA = (*_HEAD_CRITERIA_WITH_DATA, *_WEIGHT_CRITERIA_WITH_DATA)
-"""Names of the criteria (of heads or of single weights) that read samples."""
 OF_WEIGHTS = tuple(WEIGHT_CRITERIA)
 """Names of the criteria of ``--weights``; some of these names are also criteria of heads."""
-DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
-"""Names of the criteria that decide by themselves how many heads are kept."""
-
-OWN_OPTIONS: dict[str, str] = {}
-for _criterion in CRITERIA.all():
-    for _option in _criterion.options:
-        OWN_OPTIONS[_option.name] = _criterion.name
-"""The name of the criterion of each option that only one criterion has, by the option's name."""
-
 OBJECTIVES = ("acc", "ood", "avg", "nll", "brier")
 
 _CRITERION = "The importance criterion; higher scores are kept"
@@ -83,53 +77,26 @@ _DECIDED_BY_A_MASK = (
 _DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
 
 
-SettingsT = TypeVar("SettingsT", bound=type[Batched])
+def rows_of_arguments() -> list[tuple[str, str]]:
+    """Return what the help says of the arguments of criteria, below ``--method``."""
+    return [(f"      {form}", text) for form, text in arguments_help()]
 
 
-def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
-    """Return a decorator that adds the options of all criteria to a settings class, before it becomes a dataclass.
-
-    Args:
-        group: the heading of the help text under which they stand.
-
-    Raises:
-        InputError: a criterion declares an option whose name the verb or another criterion has.
-    """
-
-    def add_options(settings: SettingsT) -> SettingsT:
-        """Add the options of all criteria to the class as fields, and return the class."""
-        for criterion in CRITERIA.all():
-            for declaration in criterion.options:
-                name = declaration.name
-                if hasattr(settings, name):
-                    raise InputError(f"the criterion {criterion.name} declares the option {name!r}, which is taken")
-
-                # Write what a class body would: `name: type = option(...)`. @dataclass then makes it a field.
-                settings.__annotations__[name] = type(declaration.default)
-                option_field = option(
-                    group,
-                    declaration.help,
-                    declaration.default,
-                    unit=declaration.unit,
-                    choices=declaration.choices,
-                    at_least=declaration.at_least,
-                    at_most=declaration.at_most,
-                )
-                setattr(settings, name, option_field)
-        return settings
-
-    return add_options
+def _data_for_the_criterion(settings: ScoreSettings | PruneSettings) -> list[str]:
+    """Return a problem if the criterion reads samples, and there are none."""
+    if settings.method is None or not settings.method.needs_data:
+        return []
+    return settings.needs("data", f"--method {settings.method}")
 
 
 def _one_count_in_sequence(settings: ScoreSettings) -> list[str]:
     """Return a problem if the order is sequential and not exactly one of ``--keep`` and ``--remove`` is given."""
-    if settings.order != "sequential" or settings.method in DECIDE:
+    if settings.order != "sequential" or isinstance(settings.method, Decider):
         return []
     return settings.exactly_one("keep", "remove")
 
 
 @dataclass(kw_only=True)
-@with_own_options("Scoring")
 class ScoreSettings(Batched):
     """Options of ``score``."""
 
@@ -137,11 +104,13 @@ class ScoreSettings(Batched):
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
     rules: ClassVar[tuple[Rule, ...]] = (
         required("method"),
-        required_by("data", "method", NEED_DATA),
+        _data_for_the_criterion,
         _one_count_in_sequence,
     )
 
-    method: str | None = score_option(_CRITERION, choices=CRITERIA.names, often=True)
+    method: Criterion | None = score_option(
+        _CRITERION, choices=CRITERIA.names, reads=read_criterion, example="taylor", often=True
+    )
     samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1, often=True)
     order: str | None = score_option(
         "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the full "
@@ -150,6 +119,11 @@ class ScoreSettings(Batched):
     )
     keep: int | None = score_option(f"{_KEEP} per site [heads]", at_least=0, often=True)
     remove: int | None = score_option(f"{_REMOVE} per site [heads]", at_least=0)
+
+    @classmethod
+    def further_help(cls) -> dict[str, list[tuple[str, str]]]:
+        """Return the arguments of criteria, for the help."""
+        return {"Scoring": rows_of_arguments()}
 
     def settle(self) -> None:
         """Fill in the order: sequential if a number of heads is given, else one-shot.
@@ -165,15 +139,14 @@ class ScoreSettings(Batched):
     def inapplicable(self) -> dict[str, str]:
         """Return the options without effect, each with the option that makes it so.
 
-        They are numbers of heads if the order is not sequential or no data are read, and the options of other criteria.
+        They are numbers of heads if the order is not sequential or no data are read.
         """
         unused = dict.fromkeys(_without_effect(self.method), "method")
-
         counts = ("keep", "remove")
-        if self.method in DECIDE:
+        if isinstance(self.method, Decider):
             return dict.fromkeys(("order", *counts), "method") | unused
         # Scores without data do not depend on the heads that were removed before, so a number of heads has no effect.
-        reads_no_data = self.method is not None and self.method not in NEED_DATA
+        reads_no_data = self.method is not None and not self.method.needs_data
         if self.order == "one-shot":
             unused |= dict.fromkeys(counts, "order")
         elif self.order is None and reads_no_data:
@@ -385,7 +358,7 @@ def _how_many_heads(settings: PruneSettings) -> list[str]:
     ``--sample-from``, which draws some of its first removals.
     """
     # Scores from a file or a method: how many heads go must be said in one way.
-    has_method_that_ranks = settings.given("method") and settings.method not in DECIDE
+    has_method_that_ranks = settings.given("method") and not isinstance(settings.method, Decider)
     if settings.given("scores") or has_method_that_ranks:
         return settings.exactly_one("keep", "remove", "max_drop")
     if not settings.given("circuit"):
@@ -413,7 +386,7 @@ def _accuracy_for_max_drop(settings: PruneSettings) -> list[str]:
         problems.append(f"--max-drop cannot be given with {share_sites_label}")
 
     # A method that reads data is measured on these, and a circuit holds its accuracies. Otherwise --val is needed.
-    has_method_without_data = settings.given("method") and settings.method not in NEED_DATA
+    has_method_without_data = settings.method is not None and not settings.method.needs_data
     if settings.given("scores") or has_method_without_data:
         chosen_by = f"--method {settings.method}"
         if settings.scores:
@@ -453,9 +426,9 @@ def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
         return []
 
     # Single weights are pruned. needs() says that --method is missing.
-    if not settings.given("method"):
+    if settings.method is None:
         return settings.needs("method", "--weights")
-    criterion = WEIGHT_CRITERIA.get(settings.method or "")
+    criterion = WEIGHT_CRITERIA.get(settings.method.name)
     if criterion is None:
         of_weights = ", ".join(OF_WEIGHTS)
         source_of_value = settings.where("method")  # e.g. " (hydra.yaml:prune.method)"
@@ -471,7 +444,6 @@ def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
 
 
 @dataclass(kw_only=True)
-@with_own_options("How much")
 class PruneSettings(Dropping):
     """Options of ``prune``. The model settles ``scope`` and ``order`` if they are not given."""
 
@@ -486,7 +458,7 @@ class PruneSettings(Dropping):
         _a_criterion_of_weights,
         _of_heads(exactly_one("method", "scores", "circuit", "mask")),
         _of_heads(_how_many_heads),
-        _of_heads(required_by("data", "method", NEED_DATA)),
+        _of_heads(_data_for_the_criterion),
         _of_heads(_accuracy_for_max_drop),
         _of_heads(together("share_sites", "with_mask")),
         _of_heads(needs("val", "max_drop")),
@@ -494,9 +466,11 @@ class PruneSettings(Dropping):
         _of_heads(one_from_stdin("scores", "circuit", "mask", "with_mask")),
     )
 
-    method: str | None = source_option(
+    method: AnyCriterion | None = source_option(
         f"{_CRITERION}; oba is for --weights",
-        choices=sorted({*CRITERIA.names, *OF_WEIGHTS}),
+        choices=any_criterion_names(),
+        reads=read_any_criterion,
+        example="taylor",
         often=True,
     )
     scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE", often=True)
@@ -559,6 +533,11 @@ class PruneSettings(Dropping):
         choices=("sliced", "zeroed"),
     )
 
+    @classmethod
+    def further_help(cls) -> dict[str, list[tuple[str, str]]]:
+        """Return the arguments of criteria, for the help."""
+        return {"Head selection (give one)": rows_of_arguments()}
+
     @property
     def prunes_weights(self) -> bool:
         """Whether single weights are set to zero and no head is removed."""
@@ -567,34 +546,32 @@ class PruneSettings(Dropping):
     @property
     def scores_weights_alone(self) -> bool:
         """Whether the criterion can score only single weights, and no heads."""
-        if self.method not in OF_WEIGHTS:
-            return False
-        return self.method not in CRITERIA.names
+        return self.method is not None and not isinstance(self.method, Criterion)
 
     def inapplicable(self) -> dict[str, str]:
         """Return the options without effect, each with the option that makes it so, e.g. ``keep`` with ``mask``."""
         # Single weights are pruned: options of heads have no effect.
         if self.given("weights"):
-            unused = dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
-            if self.method not in NEED_DATA:
+            unused = dict.fromkeys(_OF_HEADS, "weights")
+            if self.method is not None and not self.method.needs_data:
                 unused["weight_steps"] = "method"  # without data the scores are the same in every step
             return unused
 
         # A file decides: a mask says everything, a circuit the order of the heads, scores their importance.
         if self.given("mask"):
-            return dict.fromkeys((*_DECIDED_BY_A_MASK, *OWN_OPTIONS), "mask")
+            return dict.fromkeys(_DECIDED_BY_A_MASK, "mask")
         if self.given("circuit"):
             scoring_options = ("scope", "order", "samples", "max_length")
-            return dict.fromkeys((*scoring_options, *OWN_OPTIONS), "circuit")
+            return dict.fromkeys(scoring_options, "circuit")
         if self.given("scores"):
             measuring_options = ("order", "samples", "sample_from", "max_length")
-            return dict.fromkeys((*measuring_options, *OWN_OPTIONS), "scores")
+            return dict.fromkeys(measuring_options, "scores")
 
-        # A criterion decides: options of other criteria, and of files that are not read, have no effect.
+        # A criterion decides: options of files that are not read have no effect.
         without_effect = _without_effect(self.method)
         if not self.given("with_mask"):  # no file is read that could be of another base
             without_effect.append("allow_other_base")
-        if self.method in DECIDE:  # it also decides how many heads are kept, and where
+        if isinstance(self.method, Decider):  # it also decides how many heads are kept, and where
             without_effect += ["keep", "remove", "max_drop", "val", "scope", "order", "sample_from"]
             return dict.fromkeys(without_effect, "method")
         unused = dict.fromkeys(("sample_from", *without_effect), "method")
@@ -603,12 +580,8 @@ class PruneSettings(Dropping):
         return unused
 
 
-def _without_effect(method: str | None) -> list[str]:
-    """Return the options without effect for a criterion: those of others, and ``max_length`` if it reads no data."""
-    unused = []
-    for name, criterion in OWN_OPTIONS.items():
-        if method not in (None, criterion):
-            unused.append(name)
-    if method is not None and method not in NEED_DATA:
-        unused.append("max_length")
-    return unused
+def _without_effect(method: AnyCriterion | None) -> list[str]:
+    """Return the options without effect for a criterion: ``max_length`` if it reads no data."""
+    if method is not None and not method.needs_data:
+        return ["max_length"]
+    return []

@@ -77,8 +77,8 @@ class _Gathered:
         if refusals:
             self.unread.add(item.name)
         for refusal in refusals:
-            # The problem begins with the argument, so a rule that ends in ", not ARGUMENT" need not repeat it.
-            rule = refusal.rule.removesuffix(f", not {argument!r}")
+            # The problem begins with the argument, so a rule need not repeat it in ", not ARGUMENT".
+            rule = refusal.rule.replace(f", not {argument!r}", "")
             as_written = f"{item.name}={shown(argument)}"
             self.problems.append(f"{as_written}: {rule}{refusal.guess}")
 
@@ -200,12 +200,12 @@ def _words_in_messages(item: Option, value: Any) -> list[str]:
 
     Args:
         item: the option.
-        value: its value; values that are no texts are left out.
+        value: its value; numbers are left out.
     """
     values = [value]
     if isinstance(value, list):
         values = value
-    texts = [text for text in values if isinstance(text, str)]
+    texts = [str(text) for text in values if isinstance(text, str) or item.reads is not None]
 
     if item.name == "model":
         return texts

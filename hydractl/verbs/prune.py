@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydractl.criteria import Decider
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, storing, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
@@ -36,7 +37,7 @@ from hydractl.model.matching import asked_classes, check_base, only_one, sites_o
 from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite_weights
 from hydractl.report.texts import signed_change
-from hydractl.settings.pruning import DECIDE, PruneSettings
+from hydractl.settings.pruning import PruneSettings
 from hydractl.verbs.max_drop import HeadChoice, choose_within, removals_of_circuit
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -110,7 +111,7 @@ def default_name(source: Source, settings: PruneSettings) -> str:
 def _name_of_decision(settings: PruneSettings) -> str:
     """Return the name of what decides which heads are removed: the criterion, or a file name without its ending."""
     if settings.method:
-        return settings.method
+        return settings.method.name
     if settings.scores == "-":
         return "scores"
     if settings.scores:
@@ -294,8 +295,8 @@ def _choose_by_scores(
     check_scored(scores, mask_of_scored_sites)
 
     # Some criteria decide which heads are kept: their decision is the mask.
-    if settings.method in DECIDE:
-        decided = scores.info[settings.method]["kept"]
+    if isinstance(settings.method, Decider):
+        decided = scores.info[settings.method.name]["kept"]
         mask = _mask_of_decision(decided, mask_of_scored_sites, fixed_at_scored_sites)
         return HeadChoice(mask_of_model.updated(mask), details, seen)
 
@@ -451,7 +452,9 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     towers = {site.tower for site in source.sites}
     if settings.scope is not None:
         scope = settings.scope
-    elif len(towers) > 1 or settings.method in DECIDE:  # methods that decide by themselves look at the whole model
+    elif len(towers) > 1 or isinstance(
+        settings.method, Decider
+    ):  # methods that decide by themselves look at the whole model
         scope = "global"
     else:
         scope = "site"
@@ -730,7 +733,7 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     circuit_tells_accuracy = settings.circuit is not None and not settings.val
     if settings.max_drop is not None and not circuit_tells_accuracy:
         return _outcome_with_note(plan, "how many heads are removed is known only after measuring accuracy")
-    if settings.method in DECIDE:
+    if isinstance(settings.method, Decider):
         criterion_of(source, settings)  # raises an error if the criterion cannot score this model
         return _outcome_with_note(plan, "how many heads are kept, and which, is known only after scoring")
     if settings.method and settings.scope == "global":

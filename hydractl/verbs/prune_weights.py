@@ -23,7 +23,7 @@ from hydractl.model.matching import asked_classes, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, with_max_length, write_model
 from hydractl.model.stored import check_finite_weights
-from hydractl.settings.pruning import NEED_DATA, PruneSettings
+from hydractl.settings.pruning import PruneSettings
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import open_calibration
@@ -59,7 +59,7 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
 
     The answer of a dry run is how many weights would be removed.
     """
-    if settings.method in NEED_DATA:
+    if _criterion(settings).needs_data:
         need_classifier(source)
     # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
     change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
@@ -129,9 +129,8 @@ def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
 
 def _criterion(settings: PruneSettings) -> type[WeightCriterion]:
     """Return the criterion that was asked for."""
-    criterion = WEIGHT_CRITERIA.get(settings.method or "")
-    assert criterion is not None  # the settings refuse other methods
-    return criterion
+    assert settings.method is not None  # the settings refuse other methods
+    return WEIGHT_CRITERIA[settings.method.name]
 
 
 def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple[tuple[str, ...], list[str]]:
@@ -183,7 +182,7 @@ def _write(
     )
 
     # Describe the model, with the provenance of the change.
-    details: dict[str, object] = {"method": settings.method, "weights": plan.share}
+    details: dict[str, object] = {"method": str(settings.method), "weights": plan.share}
     details.update(measured_on)
     details.update(asked_classes(source, settings.tower))
     sparse: dict[str, object] = {"share": plan.share, "params_nonzero": nonzero_parameters(tensors)}
@@ -238,7 +237,7 @@ def _choose_weights(
 
     # With data. --max-length applies only to the texts that weights are scored on, and not to the pruned model.
     source_to_score = with_max_length(source, settings.max_length)
-    on_data = open_calibration(source_to_score, settings, {}, log)
+    on_data = open_calibration(source_to_score, settings, log)
     model = on_data.model
     for count_after_step in _counts(plan, _count_zeros(weights)):
         _require_gradients(model, plan)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
+from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
 from hydractl.data import Batch, Dataset, batches, open_data
 from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
@@ -38,7 +38,8 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model; return the scores, and the file they are written to, if any."""
     opened = open_sources(settings.model, model_options(settings, bodies=True))
     source = only_one(opened, "score")
-    default_name = f"{source.name}.{settings.method}{settings.seed_mark}.scores.json"
+    assert settings.method is not None  # the settings require it
+    default_name = f"{source.name}.{settings.method.name}{settings.seed_mark}.scores.json"
     path = file_path(settings.output or default_name)
     # A dry run checks the output and the criterion.
     if settings.dry_run:
@@ -54,7 +55,7 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
                 "model": source.name,
                 "output": str(path),
                 "heads": source.description.mask.counts(),
-                "method": settings.method,
+                "method": str(settings.method),
             }
         )
     announce_reading([source], log)
@@ -71,8 +72,8 @@ def criterion_of(source: Source, settings: Scoring) -> Criterion:
     Raises:
         InputError: the criterion needs data, and the model has no classifier.
     """
-    assert settings.method is not None  # the settings require it if scores are asked for
-    criterion = get_criterion(settings.method)
+    criterion = settings.method
+    assert isinstance(criterion, Criterion)  # the settings require it if scores are asked for
     if criterion.needs_data:
         need_classifier(source)
     criterion.check(sites_of(source, settings.tower))
@@ -90,9 +91,6 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         NonFiniteError: a score is not finite.
     """
     criterion = criterion_of(source, settings)
-    criterion_options = {}
-    for option in criterion.options:
-        criterion_options[option.name] = getattr(settings, option.name)
     paths = site_paths(source, settings.tower)
 
     # Open the model and the samples. A criterion without data reads the stored weights, and gets an empty calibration.
@@ -100,7 +98,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     measured_on: dict[str, object] = {}
     seen_samples: list[Entry] = []
     if criterion.needs_data:
-        on_data = open_calibration(source, settings, criterion_options, log)
+        on_data = open_calibration(source, settings, log)
         source = on_data.source
         model = on_data.model
         calibration = on_data.calibration
@@ -108,7 +106,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         seen_samples = on_data.used
     else:
         model = _stored_heads(source, settings)
-        calibration = Calibration(lambda: iter(()), 0, settings.seed, log, criterion_options)
+        calibration = Calibration(lambda: iter(()), 0, settings.seed, log)
 
     # Score: a Decider scores and decides in one go; a sequential order scores one site after another.
     site_indices = []
@@ -128,14 +126,13 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         scores = criterion.score(model, calibration, site_indices)
 
     # Say in the provenance how the scores were made.
-    details: dict[str, object] = {"method": criterion.name, "order": None, "keep": None, "remove": None}
+    details: dict[str, object] = {"method": str(criterion), "order": None, "keep": None, "remove": None}
     if criterion.needs_data:
         details["order"] = settings.order
     if is_sequential:
         details["keep"] = settings.keep
         details["remove"] = settings.remove
     details.update(measured_on)
-    details.update(criterion_options)
     details.update(asked_classes(source, settings.tower))
     info["source"] = provenance("score", settings.seed, [source.sha256], details, source.lineage)
     info["seen"] = merged(source.description.seen, seen_samples)
@@ -194,9 +191,7 @@ class ModelOnData(NamedTuple):
     used: list[Entry]
 
 
-def open_calibration(
-    source: Source, settings: Scoring, criterion_options: Mapping[str, str | int | float | bool], log: Log
-) -> ModelOnData:
+def open_calibration(source: Source, settings: Scoring, log: Log) -> ModelOnData:
     """Build a model, and draw the samples that it is scored on by ``--seed``.
 
     ``--samples`` says how many labelled samples are drawn, without repetition. If the data have fewer, all are used.
@@ -204,7 +199,6 @@ def open_calibration(
     Args:
         source: the model.
         settings: the options of the command that scores.
-        criterion_options: values of the options that only the criterion has.
         log: receives warnings about odd data.
     """
     # Open the data, and build the model.
@@ -237,7 +231,7 @@ def open_calibration(
             labels = known(batch.labels)
             yield inputs, labels.to(parameter.device)
 
-    calibration = Calibration(iterate, count, settings.seed, log, criterion_options)
+    calibration = Calibration(iterate, count, settings.seed, log)
 
     # Say in the provenance which samples were used.
     measured_on = {

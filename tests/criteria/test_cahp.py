@@ -16,8 +16,10 @@ import torch
 from sklearn.covariance import LedoitWolf
 from torch.nn import functional as F
 
+import hydractl
 from hydractl.cli.app import main
-from hydractl.criteria import Calibration, Decider, get_criterion
+from hydractl.criteria import Calibration, Decider, read_criterion
+from hydractl.criteria.cahp import Cahp
 from hydractl.criteria.cahp.head_choice import (
     chosen_samples,
     class_pairs,
@@ -252,15 +254,13 @@ def loaded(reference: Any) -> HydraModel:
     return HydraModel(source.description, source.tensors, dtype=torch.float64)
 
 
-def calibration(batch: int, seed: int = 0, degree: int = 3) -> Calibration:
+def calibration(batch: int, seed: int = 0) -> Calibration:
     _, x, y = knowing()
-    return Calibration(
-        lambda: zip(x.split(batch), y.split(batch), strict=True), len(y), seed, Log(), {"degree": degree}
-    )  # type: ignore[arg-type]
+    return Calibration(lambda: zip(x.split(batch), y.split(batch), strict=True), len(y), seed, Log())
 
 
-def cahp() -> Decider:
-    criterion = get_criterion("cahp")
+def cahp(arguments: str = "") -> Decider:
+    criterion = read_criterion(f"cahp{arguments}")
     assert isinstance(criterion, Decider)
     return criterion
 
@@ -310,7 +310,7 @@ def test_the_decision_follows_the_seed_and_not_the_batches() -> None:
     first = cahp().decide(model, calibration(32), range(3))
     assert cahp().decide(model, calibration(7), range(3)) == first
     assert cahp().decide(model, calibration(32, seed=1), range(3)).info != first.info
-    assert cahp().decide(model, calibration(32, degree=2), range(3)).info["knee"]["heads"] == first.info["knees"]["2"]
+    assert cahp(":degree=2").decide(model, calibration(32), range(3)).info["knee"]["heads"] == first.info["knees"]["2"]
     assert all(a.head_gate is None and a.observer is None for a in model.attentions)
 
 
@@ -389,12 +389,16 @@ def test_prune_keeps_the_representatives_that_score_found(data: Path) -> None:
     found = read("a.json")
     kept, sites = found["cahp"]["kept"], ["blocks.0.attn", "blocks.1.attn"]
     assert list(kept) == sites and sum(map(len, kept.values())) == found["cahp"]["knee"]["heads"]
-    assert found["source"]["settings"]["degree"] == 3 and found["cahp"]["samples"] == {"signatures": 24, "accuracy": 24}
-    for extra in ([], ["--degree", "2"]):
-        run("prune", VIT, *CAHP, "--seed", "4", *extra, "-o", "p.st", "--force")
+    assert found["source"]["settings"]["method"] == "cahp"
+    assert found["cahp"]["degree"] == 3 and found["cahp"]["samples"] == {"signatures": 24, "accuracy": 24}
+    for method, degree in (("cahp", "3"), ("cahp:degree=2", "2")):
+        run("prune", VIT, "--method", method, "--data", "data.npz", "--seed", "4", "-o", "p.st", "--force")
         mask = read("p.mask.json")
+        assert mask["source"]["settings"]["scores"]["method"] == method
         heads = sum(len(entry["kept"]) for entry in mask["sites"].values())
-        assert heads == found["cahp"]["knees"][extra[1] if extra else "3"]
+        assert heads == found["cahp"]["knees"][degree]
+    of_python = hydractl.prune(VIT, method=Cahp(degree=2), data="data.npz", seed=4)
+    assert of_python.description.mask == hydractl.open("p.st").description.mask
     run("prune", VIT, *CAHP, "--seed", "4", "-o", "p.st", "--force")
     run("prune", VIT, *CAHP, "--seed", "4", "-o", "q.st")
     assert {path: entry["kept"] for path, entry in read("p.mask.json")["sites"].items()} == kept
@@ -403,6 +407,12 @@ def test_prune_keeps_the_representatives_that_score_found(data: Path) -> None:
     # The shares are scores like any others, for those who want a number of their own.
     run("prune", VIT, "--seed", "4", "--scores", "a.json", "--scope", "global", "--remove", "2", "-o", "r.st")
     assert sum(len(entry["kept"]) for entry in read("r.mask.json")["sites"].values()) == 4
+
+
+@pytest.mark.parametrize("degree", [1, 2.5, True, float("nan")])
+def test_arguments_in_python_are_checked_when_the_criterion_is_made(degree: Any) -> None:
+    with pytest.raises(ValueError, match="^degree must be"):
+        Cahp(degree=degree)
 
 
 def test_shared_sites_have_the_heads_of_the_other_mask(data: Path) -> None:
@@ -444,10 +454,12 @@ def test_two_towers(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["prune", VIT, *CAHP, "--keep", "2"], "--keep has no effect with --method cahp"),
         (["prune", VIT, *CAHP, "--scope", "site"], "--scope has no effect with --method cahp"),
         (["score", VIT, *CAHP, "--order", "sequential"], "--order has no effect with --method cahp"),
-        (["score", VIT, "--method", "gate", "--data", "data.npz", "--degree", "4"], "--degree has no effect with --me"),
-        (["prune", VIT, "--mask", "m.json", "--degree", "4"], "--degree has no effect with --mask m.json"),
+        (["score", VIT, "--method", "gate:degree=4"], "--method gate: takes no argument, not 'degree' (flag)"),
+        (["score", VIT, "--method", "cahp:degre=4"], "--method cahp: takes degree, not 'degre'; did you mean degree?"),
+        (["score", VIT, "--method", "cahp:degree=4,degree=5"], "--method cahp: has degree twice (flag)"),
+        (["score", VIT, "--method", "cahp:degree=x"], "--method cahp: degree must be a whole number, not 'x' (flag)"),
         (["prune", VIT, "--method", "cahp"], "prune --method cahp needs --data"),
-        (["score", VIT, *CAHP, "--degree", "1"], "--degree must be at least 2"),
+        (["score", VIT, "--method", "cahp:degree=1"], "--method cahp: degree must be at least 2, not 1 (flag)"),
     ],
 )
 def test_wrong_options(arguments: list[str], complaint: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hydractl.criteria import Calibration, get_criterion
+from hydractl.criteria import Calibration, read_criterion
 from hydractl.heads.mask import Site
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
@@ -112,7 +112,7 @@ def test_taylor_equals_autograd(variant: str) -> None:
     reference = stock(variant).double()
     source = source_of(reference, variant)
     model = HydraModel(source.description, source.tensors, dtype=torch.float64)
-    scores = get_criterion("taylor").score(model, of_three(variant, 2, 1), range(3))
+    scores = read_criterion("taylor").score(model, of_three(variant, 2, 1), range(3))
     loss_of(reference, variant).backward()
     for scores_of_site, site in zip(scores.values(), source.sites, strict=True):
         heads = projections(reference.get_submodule(site.path), site)
@@ -128,7 +128,7 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns(variant: s
     mask = mask_of(source, kept)
     pruned = prune_source(source, mask)
     model = HydraModel(pruned.description, pruned.tensors, dtype=torch.float64)
-    scores = get_criterion("taylor").score(model, of_three(variant, 3), range(3))
+    scores = read_criterion("taylor").score(model, of_three(variant, 3), range(3))
     zeroed = zero_columns(reference, mask.removed_heads)
     loss_of(zeroed, variant).backward()
     for scores_of_site, site in zip(scores.values(), source.sites, strict=True):
@@ -145,7 +145,7 @@ def test_gate_equals_the_gradient_of_each_sample(variant: str) -> None:
     source = source_of(reference, variant)
     model = HydraModel(source.description, source.tensors, dtype=torch.float64)
     with torch.enable_grad():
-        scores = get_criterion("gate").score(model, of_three(variant, 3), range(3))
+        scores = read_criterion("gate").score(model, of_three(variant, 3), range(3))
     step, rel = 1e-5, 1e-4
     for module in reference.modules():
         if type(module).__name__.endswith(("RMSNorm", "RotaryEmbedding")):
@@ -177,7 +177,7 @@ def normalised(values: list[float]) -> list[float]:
 def test_magnitude_is_the_mean_absolute_weight() -> None:
     reference = stock("class-token")
     source = source_of(reference, "class-token")
-    scores = get_criterion("magnitude").score(HydraModel(source.description, source.tensors), calibration(5), range(3))
+    scores = read_criterion("magnitude").score(HydraModel(source.description, source.tensors), calibration(5), range(3))
     attention = reference.blocks[1].attn
     queries, keys, values = attention.qkv.weight.detach().split(24)
     out = attention.proj.weight.detach()
@@ -190,7 +190,7 @@ def test_magnitude_is_the_mean_absolute_weight() -> None:
 def test_random_follows_the_seed_and_not_the_mask() -> None:
     source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
-    criterion = get_criterion("random")
+    criterion = read_criterion("random")
     first = criterion.score(model, calibration(5, seed=1), range(3))
     assert criterion.score(model, calibration(5, seed=1), range(3)) == first
     assert criterion.score(model, calibration(5, seed=2), range(3)) != first
@@ -205,7 +205,7 @@ def test_scoring_leaves_the_model_as_it_was() -> None:
     model = HydraModel(source.description, source.tensors)
     before = [parameter.requires_grad for parameter in model.parameters()]
     for name in ("taylor", "gate", "magnitude", "random"):
-        get_criterion(name).score(model, calibration(5), [0, 2])
+        read_criterion(name).score(model, calibration(5), [0, 2])
     assert [parameter.requires_grad for parameter in model.parameters()] == before
     assert all(attention.head_gate is None for attention in model.attentions)
 
@@ -248,8 +248,8 @@ def test_taylor_of_both_towers_equals_autograd(batch: int) -> None:
     reference, model = clip()
     x, y = sample()
     F.cross_entropy(clip_logits(reference, x.double()), y).backward()
-    scores = get_criterion("taylor").score(model, clip_calibration(batch), range(3))
-    visual = get_criterion("taylor").score(model, clip_calibration(batch), [0, 1])
+    scores = read_criterion("taylor").score(model, clip_calibration(batch), range(3))
+    visual = read_criterion("taylor").score(model, clip_calibration(batch), [0, 1])
     for i, site in enumerate(model.sites):
         weight = reference.get_submodule(site.path).in_proj_weight
         product = weight.detach() * weight.grad  # [3 * 3 heads * 8, 24]
@@ -266,7 +266,7 @@ def test_gate_of_both_towers_equals_the_gradient_of_each_sample(batch: int) -> N
     reference, model = clip()
     x, y = sample()
     step = 1e-5
-    scores = get_criterion("gate").score(model, clip_calibration(batch), range(3))
+    scores = read_criterion("gate").score(model, clip_calibration(batch), range(3))
 
     def losses_with_gate(weight: torch.Tensor, head: int, gate: float) -> torch.Tensor:
         before = weight.detach().clone()

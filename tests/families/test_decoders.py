@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import hydractl
-from hydractl.criteria import get_criterion
+from hydractl.criteria import read_criterion
 from hydractl.criteria.criterion import Calibration
 from hydractl.errors import InputError
 from hydractl.families.base import attention_names
@@ -105,7 +105,7 @@ def test_magnitude_counts_shared_keys_for_each_head() -> None:
     reference = shared_stock("llama")
     source = source_of(reference, "llama")
     pruned = prune_source(source, mask_of(source, KEPT))
-    scores = get_criterion("magnitude").score(build_model(pruned), calibration(), [0])[0]
+    scores = read_criterion("magnitude").score(build_model(pruned), calibration(), [0])[0]
     attention = reference.model.layers[0].self_attn
     for score, head in zip(scores, KEPT[0], strict=True):
         key_head = head // 2

@@ -10,7 +10,7 @@ import pytest
 from hydractl.errors import UsageError
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.members import FuseSettings
-from hydractl.settings.pruning import CircuitSettings, PruneSettings
+from hydractl.settings.pruning import CircuitSettings
 from tests.calls import checked
 
 M = {"model": ["a.st"]}
@@ -117,15 +117,11 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
 
 
 def test_settings_built_in_python_are_checked_too() -> None:
-    settings = PruneSettings(model=["a.st"], method="taylor", data="d", keep=3, scope="global")
-    settings.check()
     FinetuneSettings(model=["a.st"], train="d").check()
     fuse = FuseSettings(model=["a.st", "b.st"], merge=["none"])
     fuse.check()
     fuse.check()  # a second time is safe
     assert fuse.merge == []
-    with pytest.raises(UsageError, match="^--keep has no effect with --mask m$"):
-        PruneSettings(model=["a.st"], mask="m", keep=3).check()
     with pytest.raises(UsageError) as caught:
         CircuitSettings(model=["a.st"], val=["d"], objective=["best"], budget=0).check()
     assert caught.value.problems == [
@@ -141,8 +137,8 @@ FOREIGN = ["h.pt", "h.PTH", "h.json", "h.npz", "h.onnx", "h.int8.onnx", "h.PT2",
 @pytest.mark.parametrize("name", FOREIGN)
 def test_weights_are_not_written_under_the_name_of_another_kind_of_file(name: str) -> None:
     with pytest.raises(UsageError, match=f"--output {name}: prune writes safetensors, so name it"):
-        PruneSettings(model=["a.st"], method="random", keep=3, output=name).check()
-    PruneSettings(model=["a.st"], method="random", keep=3, output="vit.taylor-8").check()
+        checked("prune", {**M, "method": "random", "keep": "3", "output": name})
+    checked("prune", {**M, "method": "random", "keep": "3", "output": "vit.taylor-8"})
     if name in ("h.onnx", "h.int8.onnx", "h.PT2"):
         checked("export", {"model": ["h.st"], "output": name})
 

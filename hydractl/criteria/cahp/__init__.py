@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from hydractl.criteria.criterion import Calibration, CriterionOption, Decider, Decision, ScoredModel
+from hydractl.criteria.criterion import Calibration, Decider, Decision, ScoredModel, argument
 from hydractl.errors import UsageError, distribution_of
 from hydractl.heads.mask import Site
 
 _PACKAGES = ("sklearn", "kmedoids")
 
 
-class CAHP(Decider):
+@dataclass(frozen=True)
+class Cahp(Decider):
     """The score of a head is the share of the numbers k for which it is one of the k representatives."""
 
     name = "cahp"
     needs_data = True
-    options = (
-        CriterionOption(
-            "degree",
-            3,
-            help="Of the polynomial whose knee is the number of heads that --method cahp keeps",
-            at_least=2,
-            at_most=9,
-        ),
+    degree: int = argument(
+        3, "Degree of the polynomial whose knee is the number of heads that are kept", at_least=2, at_most=9
     )
 
     def check(self, sites: Sequence[Site]) -> None:
@@ -59,7 +55,7 @@ class CAHP(Decider):
         # Imported here, because it imports numpy and torch, which are too slow for the help texts.
         from hydractl.criteria.cahp.head_choice import choose_heads
 
-        return choose_heads(model, calibration, sites)
+        return choose_heads(model, calibration, sites, self.degree)
 
 
-CRITERION = CAHP()
+CRITERION = Cahp()

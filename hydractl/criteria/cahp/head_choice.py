@@ -51,7 +51,7 @@ HeadPlace = tuple[int, int]
 """The index of a site (attention block), and the position of a head among the heads present there."""
 
 
-def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
+def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[int], degree: int) -> Decision:
     """Choose the heads to keep: half of the sample gives the signatures, the rest the accuracy for each size.
 
     A signature says how well a head separates each pair of classes. For each size k, the heads are clustered by their
@@ -59,8 +59,9 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
 
     Args:
         model: a model with one member.
-        calibration: the labelled sample, and the options of the criterion.
+        calibration: the labelled sample.
         sites: the indices of the sites whose heads may be chosen.
+        degree: the degree of the polynomial that is fitted to the accuracies.
 
     Returns:
         The score of each head (the share of the sizes for which it is a representative), and the heads to keep.
@@ -99,7 +100,7 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
     medoids = [representatives(distances, size, calibration.seed) for size in sizes]
     correct = _curve(model, calibration.log, accuracy_batches, heads, medoids)
     accuracy_samples = int(for_accuracy.sum())
-    size_at_knee, curve_info = _knee(calibration, sizes, correct, accuracy_samples)
+    size_at_knee, curve_info = _knee(calibration.log, sizes, correct, accuracy_samples, degree)
     medoids_at_knee = medoids[sizes.index(size_at_knee)]
 
     # Score each head, and keep the representatives of the chosen size.
@@ -112,7 +113,7 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
         if head_index in medoids_at_knee:
             kept[site_index].append(position)
     info = {
-        "degree": calibration.options["degree"],
+        "degree": degree,
         "classes": len(classes),
         "class_pairs": len(pairs),
         "samples": {"signatures": len(labels) - accuracy_samples, "accuracy": accuracy_samples},
@@ -607,27 +608,27 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
 
 
 def _knee(
-    calibration: Calibration, sizes: Sequence[int], correct: Sequence[int], total: int
+    log: Log, sizes: Sequence[int], correct: Sequence[int], total: int, degree: int
 ) -> tuple[int, dict[str, object]]:
     """Return the number of heads at the knee, and the curve and the knees of all degrees as JSON.
 
     Also logs them.
 
     Args:
-        calibration: the options say which degree decides.
+        log: receives them.
         sizes: the numbers of heads that were tried.
         correct: the number of samples classified right with each.
         total: the number of samples.
+        degree: the degree that decides.
     """
     # Fit a polynomial of each usual degree, to see how much the knee depends on the degree; one degree decides.
-    degree = int(calibration.options["degree"])
     accuracy = [count / total for count in correct]
     knees = {}
     heads_at_knees = {}
     for fitted_degree in sorted({*DEGREES, degree}):
         knees[fitted_degree] = find_knee(sizes, accuracy, fitted_degree)
         heads_at_knees[str(fitted_degree)] = knees[fitted_degree].heads
-    _report(calibration.log, sizes, accuracy, knees, degree)
+    _report(log, sizes, accuracy, knees, degree)
 
     knee = knees[degree]
     fitted = knee.fitted.tolist()
