@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Scores,
         Study,
     )
+    from hydractl.api.study import study
     from hydractl.api.verbs import (
         bench,
         calibrate,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         predict,
         prune,
         score,
-        study,
     )
     from hydractl.model.runtime import HydraModel
 

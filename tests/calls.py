@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from hydractl.options.call import Call, gather
 from hydractl.options.option import Raw
 from hydractl.options.verbs import SETTINGS, declared
 from hydractl.settings.sources import merge
+from hydractl.studies.request import StudyRequest
 
 
 class _Ready(BaseException):
@@ -40,3 +42,11 @@ def values_when_ready(call: Call) -> dict[str, Any]:
     except _Ready:
         return call.values
     raise AssertionError(f"{call.verb} starts to work without a check of its options")
+
+
+def study_request(**flags: Raw) -> StudyRequest:
+    """Return what a command with these options asks of a study."""
+    values = checked("study", {"model": ["model.st"], **flags})
+    own = {"model": "model.st", "given": {}}
+    shared = {one.name: getattr(values, one.name) for one in fields(StudyRequest) if one.name not in own}
+    return StudyRequest(**own, **shared)

@@ -309,27 +309,3 @@ class ReportArguments(EveryVerb, total=False):
     openood_csv: Path | None
     over: Literal["seed", "data"] | None
     require: str | Sequence[str]
-
-
-class StudyArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.study`; its data are SPECs, because the commands of a study are kept."""
-
-    tower: Tower | None
-    train: Path | None
-    val: Path | None
-    ood_val: Path | Sequence[str] | Mapping[str, Path]
-    test: Path | None
-    ood: str | Sequence[str] | Mapping[str, Path]
-    rows: str | Sequence[str]
-    max_drop: float
-    time: str | None
-    search_samples: int | None
-    approx: str | None
-    fit_samples: int
-    ood_score: str | Sequence[str]
-    negative_words: Path | None
-    epochs: int
-    lr: float | Sequence[float]
-    threshold: str
-    bootstrap: int
-    timed: bool

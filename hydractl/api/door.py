@@ -87,6 +87,8 @@ def _model_texts(option: Option, value: Any) -> list[str]:
     """Return the texts of what was passed as MODEL; those of opened models and of documents hold them."""
     if option.kind == "rows":
         return row_arguments(value)
+    if option.kind == "file":
+        return model_files(as_list(value))
     if option.kind == "documents":
         return document_arguments(value)
     return model_arguments(as_list(value))
@@ -117,6 +119,24 @@ def model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[s
             arguments.append(HeldModel(f"memory:{number}", source, keeps=opened.folder))
             number += 1
     return arguments
+
+
+def model_files(models: Iterable[ModelLike]) -> list[str]:
+    """Return each MODEL as a file or a name that other processes can open, too.
+
+    Raises:
+        UsageError: a model is only in memory.
+    """
+    files: list[str] = []
+    for model in models:
+        if not isinstance(model, Model | nn.Module):
+            files.append(os.fspath(model))
+            continue
+        opened = open(model)
+        if not opened.refs:
+            raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
+        files += opened.refs
+    return files
 
 
 def row_arguments(models: Any) -> list[str]:

@@ -82,6 +82,11 @@ OneModel: TypeAlias = Annotated[
 ]
 """One model: a file, a folder, a name, or a model that a program has opened."""
 
+OneFile: TypeAlias = Annotated[
+    ModelLike, io("A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL", kind="file")
+]
+"""One model that has a file, a folder or a name, because commands that are kept name it."""
+
 # --- input and output -------------------------------------------------------------------------------------------------
 
 SPEC_FORMS = (

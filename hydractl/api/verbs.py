@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import os
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
-
-from torch import nn
 
 from hydractl.api.arguments import (
     BenchArguments,
@@ -22,11 +19,10 @@ from hydractl.api.arguments import (
     PruneArguments,
     ReportArguments,
     ScoreArguments,
-    StudyArguments,
 )
-from hydractl.api.calling import OnLog, arguments_of, data_in, run
-from hydractl.api.door import as_list, document_arguments, model_arguments, row_arguments
-from hydractl.api.models import Calibrated, Folder, Model, ModelLike, open
+from hydractl.api.calling import OnLog, arguments_of, run
+from hydractl.api.door import as_list, document_arguments, model_arguments, model_files, row_arguments
+from hydractl.api.models import Calibrated, Folder, Model, ModelLike
 from hydractl.api.results import (
     Benchmark,
     Circuit,
@@ -58,7 +54,6 @@ ARGUMENTS: dict[str, type] = {
     "predict": PredictArguments,
     "bench": BenchArguments,
     "report": ReportArguments,
-    "study": StudyArguments,
 }
 """The types of the keyword arguments of each verb."""
 
@@ -109,24 +104,6 @@ def _docstring_with_options(function: Callable[..., Any], verb: str) -> str:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _model_files(models: Iterable[ModelLike]) -> list[str]:
-    """Return each MODEL as a file or a name that other processes can open, too.
-
-    Raises:
-        UsageError: a model is only in memory.
-    """
-    files: list[str] = []
-    for model in models:
-        if not isinstance(model, Model | nn.Module):
-            files.append(os.fspath(model))
-            continue
-        opened = open(model)
-        if not opened.refs:
-            raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
-        files += opened.refs
-    return files
-
-
 def _run_on_model(verb: str, model: ModelLike, keywords: Mapping[str, object]) -> Outcome:
     """Run a verb that takes one model and makes none; its document is only written if ``output`` is given."""
     return _run_unwritten(verb, model_arguments([model]), keywords)
@@ -172,7 +149,7 @@ def _make_model(
         folder = Folder()
         keywords = {**keywords, "output": f"{folder.path}/{default}"}
     if as_files:
-        arguments = _model_files(models)
+        arguments = model_files(models)
     else:
         arguments = model_arguments(models)
     outcome = run(verb, arguments, keywords, on_log)
@@ -418,28 +395,3 @@ def make_report(
     }
     kind = next(kind for key, kind in class_by_key.items() if key in outcome.document)
     return kind(outcome.document, outcome.files)
-
-
-@_documented("study")
-def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
-    """Find out whether any of this helps a model.
-
-    Args:
-        model: a file, a folder or a name, or a model that was opened from one.
-        options: data are SPECs and not samples in memory, because the commands of a study are kept.
-
-    Returns:
-        The verdict; the files are in the folder ``output``, or in one named after the model.
-
-    Raises:
-        OutputError: the folder belongs to another study.
-    """
-    # Refuse samples in memory. Unknown options are left to run(), which has a message for them.
-    known_options = arguments_of("study")
-    known_values = {name: value for name, value in options.items() if name in known_options}
-    for name, data in data_in(known_options, known_values).items():
-        is_in_memory = not isinstance(data, str | os.PathLike | None)
-        if is_in_memory:
-            raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
-    outcome = run("study", _model_files([model]), options)
-    return Study(outcome.document, outcome.files)

@@ -7,7 +7,7 @@ key there, and this over the default. A Python program gives arguments in place 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
-from hydractl.jsonio import shown
+from hydractl.jsonio import Held, shown
 from hydractl.log import Log
 from hydractl.options.option import Option, Raw, Refusal, value_text
 from hydractl.options.signature import OF_A_TERMINAL, Declared
@@ -110,6 +110,22 @@ class Call:
             return self.from_python or bool(self.values["json"])
         return bool(output == "-")
 
+    def given_texts(self, names: Iterable[str]) -> dict[str, str | bool | list[str]]:
+        """Return the texts, as flags take them, of those of the named options that somebody gave."""
+        given: dict[str, str | bool | list[str]] = {}
+        for name in names:
+            if not self.rank(name):
+                continue
+            value = self.values[name]
+            given[name] = [str(part) for part in value] if isinstance(value, list) else str(value)
+        return given
+
+    def is_in_memory(self, name: str) -> bool:
+        """Return whether an option has an object of a program, and no text."""
+        value = self.values[name]
+        values = value if isinstance(value, list) else [value]
+        return any(isinstance(part, Held) for part in values)
+
     def of_this_verb(self, name: str) -> bool:
         """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
         return self.rank(name) in (VERB_KEY, FLAG)
@@ -189,7 +205,10 @@ class Call:
             if option.name in OF_A_TERMINAL:
                 continue
             arguments[option.name] = self.values[option.name]
-            if option.kind == "model":  # the one of a list; none, or several, is a problem that is raised first
+            if option.kind in (
+                "model",
+                "file",
+            ):  # the one of a list; none, or several, is a problem that is raised first
                 arguments[option.name] = next(iter(self.values[option.name]), "")
         token = _CALL.set(self)
         try:
@@ -440,7 +459,7 @@ def _model_problems(call: Call) -> list[str]:
     if not call.given(option.name):
         return [f"{call.verb} needs a {option.metavar}"]
     models = call.values[option.name]
-    if len(models) > 1 and option.kind == "model":
+    if len(models) > 1 and option.kind in ("model", "file"):
         return [f"{call.verb} takes one MODEL, not {len(models)}{call.where(option.name)}"]
     return []
 

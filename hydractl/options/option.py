@@ -16,8 +16,8 @@ from hydractl.jsonio import held_as
 Raw = str | bool | list[str] | Mapping[str, str]
 """A value as it was written, before its option reads it."""
 
-MODEL_KINDS = ("model", "members", "rows", "documents")
-"""The kinds of options that stand without a flag: one MODEL, members, rows of a table, or documents."""
+MODEL_KINDS = ("model", "file", "members", "rows", "documents")
+"""The kinds of options that stand without a flag: one MODEL, one that is a file, members, rows, or documents."""
 
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}

@@ -213,7 +213,7 @@ VERBS: dict[str, Verb] = {
         prints_table=True,
     ),
     "study": Verb(
-        settings="hydractl.settings.studying:StudySettings",
+        signature="hydractl.api.study:study",
         summary="Find out whether any of this helps a model",
         usage="MODEL [--train SPEC] --val SPEC --ood-val SPEC --test SPEC --ood NAME=SPEC [-o DIR] [options]",
         about="Find out whether any of this helps a model: make several fused models of it, choose one and an OOD "

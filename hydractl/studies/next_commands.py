@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hydractl.expressions.data_sets import parse_ood_set
 from hydractl.files.study_answer import NextCommandRecord
-from hydractl.options.verbs import options_of_verb
-from hydractl.settings.studying import StudySettings
+from hydractl.studies.request import StudyRequest
 from hydractl.studies.steps import Step, Value
 
 _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
@@ -22,12 +21,12 @@ _WHICH_SAMPLES = ("limit", "seed")
 
 
 def next_commands(
-    settings: StudySettings, folder: Path, calibration: Mapping[str, Value], free: Step | None = None
+    request: StudyRequest, folder: Path, calibration: Mapping[str, Value], free: Step | None = None
 ) -> list[NextCommandRecord]:
     """Return commands that use ``best.st``, with the data of the study in place of the user's data.
 
     Args:
-        settings: the settings of the study.
+        request: what is asked of the study.
         folder: the folder with ``best.st``; the files of the commands go there, too.
         calibration: the options of ``calibrate`` that ``best.st`` was written with.
         free: the step that writes the single model with a free score that is as good as ``best.st`` or better; None if
@@ -36,23 +35,23 @@ def next_commands(
     best = str(folder / "best.st")
     predictions = folder / "predictions.jsonl"
     summary = folder / "predictions.json"
-    first_ood_set = parse_ood_set(settings.ood[0])
+    first_ood_set = parse_ood_set(request.ood[0])
     predict = Step(
         verb="predict",
-        models=(best, str(settings.test), first_ood_set.spec),
-        options={**settings.common(options_of_verb("predict"), _HOW_IT_RUNS), "report": str(summary)},
+        models=(best, request.test, first_ood_set.spec),
+        options={**request.common(_HOW_IT_RUNS), "report": str(summary)},
         outputs=(predictions,),
     )
     export = Step(
         verb="export",
         models=(best,),
-        options=settings.common(options_of_verb("export"), ("max_length",)),
+        options=request.common(("max_length",)),
         outputs=(folder / "best.onnx",),
     )
     recalibrate = Step(
         verb="calibrate",
         models=(best,),
-        options={**settings.common(options_of_verb("calibrate"), (*_HOW_IT_RUNS, *_WHICH_SAMPLES)), **calibration},
+        options={**request.common((*_HOW_IT_RUNS, *_WHICH_SAMPLES)), **calibration},
         outputs=(folder / "recalibrated.st",),
     )
     commands = [

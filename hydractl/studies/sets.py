@@ -24,8 +24,8 @@ from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
-from hydractl.settings.studying import StudySettings
 from hydractl.studies.choosing import REFERENCE
+from hydractl.studies.request import StudyRequest
 from hydractl.studies.rows import DEFAULT, NEED_LABELS
 
 HALVES = 2
@@ -44,13 +44,13 @@ class StudySets:
     """The data of a study after all checks.
 
     Attributes:
-        settings: the settings of the study; their validation data lack the samples that would be in both halves.
+        request: what is asked of the study; its validation data lack the samples that would be in both halves.
         fingerprints: the fingerprint of each set, and of the words that name no class, by its option.
         notes: sentences on samples that were left out.
         warnings: sentences on what is odd about the data.
     """
 
-    settings: StudySettings
+    request: StudyRequest
     fingerprints: Mapping[str, str]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -150,11 +150,11 @@ def _set_aside(source: Source) -> str | None:
     return f"{sentence}; what is chosen is compared with {score}, too, if that is one of the scores of the study"
 
 
-def study_sets(settings: StudySettings, source: Source) -> StudySets:
+def study_sets(request: StudyRequest, source: Source) -> StudySets:
     """Open all data of a study, compare them with each other, and remove repeated samples.
 
     Args:
-        settings: the settings of the study.
+        request: what is asked of the study.
         source: the studied model.
 
     Raises:
@@ -162,12 +162,12 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
         UsageError: a SPEC or a setting is wrong.
     """
     # Refuse data that cannot be right. Leave training samples, and samples of both halves, out of the validation data.
-    sets = _open_sets(settings, source)
-    _check_apart(sets, source, settings.limit)
+    sets = _open_sets(request, source)
+    _check_apart(sets, source, request.limit)
     overlaps = _overlaps(sets)
-    val, notes = _val_without_repeats(settings, sets)
-    ood_val = _ood_val_without_repeats(settings, sets)
-    _check_samples_to_fit_to(settings)
+    val, notes = _val_without_repeats(request, sets)
+    ood_val = _ood_val_without_repeats(request, sets)
+    _check_samples_to_fit_to(request)
 
     # Collect warnings: what the study does not use of the model, and data that are odd.
     warnings = []
@@ -175,7 +175,7 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     if set_aside is not None:
         warnings.append(set_aside)
     warnings += overlaps.warnings
-    if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
+    if source.description.reads == "text" and request.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
     for given_set in sets.every:
         warnings += sample_doubts(given_set.dataset)
@@ -187,34 +187,34 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     fingerprints = {}
     for given_set in sets.every:
         fingerprints[given_set.option] = given_set.dataset.fingerprint()
-    if settings.negative_words is not None:
-        words = read_words(settings.negative_words, _WORDS)
+    if request.negative_words is not None:
+        words = read_words(request.negative_words, _WORDS)
         fingerprints[_WORDS] = digest_of_words(words)
-    settings_without_repeats = replace(settings, val=val, ood_val=ood_val)
-    return StudySets(settings_without_repeats, fingerprints, notes, warnings)
+    request_without_repeats = replace(request, val=val, ood_val=ood_val)
+    return StudySets(request_without_repeats, fingerprints, notes, warnings)
 
 
-def _open_sets(settings: StudySettings, source: Source) -> _Sets:
-    """Open every data set that the settings name, the test sets with ``--limit``.
+def _open_sets(request: StudyRequest, source: Source) -> _Sets:
+    """Open every data set that the request names, the test sets with ``--limit``.
 
     The ID sets must have the classes of the model; a zero-shot model without class names gets those of ``--val``.
     """
-    named_source = named_by_data(source, str(settings.val), None, "--val")
+    named_source = named_by_data(source, request.val, None, "--val")
     reads = {source.name: source.description.reads}
     labels = named_source.description.labels or []
-    seed = settings.seed
-    limit = settings.limit
+    seed = request.seed
+    limit = request.limit
 
     # Open the ID sets.
-    val = open_data(str(settings.val), option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
-    test = open_data(str(settings.test), option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
+    val = open_data(request.val, option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
+    test = open_data(request.test, option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
     check_labels_are_classes(val, named_source)
     check_labels_are_classes(test, named_source)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
-    if settings.train is not None:
-        need_labels = _needs_labels(settings)
+    if request.train is not None:
+        need_labels = _needs_labels(request)
         train = open_data(
-            settings.train,
+            request.train,
             labels=labels,
             need_labels=need_labels,
             ignore_labels=not need_labels,
@@ -224,8 +224,8 @@ def _open_sets(settings: StudySettings, source: Source) -> _Sets:
         sets.train = GivenSet("--train", train)
 
     # Open the OOD validation sets, except those that are made from the validation data.
-    made_of_val = with_setting(str(settings.val), "ood=auto")
-    ood_val_sets = [ood_set for ood_set in settings.ood_val_sets() if ood_set.spec != made_of_val]
+    made_of_val = with_setting(request.val, "ood=auto")
+    ood_val_sets = [ood_set for ood_set in request.ood_val_sets() if ood_set.spec != made_of_val]
     for ood_set in ood_val_sets:
         option = f"--ood-val {ood_set.name}"
         if len(ood_val_sets) == 1:
@@ -234,7 +234,7 @@ def _open_sets(settings: StudySettings, source: Source) -> _Sets:
         sets.ood_val[ood_set.name] = GivenSet(option, dataset)
 
     # Open the OOD test sets.
-    for text in settings.ood:
+    for text in request.ood:
         ood_set = parse_ood_set(text)
         option = f"--ood {ood_set.name}"
         dataset = open_data(ood_set.spec, option=option, ignore_labels=True, limit=limit, reads=reads, seed=seed)
@@ -242,12 +242,12 @@ def _open_sets(settings: StudySettings, source: Source) -> _Sets:
     return sets
 
 
-def _needs_labels(settings: StudySettings) -> bool:
+def _needs_labels(request: StudyRequest) -> bool:
     """Return whether any row needs labels of the training data.
 
     A Laplace approximation, and OOD scores on features, use training data without labels.
     """
-    names = set(settings.rows)
+    names = set(request.rows)
     if "default" in names:
         names.update(DEFAULT)
     rows_with_labels = names & NEED_LABELS
@@ -366,7 +366,7 @@ def _overlaps(sets: _Sets) -> Findings:
 # --- halves -----------------------------------------------------------------------------------------------------------
 
 
-def _val_without_repeats(settings: StudySettings, sets: _Sets) -> tuple[str, list[str]]:
+def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[str, list[str]]:
     """Leave training samples, and samples that would be in both halves, out of ``--val``.
 
     Returns:
@@ -403,13 +403,13 @@ def _val_without_repeats(settings: StudySettings, sets: _Sets) -> tuple[str, lis
             indices_left_out.add(index)
     _check_halves(val, indices_left_out)
     _check_labels_to_fit(val, indices_left_out)
-    return without_places(str(settings.val), indices_left_out), notes
+    return without_places(request.val, indices_left_out), notes
 
 
-def _ood_val_without_repeats(settings: StudySettings, sets: _Sets) -> list[str]:
+def _ood_val_without_repeats(request: StudyRequest, sets: _Sets) -> list[str]:
     """Return the values of ``--ood-val`` without samples that would be in both halves."""
     texts = []
-    for text, ood_set in zip(settings.ood_val, settings.ood_val_sets(), strict=True):
+    for text, ood_set in zip(request.ood_val, request.ood_val_sets(), strict=True):
         given_set = sets.ood_val.get(ood_set.name)
         if given_set is None:  # this set is made from --val
             texts.append(text)
@@ -485,33 +485,33 @@ class FitSamples:
     count: int
 
 
-def samples_to_fit_to(settings: StudySettings) -> FitSamples | None:
+def samples_to_fit_to(request: StudyRequest) -> FitSamples | None:
     """Return the samples that OOD scores on features are fitted to; None if ``--fit-samples`` is 0.
 
     These are at most ``--fit-samples`` training samples, evenly spaced. Without training data, they are the half of the
     validation data that the search uses. ``--limit`` reduces either of them.
     """
-    if not settings.fit_samples:
+    if not request.fit_samples:
         return None
-    if settings.train is None:
-        half_of_search = with_setting(str(settings.val), "part=1/2")
-        validation_samples = open_data(half_of_search, ignore_labels=True, limit=settings.limit)
+    if request.train is None:
+        half_of_search = with_setting(request.val, "part=1/2")
+        validation_samples = open_data(half_of_search, ignore_labels=True, limit=request.limit)
         return FitSamples(half_of_search, count=len(validation_samples))
 
     # Take every n-th training sample, with the smallest n that gives at most --fit-samples.
-    all_samples = len(open_data(settings.train, ignore_labels=True))
-    every_nth = math.ceil(all_samples / settings.fit_samples)
-    spec = settings.train
+    all_samples = len(open_data(request.train, ignore_labels=True))
+    every_nth = math.ceil(all_samples / request.fit_samples)
+    spec = request.train
     if every_nth > 1:
         spec = with_setting(spec, f"part=1/{every_nth}")
 
     count = math.ceil(all_samples / every_nth)
-    if settings.limit is not None:
-        count = min(count, settings.limit)
+    if request.limit is not None:
+        count = min(count, request.limit)
     return FitSamples(spec, count)
 
 
-def _check_samples_to_fit_to(settings: StudySettings) -> None:
+def _check_samples_to_fit_to(request: StudyRequest) -> None:
     """Refuse samples for OOD scores on features if they give no covariance within a class.
 
     That needs two samples of the same class. Samples without labels count as one class.
@@ -519,17 +519,17 @@ def _check_samples_to_fit_to(settings: StudySettings) -> None:
     Raises:
         UsageError: no two samples have the same class.
     """
-    fit = samples_to_fit_to(settings)
+    fit = samples_to_fit_to(request)
     if fit is None:
         return
-    dataset = open_data(fit.spec, ignore_labels=True, limit=settings.limit, seed=settings.seed)
+    dataset = open_data(fit.spec, ignore_labels=True, limit=request.limit, seed=request.seed)
     largest_class = len(dataset)
     if dataset.labels is not None:
         _, counts = np.unique(dataset.labels, return_counts=True)
         largest_class = int(counts.max())
     if largest_class < 2:
         option = "--train"
-        if settings.train is None:
+        if request.train is None:
             option = "--val"
         raise UsageError(
             f"OOD scores on features would be fitted to {len(dataset)} samples of {option}, no two of one class",

@@ -26,17 +26,16 @@ from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import only_one, sites_of
-from hydractl.model.source import Source, open_sources
-from hydractl.options.verbs import SETTINGS, options_of_verb
+from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.options.call import gather
+from hydractl.options.verbs import SETTINGS, declared
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
-from hydractl.settings.common import Common
-from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
-from hydractl.settings.studying import StudySettings
 from hydractl.studies.answer import SCHEMA, Study
 from hydractl.studies.next_commands import next_commands
+from hydractl.studies.request import StudyRequest
 from hydractl.studies.rows import (
     DEFAULT,
     MAKERS,
@@ -81,6 +80,8 @@ _COMMON = {
 }
 """For each command, the options of a study that are passed on to it."""
 
+_NO_ENVIRONMENT = {"HYDRACTL_CONFIG": os.devnull}
+
 _TRAINING_PASSES = 4
 """Number of forward passes that take about as long as one training step (forward, backward and update)."""
 
@@ -90,58 +91,36 @@ _SAMPLES_A_NEIGHBOUR = 20
 """With fewer training samples, k is the number of samples divided by this."""
 _KEPT_BYTES = 1 << 30
 """Bytes of memory for decoded data, which all rows that run in this process share."""
-_DECISIVE = (
-    "train",
-    "val",
-    "ood_val",
-    "test",
-    "ood",
-    "rows",
-    "max_drop",
-    "time",
-    "search_samples",
-    "approx",
-    "fit_samples",
-    "ood_score",
-    "negative_words",
-    "epochs",
-    "lr",
-    "threshold",
-    "bootstrap",
-    "limit",
-    "max_length",
-    "labels",
-    "prompt",
-    "tower",
-    "arch",
-    "seed",
-    "dtype",
-)
-"""The options that decide the findings of a study."""
 
 
-def run(settings: StudySettings, log: Log) -> Outcome:
+def run(opening: ModelOptions, request: StudyRequest, *, output: str | None, dry_run: bool, log: Log) -> Outcome:
     """Run the steps of a study that are not done yet, and return its verdict.
+
+    Args:
+        opening: how the model is opened.
+        request: what is asked of the study.
+        output: the folder; None to name it after the model.
+        dry_run: whether only to plan.
+        log: the log.
 
     Raises:
         Interrupted: a signal has come; the same command goes on.
         OutputError: the folder holds other files, or a study with other settings or data.
     """
-    sources = open_sources(settings.model, model_options(settings))
-    source = only_one(sources, "study")
-    folder = Path(settings.output or f"{source.name}.study")
-    sets = study_sets(settings, source)
+    source = only_one(open_sources([request.model], opening), "study")
+    folder = Path(output or f"{source.name}.study")
+    sets = study_sets(request, source)
     sets.tell(log)
 
     # What was said about the data here is not repeated by each step.
     log_once = SayOnce(log, sets.warnings)
-    if settings.dry_run:
+    if dry_run:
         return _dry_run(sets, source, folder, log_once)
     announce_reading([source], log_once)
     try:
-        plan = _claim_folder(settings, sets, source, folder, log_once)
+        plan = _claim_folder(request, sets, source, folder, log_once)
         with keeping_batches(_KEPT_BYTES):
-            return _carry_out(plan, sets.settings, source, log_once)
+            return _carry_out(plan, sets.request, source, log_once)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 
@@ -157,14 +136,14 @@ class StudyPlan:
     run nothing.
 
     Attributes:
-        settings: the options of the study.
+        request: the options of the study.
         workshop: what rows are made from: the model, the data, the folder and options of commands.
         rows: the rows; the single model is the first.
         fitted: options of ``eval`` for OOD scores on features; empty if there are no such scores.
         warnings: sentences on what is odd about the data.
     """
 
-    settings: StudySettings
+    request: StudyRequest
     workshop: Workshop
     rows: Sequence[Row]
     fitted: Mapping[str, Value]
@@ -231,11 +210,11 @@ class StudyPlan:
         The model may have been trained on these samples, because no figure measured on them is reported.
         """
         ood: list[str] = []
-        for ood_set in self.settings.choosing_sets():
+        for ood_set in self.request.choosing_sets():
             second_half = _half(ood_set.spec, 2)
             ood.append(f"{ood_set.name}={second_half}")
         data_options: dict[str, Value] = {
-            "test": _half(str(self.settings.val), 2),
+            "test": _half(self.request.val, 2),
             "ood": ood,
             "allow_seen": True,
         }
@@ -244,8 +223,8 @@ class StudyPlan:
     def testing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the test data."""
         data_options: dict[str, Value] = {
-            "test": str(self.settings.test),
-            "ood": list(self.settings.ood),
+            "test": self.request.test,
+            "ood": list(self.request.ood),
         }
         return self._eval_step(row, "test", data_options)
 
@@ -278,11 +257,11 @@ class StudyPlan:
         predictions_to_choose_by = self.predictions(row, "choose")
         predictions_to_test_on = self.predictions(row, "test")
         options: dict[str, Value] = {
-            "test": str(self.settings.test),
-            "ood": list(self.settings.ood),
+            "test": self.request.test,
+            "ood": list(self.request.ood),
         }
         options.update(self._calibration_options(row, score))
-        options["bootstrap"] = str(self.settings.bootstrap)
+        options["bootstrap"] = str(self.request.bootstrap)
         options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
         options["force"] = True
         return self.workshop.step(
@@ -296,9 +275,9 @@ class StudyPlan:
     def _calibration_options(self, row: Row, score: str) -> dict[str, Value]:
         """Return the options that fit temperature and threshold of a row on the second half of the validation data."""
         options: dict[str, Value] = {
-            "val": _half(str(self.settings.val), 2),
+            "val": _half(self.request.val, 2),
             "temperature": "fit",
-            "threshold": self.settings.threshold,
+            "threshold": self.request.threshold,
             "ood_score": score,
         }
         if score in ON_FEATURES:
@@ -354,11 +333,11 @@ class StudyPlan:
         Args:
             study: what was chosen; None if nothing is chosen yet.
         """
-        options: dict[str, Value] = {"bootstrap": str(self.settings.bootstrap), "force": True}
+        options: dict[str, Value] = {"bootstrap": str(self.request.bootstrap), "force": True}
         if study is not None:
             options.update(study.options_of_table())
-        if self.settings.seed:
-            options["seed"] = str(self.settings.seed)
+        if self.request.seed:
+            options["seed"] = str(self.request.seed)
         models = []
         needs = []
         for row in self.rows:
@@ -375,7 +354,7 @@ class StudyPlan:
 
     def timing_steps(self, row: Row, score: str, note: str) -> list[Step]:
         """Return the step that times ``best.st``; empty if it is the single model, or if no times are asked for."""
-        if row.name == "single" or not self.settings.timed:
+        if row.name == "single" or not self.request.timed:
             return []
         best_file = self.workshop.folder / "best.st"
         step = self.workshop.step(
@@ -418,44 +397,44 @@ class StudyPlan:
         ]
 
 
-def _asked_scale(settings: StudySettings) -> Scale:
+def _asked_scale(request: StudyRequest) -> Scale:
     """Return the scale (which rows, and how large a search) that the settings ask for.
 
     Raises:
         UsageError: a row needs training data, and there are none.
     """
     names_asked = ["single"]
-    for name in settings.rows:
-        names_asked += _rows_meant(name, settings)
-    if settings.train is None:
+    for name in request.rows:
+        names_asked += _rows_meant(name, request)
+    if request.train is None:
         for name in names_asked:
             if name in NEED_TRAIN:
                 raise UsageError(f"--rows {name} needs --train, labelled training data")
     rows = [name for name in MAKERS if name in names_asked]  # in the order of MAKERS, each once
-    samples = settings.search_samples or settings.limit
-    return Scale(rows, settings.approx, samples)
+    samples = request.search_samples or request.limit
+    return Scale(rows, request.approx, samples)
 
 
-def _plan_study(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> StudyPlan:
+def _plan_study(request: StudyRequest, source: Source, folder: Path, scale: Scale) -> StudyPlan:
     """Return the rows of a study of this scale, with the commands that make and measure them.
 
     Raises:
         UsageError: the model cannot have a row, or its training would be too short.
     """
-    _check_rows(settings, source, scale)
-    workshop = _workshop(settings, source, folder, scale)
+    _check_rows(request, source, scale)
+    workshop = _workshop(request, source, folder, scale)
     rows: list[Row] = []
     for row_name in scale.rows:
         make_rows = MAKERS[row_name]
         rows += make_rows(workshop)
-    return StudyPlan(settings, workshop, rows, _options_of_feature_scores(settings, source))
+    return StudyPlan(request, workshop, rows, _options_of_feature_scores(request, source))
 
 
-def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
+def _workshop(request: StudyRequest, source: Source, folder: Path, scale: Scale) -> Workshop:
     """Return what rows are made from: the model's heads, the data of the search, the folder, and options of commands.
 
     Args:
-        settings: the options of the study.
+        request: the options of the study.
         source: the model.
         folder: the folder of the study.
         scale: which rows there are, and how large the search is.
@@ -471,11 +450,11 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         objectives = THREE
     common: dict[str, Mapping[str, Value]] = {}
     for verb, option_names in _COMMON.items():
-        common[verb] = settings.common(options_of_verb(verb), option_names)
-    common["prune --circuit"] = settings.common(options_of_verb("prune"), _MODEL)
+        common[verb] = request.common(option_names)
+    common["prune --circuit"] = request.common(_MODEL)
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
-    sites = sites_of(source, settings.tower)
+    sites = sites_of(source, request.tower)
     heads_by_site = {}
     for site in sites:
         site_index = source.sites.index(site)
@@ -485,19 +464,19 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
     # Heads are searched on the first half of the validation data. Rows and scores are chosen on the second half, so
     # that a search cannot favour its own row.
     return Workshop(
-        model=settings.model[0],
+        model=request.model,
         heads=heads_by_site,
         late=late_site_indices,
-        train=settings.train,
-        val=_half(str(settings.val), 1),
-        ood_val=_half(settings.ood_val_sets()[0].spec, 1),
+        train=request.train,
+        val=_half(request.val, 1),
+        ood_val=_half(request.ood_val_sets()[0].spec, 1),
         folder=folder,
         search=search_options,
         common=common,
-        training={"epochs": str(settings.epochs), "lr": ",".join(map(repr, settings.lr))},
+        training={"epochs": str(request.epochs), "lr": ",".join(map(repr, request.lr))},
         objectives=objectives,
-        max_drop=settings.max_drop,
-        seed=settings.seed,
+        max_drop=request.max_drop,
+        seed=request.seed,
         has_classifier=_has_classifier(source),
     )
 
@@ -507,7 +486,7 @@ def _has_classifier(source: Source) -> bool:
     return source.family.classes(source.description.config) is not None
 
 
-def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
+def _check_rows(request: StudyRequest, source: Source, scale: Scale) -> None:
     """Refuse rows that the model cannot have, or whose training would be too short.
 
     Raises:
@@ -523,7 +502,7 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
     rows_that_need_steps = [name for name in scale.rows if name in NEED_STEPS]
     if not rows_that_need_steps:
         return
-    steps = _training_steps(settings)
+    steps = _training_steps(request)
     least = max(NEED_STEPS[name] for name in rows_that_need_steps)
     if steps < least:
         names = ",".join(rows_that_need_steps)
@@ -545,14 +524,14 @@ def _late_sites(sites: Sequence[Site]) -> list[Site]:
     return late_sites
 
 
-def _training_steps(settings: StudySettings) -> int:
+def _training_steps(request: StudyRequest) -> int:
     """Return the number of optimizer steps in the training of a row."""
-    samples = _count_samples(str(settings.train))
-    steps_an_epoch = math.ceil(samples / settings.batch_size)
-    return settings.epochs * steps_an_epoch
+    samples = _count_samples(str(request.train))
+    steps_an_epoch = math.ceil(samples / request.batch_size)
+    return request.epochs * steps_an_epoch
 
 
-def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[str, Value]:
+def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[str, Value]:
     """Return the options of ``eval`` for OOD scores on features; empty if there are no such scores.
 
     The scores are fitted to the training data or, without any, to the half of the validation data that the search uses.
@@ -563,23 +542,23 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
         UsageError: the user asks for a score on class texts, and the model is not zero-shot.
     """
     # The names of the scores: the usual ones for this model, and those that the user asked for.
-    samples = samples_to_fit_to(settings)
+    samples = samples_to_fit_to(request)
     is_zero_shot = not _has_classifier(source)
     names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
-    for name in settings.ood_score:
+    for name in request.ood_score:
         if name in OF_ZERO_SHOT and not is_zero_shot:
             raise UsageError(f"--ood-score {name} is of class texts, and {source.name} is not zero-shot")
         names.append(name)
     # Without data to fit to, keep only scores that the user asked for and that need none.
     if samples is None:
-        names = [name for name in settings.ood_score if not needs_training_data(name)]
+        names = [name for name in request.ood_score if not needs_training_data(name)]
     if not names:
         return {}
 
     # The options. Scores on logits need not be named (except one): they are computed later from the stored logits.
     options: dict[str, Value] = {"ood_score": [",".join(["msp", *names])]}
-    if settings.negative_words is not None:
-        options["negative_words"] = settings.negative_words
+    if request.negative_words is not None:
+        options["negative_words"] = request.negative_words
     if samples is None:
         return options
     options["train"] = samples.spec
@@ -590,14 +569,14 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
     return options
 
 
-def _rows_meant(name: str, settings: StudySettings) -> list[str]:
+def _rows_meant(name: str, request: StudyRequest) -> list[str]:
     """Return the rows that a name stands for: several for ``default``, itself for any other name.
 
     Without training data, ``default`` leaves out the rows that need them.
     """
     if name != "default":
         return [name]
-    if settings.train is not None:
+    if request.train is not None:
         return list(DEFAULT)
     return [row for row in DEFAULT if row not in NEED_TRAIN]
 
@@ -610,12 +589,12 @@ def _half(spec: str, number: int) -> str:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
+def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
     """Create the folder of a study, or continue in the folder that the same command began; return the study's plan.
 
     Args:
-        asked: the settings of the command.
-        sets: the data of the study, with the settings that follow from them.
+        asked: what the command asks of the study.
+        sets: the data of the study, with the request as it follows from them.
         source: the model.
         folder: the folder of the study; it is created if it does not exist.
         log: receives how long a new study takes.
@@ -624,17 +603,13 @@ def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder:
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
     """
     plan_file = folder / "plan.json"
-    decisive: dict[str, object] = {"model": source.sha256}
-    for name in _DECISIVE:
-        decisive[name] = getattr(asked, name)
-    if len(asked.lr) == 1:
-        decisive["lr"] = asked.lr[0]
+    decisive: dict[str, object] = {"model": source.sha256, **asked.decisive()}
     _make_folder(folder, plan_file)
     if plan_file.exists():
         scale = _read_scale(plan_file, decisive, sets)
     else:
         scale = _decide_scale_and_write_plan(plan_file, decisive, sets, source, folder, log)
-    plan = _plan_study(sets.settings, source, folder, scale)
+    plan = _plan_study(sets.request, source, folder, scale)
     return replace(plan, warnings=sets.warnings)
 
 
@@ -694,7 +669,7 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
 
     # Find the scale among those that the settings allow, rather than trust what the file says.
     scale_in_file = canonical_json(document.get("scale"))
-    for scale in smaller(_asked_scale(sets.settings)):
+    for scale in smaller(_asked_scale(sets.request)):
         if canonical_json(asdict(scale)) == scale_in_file:
             return scale
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
@@ -713,11 +688,11 @@ def _decide_scale_and_write_plan(
         folder: the folder of the study.
         log: receives how long the study takes, and what was cut to stay within ``--time``.
     """
-    settings = sets.settings
-    scale, seconds = _scale_within_time(settings, source, folder, log)
+    request = sets.request
+    scale, seconds = _scale_within_time(request, source, folder, log)
     log.info(f"the study takes about {duration_text(seconds)}")
     for text in scale.cut:
-        log.info(f"to stay within --time {settings.time}, {text}")
+        log.info(f"to stay within --time {request.time}, {text}")
     document = {
         "schema": PLAN,
         "settings": dict(decisive),
@@ -734,9 +709,9 @@ def _decide_scale_and_write_plan(
 
 def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
     """Return the commands, with the last row in place of the best one, and an estimate of the time in seconds."""
-    settings = sets.settings
-    scale, seconds = _scale_within_time(settings, source, folder, log)
-    plan = _plan_study(settings, source, folder, scale)
+    request = sets.request
+    scale, seconds = _scale_within_time(request, source, folder, log)
+    plan = _plan_study(request, source, folder, scale)
     document = {
         "schema": SCHEMA,
         "dry_run": True,
@@ -749,19 +724,19 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
     return Outcome(document)
 
 
-def _scale_within_time(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
+def _scale_within_time(request: StudyRequest, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
     """Return the largest scale that keeps to ``--time``, and about how many seconds it takes.
 
     If no scale does, the smallest is returned, with a warning.
     """
-    most_seconds = settings.seconds()
-    for scale in smaller(_asked_scale(settings)):
-        plan = _plan_study(settings, source, folder, scale)
+    most_seconds = request.seconds()
+    for scale in smaller(_asked_scale(request)):
+        plan = _plan_study(request, source, folder, scale)
         seconds = _estimate(plan, len(source.sites))
         if most_seconds is None or seconds <= most_seconds:
             return scale, seconds
     # The last scale that was tried is the smallest.
-    log.warn(f"the smallest study takes longer than --time {settings.time}, about {duration_text(seconds)}")
+    log.warn(f"the smallest study takes longer than --time {request.time}, about {duration_text(seconds)}")
     return scale, seconds
 
 
@@ -805,15 +780,15 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
 
 def _samples_of_a_row(plan: StudyPlan) -> int:
     """Return how many samples each row is evaluated on or fitted to: validation, test, OOD and training data."""
-    settings = plan.settings
-    specs = [str(settings.val), str(settings.test)]
-    for text in settings.ood:
+    request = plan.request
+    specs = [request.val, request.test]
+    for text in request.ood:
         specs.append(parse_ood_set(text).spec)
-    for ood_set in settings.ood_val_sets():
+    for ood_set in request.ood_val_sets():
         specs.append(ood_set.spec)
     if "train" in plan.fitted:
         specs.append(str(plan.fitted["train"]))
-    return sum(_count_samples(spec, settings.limit) for spec in specs)
+    return sum(_count_samples(spec, request.limit) for spec in specs)
 
 
 def _count_samples(spec: str, limit: int | None = None) -> int:
@@ -835,8 +810,7 @@ def _passes_of_training(step: Step) -> int:
 
 def _probe_search(step: Step) -> SearchPlan:
     """Return the plan of the search that a step runs, with its time measured on one batch."""
-    settings = _settings_of(step)
-    assert isinstance(settings, CircuitSettings)
+    settings = merge(SETTINGS[step.verb], step.given, _NO_ENVIRONMENT, Path())
     source = open_sources(settings.model, model_options(settings))[0]
     options = settings.fill(SearchOptions)
     with processes(settings.timeout) as team:
@@ -870,26 +844,30 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, log: Log) -> N
             log.detail(f"{line}: done before")
             continue
         log.info(line)
-        run_verb = _RUNS[step.verb]
-        run_verb(_settings_of(step), _StepLog(log))  # type: ignore[operator]
+        _run_step(step, _StepLog(log))
 
 
-def _settings_of(step: Step) -> Common:
-    """Return the settings of a step.
+def _run_step(step: Step, log: Log) -> None:
+    """Run one command.
 
-    A step has every option that it needs, so environment variables and hydra.yaml are ignored.
+    It has every option that it needs, so environment variables and hydra.yaml are ignored.
     """
-    environment = {"HYDRACTL_CONFIG": os.devnull}
-    settings_type = SETTINGS[step.verb]
-    return merge(settings_type, step.given, environment, Path())
+    signature = declared(step.verb)
+    if signature is None:
+        settings = merge(SETTINGS[step.verb], step.given, _NO_ENVIRONMENT, Path())
+        _RUNS[step.verb](settings, log)  # type: ignore[operator]
+        return
+    call = gather(signature, step.given, _NO_ENVIRONMENT, None)
+    call.log = log
+    call.run()
 
 
-def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Log) -> Outcome:
+def _carry_out(plan: StudyPlan, request: StudyRequest, source: Source, log: Log) -> Outcome:
     """Run the commands that are not done yet, choose a row on the validation data, test all rows, and write the answer.
 
     Args:
         plan: the plan of the study; commands whose outputs exist are not run again.
-        settings: the options of the study, with those that follow from its data.
+        request: the options of the study, with those that follow from its data.
         source: the model.
         log: receives which step runs.
     """
@@ -902,7 +880,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     measuring_steps = plan.measuring_steps()
     steps_expected = len(plan.outlined_steps())
     given_score = stored_score(source.description.extra)
-    study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log, given_score)
+    study = Study(plan.rows, request.max_drop, request.bootstrap, request.seed, log, given_score)
 
     # Choose on the validation data, and store the choice before any test sample is read.
     _run_steps(choosing_steps, steps_expected, 0, log)
@@ -935,7 +913,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     free = None
     if free_score is not None:
         free = plan.free_step(free_score)
-    commands_to_go_on = next_commands(settings, folder, calibration, free=free)
+    commands_to_go_on = next_commands(request, folder, calibration, free=free)
     answer = replace(answer, next=commands_to_go_on)
     return _write(plan, answer, steps)
 

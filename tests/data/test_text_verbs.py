@@ -18,8 +18,8 @@ from hydractl.errors import UsageError
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
-from hydractl.settings.studying import StudySettings
 from hydractl.studies.sets import MADE_TEXTS, study_sets
+from tests.calls import study_request
 from tests.pico import WORDS, publish, stock
 from tests.running import quiet as run
 from tests.spread import marked_long
@@ -282,5 +282,5 @@ def test_a_study_by_made_texts_alone_says_what_they_may_not_tell(
         texts = [" ".join([name, *random.choice(WORDS, 8)]) for _ in range(100)]
         rows = [{"text": text, "label": LABELS[number % 5]} for number, text in enumerate(texts)]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = StudySettings(val="val.jsonl", ood_val=outside, test="test.jsonl", ood=["x=ood.jsonl"])
+    settings = study_request(val="val.jsonl", ood_val=outside, test="test.jsonl", ood=["x=ood.jsonl"])
     assert (MADE_TEXTS in study_sets(settings, open_source(bert, ModelOptions())).warnings) == warned

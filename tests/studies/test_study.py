@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hydractl.api.study import ROWS
 from hydractl.cli.app import main
 from hydractl.data.base import Dataset
 from hydractl.data.batching import Batch
@@ -34,12 +35,12 @@ from hydractl.model.source import ModelOptions, open_source
 from hydractl.options.registry import VERBS
 from hydractl.report.terminal import render
 from hydractl.report.texts import program_words
-from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.study import _passes_of_training
+from tests.calls import study_request
 from tests.forked import Forked
 from tests.pico import published
 from tests.spread import marked_release
@@ -564,8 +565,8 @@ def test_a_zero_shot_model_has_no_rows_of_classifiers(copy: Path, capsys: pytest
 def test_words_that_have_changed_since_are_noticed(copy: Path) -> None:
     published("clip", copy / "clip")
     (copy / "names.txt").write_text("a\nb\nc\n")
-    data = {"val": "val.npz", "ood_val": ["seen.npz"], "test": "test.npz", "ood": ["noise=noise.npz"]}
-    asked = StudySettings(**data, labels="names.txt", ood_score=["neglabel"], negative_words="words.txt")
+    data: dict[str, Any] = {"val": "val.npz", "ood_val": ["seen.npz"], "test": "test.npz", "ood": ["noise=noise.npz"]}
+    asked = study_request(**data, labels="names.txt", ood_score=["neglabel"], negative_words="words.txt")
     source = open_source("clip", ModelOptions(labels=["a", "b", "c"]))
 
     def found(text: str) -> StudySets:

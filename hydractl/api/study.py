@@ -1,0 +1,271 @@
+"""The signature of ``study``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneFile,
+    Output,
+    Path,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+    running,
+)
+from hydractl.api.verb import verb
+from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import parse_ood_set
+from hydractl.methods import rows_of_methods
+from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
+from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
+from hydractl.options.signature import opt
+from hydractl.studies.request import StudyRequest, named_ood_val
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Study
+
+in_data = partial(opt, group="Data of the study")
+in_study = partial(opt, group="Study")
+
+_OF_CIRCUITS = ("single", "whole-avg", "whole-auto", "whole-late", "whole-three", "circuits", "taylor")
+_TRAINED = ("circuits-tuned", "taylor-tuned", "trained")
+_OF_WEIGHTS = ("oba", "magnitude", "random-weights")
+ROWS = ("default", *_OF_CIRCUITS, *_TRAINED, *(row.name for row in rows_of_methods()), *_OF_WEIGHTS)
+"""Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
+
+_FURTHER_SCORES = tuple(name for name in ON_FEATURES if name not in OF_STUDY)
+_SHARED = (
+    "device",
+    "labels",
+    "prompt",
+    "arch",
+    "seed",
+    "batch_size",
+    "dtype",
+    "workers",
+    "max_length",
+    "tower",
+    "limit",
+)
+"""The options that the commands of a study share with it."""
+
+
+@verb("study", writes="weights")
+def study(
+    model: OneFile,
+    *,
+    train: Annotated[
+        Path | None,
+        in_data(
+            "Training data, for rows that are trained or pruned with them and for OOD scores on features "
+            "[default: none; rows that need them are left out]",
+            metavar="SPEC",
+            often=True,
+        ),
+    ] = None,
+    val: Annotated[
+        Path | None,
+        in_data(
+            "In-distribution validation data; one half is for the search, the other one to choose by",
+            metavar="SPEC",
+            often=True,
+        ),
+    ] = None,
+    ood_val: Annotated[
+        Path | Sequence[str] | Mapping[str, Path],
+        in_data(
+            "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: "
+            "the search takes the first one; auto makes them of the samples of --val",
+            metavar="[NAME=]SPEC|auto",
+            names=True,
+            check=lambda text: parse_ood_set(named_ood_val(text)),
+            often=True,
+        ),
+    ] = (),
+    test: Annotated[
+        Path | None,
+        in_data(
+            "In-distribution test data, which no model runs on before everything is chosen", metavar="SPEC", often=True
+        ),
+    ] = None,
+    ood: Annotated[
+        str | Sequence[str] | Mapping[str, Path],
+        in_data(
+            "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more",
+            metavar="NAME=SPEC",
+            names=True,
+            check=parse_ood_set,
+            often=True,
+        ),
+    ] = (),
+    rows: Annotated[
+        str | Sequence[str],
+        in_study(
+            f"Rows to make beside the single model: {', '.join(ROWS)}; default stands for those that need no training",
+            choices=ROWS,
+            metavar="NAME,...",
+            split=True,
+        ),
+    ] = ("default",),
+    max_drop: Annotated[float, in_study("Accuracy that may be lost on validation data", at_least=0, at_most=1)] = 0.01,
+    time: Annotated[
+        str | None,
+        in_study(
+            "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is "
+            "approximated, takes fewer samples, and rows are left out; the plan says what [default: no limit]",
+            metavar="TIME",
+            pattern=r"[0-9]{1,6}[smh]",
+            example="90s, 10m or 8h",
+            often=True,
+        ),
+    ] = None,
+    search_samples: Annotated[
+        int | None,
+        in_study("Samples of each set in the search [samples; default: half of the validation data]", at_least=2),
+    ] = None,
+    approx: Annotated[
+        str | None,
+        in_study(
+            "Approximate the search, as in extract-circuit [default: exact]",
+            metavar="lazy:N",
+            pattern=r"lazy:[1-9][0-9]{0,8}",
+            example="lazy:4",
+        ),
+    ] = None,
+    fit_samples: Annotated[
+        int,
+        in_study(
+            "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out "
+            "[samples]",
+            at_least=0,
+        ),
+    ] = 5000,
+    ood_score: Annotated[
+        str | Sequence[str],
+        in_study(
+            f"Further OOD scores to choose from: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those on "
+            f"features {', '.join(OF_STUDY)}]",
+            choices=_FURTHER_SCORES,
+            metavar="NAME,...",
+            split=True,
+        ),
+    ] = (),
+    negative_words: Annotated[
+        Path | None,
+        in_study("Words that name no class, one a line, for --ood-score neglabel of zero-shot models", metavar="FILE"),
+    ] = None,
+    epochs: Annotated[int, in_study("Epochs of rows that are trained [epochs]", at_least=1)] = 3,
+    lr: Annotated[
+        float | Sequence[float],
+        in_study(
+            "Learning rate of rows that are trained; of several, each training is made with each and the best on the "
+            "first half of --val is kept",
+            metavar="X[,X...]",
+            above=0,
+            split=True,
+        ),
+    ] = (1e-4,),
+    threshold: Annotated[
+        str,
+        in_study(
+            "Share of in-distribution samples that best.st flags as OOD",
+            metavar="id:P",
+            pattern=r"id:0?\.[0-9]+",
+            example="id:0.05",
+        ),
+    ] = "id:0.05",
+    bootstrap: Annotated[int, in_study("Resamples for 95 % intervals [resamples]", at_least=100)] = 1000,
+    timed: Annotated[bool, running("Measure the latency of best.st with bench at the end")] = True,
+    output: Output = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+) -> Study:
+    """Find out whether any of this helps a model.
+
+    Its data are files or names, and no samples in memory, because the commands of a study are kept. It goes on where an
+    earlier call was interrupted.
+
+    Returns:
+        The verdict; the files are in the folder ``output``, or in one named after the model.
+
+    Raises:
+        OutputError: the folder belongs to another study.
+    """
+    for name in ("train", "val", "ood_val", "test", "ood"):
+        if current().is_in_memory(name):
+            raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
+    with Problems() as problems:
+        problems.needs("val")
+        problems.needs("test")
+        problems.needs("ood_val")
+        problems.twice_named("ood_val", named_ood_val)
+        problems.needs("ood")
+        problems.twice_named("ood", named_ood_val)
+        problems.goes_with("negative_words", "ood_score")
+        for name in texts(ood_score):
+            if ON_FEATURES.get(name) == "words" and negative_words is None:
+                problems.add(f"--ood-score {name}{where('ood_score')} needs --negative-words FILE")
+
+    from hydractl.api.results import Study
+    from hydractl.verbs.opening import opening_options
+    from hydractl.verbs.study import run
+
+    request = StudyRequest(
+        model=text(model),
+        train=text_or_none(train),
+        val=text(val),
+        ood_val=texts(ood_val),
+        test=text(test),
+        ood=texts(ood),
+        rows=texts(rows),
+        max_drop=max_drop,
+        time=time,
+        search_samples=search_samples,
+        approx=approx,
+        fit_samples=fit_samples,
+        ood_score=texts(ood_score),
+        negative_words=text_or_none(negative_words),
+        epochs=epochs,
+        lr=current().values["lr"],
+        threshold=threshold,
+        bootstrap=bootstrap,
+        limit=limit,
+        max_length=max_length,
+        labels=text_or_none(labels),
+        prompt=texts(prompt),
+        tower=tower,
+        arch=arch,
+        seed=seed,
+        dtype=dtype,
+        batch_size=batch_size,
+        timed=timed,
+        given=current().given_texts(_SHARED),
+    )
+    opening = opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed)
+    return Study(run(opening, request, output=text_or_none(output), dry_run=dry_run, log=log()))

@@ -1,0 +1,130 @@
+"""What somebody asks of a study: its data, its rows and how they are compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
+from hydractl.studies.steps import Value
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
+
+
+def named_ood_val(text: str) -> str:
+    """Return ``SPEC`` as ``oodval=SPEC``; a text that has a name already is returned as it is."""
+    if _NAMED.match(text):
+        return text
+    return f"oodval={text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest:
+    """What decides the findings of a study, and how its commands run.
+
+    Attributes:
+        model: the MODEL, as its commands name it.
+        train, val, test: the SPECs of the data; training data may be None.
+        ood_val: ``[NAME=]SPEC`` or ``auto`` of each OOD validation set.
+        ood: ``NAME[:GROUP]=SPEC`` of each OOD test set.
+        rows: names of rows; ``default`` stands for several.
+        max_drop: accuracy that may be lost on the validation data.
+        time: how long it may take, such as ``8m``; None for no limit.
+        search_samples: samples of each set in the search; None for half of the validation data.
+        approx: the approximation of the search; None for an exact one.
+        fit_samples: training samples that OOD scores on features are fitted to.
+        ood_score: further OOD scores to choose from.
+        negative_words: a file of words that name no class, or None.
+        epochs, lr: of rows that are trained.
+        threshold: of ``best.st``.
+        bootstrap: resamples for intervals.
+        limit, max_length, labels, prompt, tower, arch, seed, dtype: as every verb has them.
+        batch_size: samples that are computed together.
+        timed: whether the latency of ``best.st`` is measured.
+        given: the options that somebody gave, of those that commands share with a study, as flags take them.
+    """
+
+    model: str
+    train: str | None
+    val: str
+    ood_val: Sequence[str]
+    test: str
+    ood: Sequence[str]
+    rows: Sequence[str]
+    max_drop: float
+    time: str | None
+    search_samples: int | None
+    approx: str | None
+    fit_samples: int
+    ood_score: Sequence[str]
+    negative_words: str | None
+    epochs: int
+    lr: Sequence[float]
+    threshold: str
+    bootstrap: int
+    limit: int | None
+    max_length: int | None
+    labels: str | None
+    prompt: Sequence[str]
+    tower: str | None
+    arch: str | None
+    seed: int
+    dtype: str
+    batch_size: int
+    timed: bool
+    given: Mapping[str, Value]
+
+    def decisive(self) -> dict[str, object]:
+        """Return what decides the findings, by option: a study goes on only where all of it is the same."""
+        decisive = {}
+        for name, value in vars(self).items():
+            if name not in ("model", "batch_size", "timed", "given"):
+                decisive[name] = list(value) if isinstance(value, tuple) else value
+        if len(self.lr) == 1:
+            decisive["lr"] = self.lr[0]
+        return decisive
+
+    def ood_val_sets(self) -> list[OodSet]:
+        """Return the data sets of ``--ood-val``, in order."""
+        sets = []
+        for text in self.ood_val:
+            ood_set = parse_ood_set(named_ood_val(text))
+            if ood_set.spec == AUTO:
+                ood_set = ood_set._replace(spec=self._made)
+            sets.append(ood_set)
+        return sets
+
+    def choosing_sets(self) -> list[OodSet]:
+        """Return the OOD validation sets by which a model is chosen.
+
+        If there is only one set, a second one is made of the samples of ``--val``, to have OOD samples of another kind.
+        """
+        sets = self.ood_val_sets()
+        if len(sets) != 1:
+            return sets
+        (only,) = sets
+        if only.spec != self._made:
+            sets.append(OodSet(AUTO, None, self._made))
+        return sets
+
+    def chooses_by_made_samples_alone(self) -> bool:
+        """Return whether all OOD validation samples are made of the samples of ``--val``."""
+        specs = [ood_set.spec for ood_set in self.ood_val_sets()]
+        return all(spec == self._made for spec in specs)
+
+    @property
+    def _made(self) -> str:
+        """The SPEC of OOD samples made of the samples of ``--val``."""
+        return with_setting(self.val, f"ood={AUTO}")
+
+    def seconds(self) -> float | None:
+        """Return the ``--time`` in seconds; None if it is not given."""
+        if self.time is None:
+            return None
+        return float(self.time[:-1]) * _UNITS[self.time[-1]]
+
+    def common(self, names: Iterable[str]) -> dict[str, Value]:
+        """Return those of the named options that somebody gave, as flags take them."""
+        return {name: self.given[name] for name in names if name in self.given}
