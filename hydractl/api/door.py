@@ -40,7 +40,10 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
     options = {option.name: option for option in declared.options}
     values = {}
     further = {}
-    for name, value in signature.bind(*arguments, **keywords).arguments.items():
+    for parameter, value in signature.bind(*arguments, **keywords).arguments.items():
+        name = parameter
+        if parameter == declared.model_parameter:
+            name = "model"
         if name not in options:
             further[name] = value
         elif not is_left_out(value):

@@ -181,6 +181,9 @@ Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "float64"], running("Number format of the computation")
 ]
 BatchSize: TypeAlias = Annotated[int, running("Samples that are computed together [samples]", at_least=1)]
+WholeLastBlock: TypeAlias = Annotated[
+    bool, running("Run the last block for all tokens, not only for those that are read out")
+]
 
 # --- general ----------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
-from hydractl.options.option import Option
 from hydractl.options.signature import OF_A_TERMINAL, Declared
 
 P = ParamSpec("P")
@@ -40,15 +39,21 @@ def verb(
 
         call.declared = declared  # type: ignore[attr-defined]
         call.__signature__ = declared.plain_signature()  # type: ignore[attr-defined]
-        call.__doc__ = _with_options(inspect.cleandoc(function.__doc__ or ""), declared.options)
+        call.__doc__ = _with_options(inspect.cleandoc(function.__doc__ or ""), declared)
         return call
 
     return declare
 
 
-def _with_options(docstring: str, options: Sequence[Option]) -> str:
-    """Return a docstring whose section ``Args:`` has a line for each option, after those that it has already."""
-    lines = [f"    {option.name}: {option.described()}" for option in options if option.name not in OF_A_TERMINAL]
+def _with_options(docstring: str, declared: Declared) -> str:
+    """Return a docstring whose section ``Args:`` has a line for each option, beside those that it has already."""
+    lines = []
+    for option in declared.options:
+        name = option.name
+        if option is declared.model:
+            name = declared.model_parameter
+        if name not in OF_A_TERMINAL and f"\n    {name}: " not in docstring:
+            lines.append(f"    {name}: {option.described()}")
     described = "\n".join(lines)
     if "Args:\n" in docstring:
         return docstring.replace("Args:\n", f"Args:\n{described}\n", 1)

@@ -30,6 +30,9 @@ class Requirement(NamedTuple):
     sign: str
     value: float
 
+    def __str__(self) -> str:
+        return self.text
+
     def holds(self, measured: float) -> bool:
         """Return whether a measured value meets the requirement."""
         compare = _COMPARE[self.sign]

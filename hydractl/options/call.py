@@ -130,6 +130,13 @@ class Call:
         """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
         return self.rank(name) in (VERB_KEY, FLAG)
 
+    def drop_shared(self, *names: str) -> None:
+        """Drop the values of options that were given to all verbs at once: this verb takes only its own."""
+        for name in names:
+            if not self.of_this_verb(name):
+                self.values[name] = self.option(name).fresh_default()
+                self.complaints.pop(name, None)
+
     def put_back(self, name: str, because: str) -> None:
         """Give an option its default again, and say in ``sources`` which other option set it aside."""
         self.values[name] = self.option(name).fresh_default()
@@ -205,14 +212,12 @@ class Call:
             if option.name in OF_A_TERMINAL:
                 continue
             arguments[option.name] = self.values[option.name]
-            if option.kind in (
-                "model",
-                "file",
-            ):  # the one of a list; none, or several, is a problem that is raised first
-                arguments[option.name] = next(iter(self.values[option.name]), "")
+        models = arguments.pop("model")
+        if self.declared.model.kind in ("model", "file"):  # none, or several, is a problem that is raised first
+            models = next(iter(models), "")
         token = _CALL.set(self)
         try:
-            return self.declared.function(**arguments, **(further or {}))
+            return self.declared.function(models, **arguments, **(further or {}))
         finally:
             _CALL.reset(token)
 
@@ -457,7 +462,10 @@ def _model_problems(call: Call) -> list[str]:
     if option.name in call.unread:
         return []
     if not call.given(option.name):
-        return [f"{call.verb} needs a {option.metavar}"]
+        wanted = option.label
+        if option.kind == "documents":
+            wanted = "document that eval, bench or study wrote"
+        return [f"{call.verb} needs a {wanted}"]
     models = call.values[option.name]
     if len(models) > 1 and option.kind in ("model", "file"):
         return [f"{call.verb} takes one MODEL, not {len(models)}{call.where(option.name)}"]

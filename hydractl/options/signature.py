@@ -87,8 +87,13 @@ class Declared:
 
     @property
     def model(self) -> Option:
-        """The option of the MODEL or MODELs."""
+        """The option of the MODEL or MODELs: the first one, named ``model`` whatever the function calls it."""
         return self.options[0]
+
+    @property
+    def model_parameter(self) -> str:
+        """The name of the parameter of the MODEL or MODELs, e.g. ``models``."""
+        return next(iter(inspect.signature(self.function).parameters))
 
 
 def _option_in(annotation: Any) -> Option | None:
@@ -117,9 +122,9 @@ def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Op
     kind = declared.type
     if kind is str and declared.reads is None and named_types:
         kind = named_types[0]
-    if declared.kind in MODEL_KINDS:  # the command line has a list of words there, whatever the verb takes
+    if declared.kind in MODEL_KINDS:  # the command line has a list of words there, whatever the function calls it
         many = True
-        declared = replace(declared, flag="--model")
+        name = "model"
     if many and default is None:
         default = []
     if many and isinstance(default, tuple):
