@@ -112,7 +112,6 @@ EXTRAS = {
     "pandas": "pandas",
     "pyarrow": "parquet",
     "sklearn": "demo",
-    "submitit": "slurm",
 }
 """By the name of an imported package that not everybody needs, the extra of hydractl that installs it."""
 

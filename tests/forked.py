@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 import torch
 
@@ -117,21 +116,6 @@ class Forked(_Child):
     def kill(self) -> None:
         """Kill it."""
         self.send_signal(signal.SIGKILL)
-
-
-class ForkedPopen(_Child):
-    """As ``subprocess.Popen`` for the commands that hydractl itself starts, but they are forked from the server."""
-
-    def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any) -> None:
-        read, write = os.pipe()
-        with open(os.devnull) as nothing:
-            streams = [nothing.fileno(), stdout.fileno(), write]
-            super().__init__(Asked(server(), streams, command[4:], env))
-        os.close(write)
-        self.stderr = os.fdopen(read, "rb")
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
 
 
 def team(size: int, arguments: Sequence[str]) -> list[Forked]:

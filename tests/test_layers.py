@@ -61,7 +61,6 @@ LIBRARIES = {
     "sklearn": ["data/", "criteria/cahp/head_choice.py"],
     "kmedoids": ["criteria/cahp/head_choice.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py"],
-    "submitit": ["verbs/jobs.py"],
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],
 }

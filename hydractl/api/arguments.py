@@ -103,14 +103,6 @@ class InBatches(OnModels, total=False):
     batch_size: int
 
 
-class SideBySide(InBatches, total=False):
-    """Arguments of verbs that run several trainings or steps at a time."""
-
-    tower: Tower | None
-    devices: str | Sequence[str]
-    slurm: str | Sequence[str]
-
-
 class ScoreArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.score`."""
 
@@ -173,9 +165,10 @@ class PruneArguments(InBatches, total=False):
     tower: Tower | None
 
 
-class FinetuneArguments(SideBySide, total=False):
+class FinetuneArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.finetune`."""
 
+    tower: Tower | None
     train: Data | None
     recipe: Path | None
     ensemble: str | MethodOptions | None

@@ -21,7 +21,7 @@ from hydractl.api.arguments import (
     ScoreArguments,
 )
 from hydractl.api.calling import OnLog, arguments_of, run
-from hydractl.api.door import as_list, document_arguments, model_arguments, model_files, row_arguments
+from hydractl.api.door import as_list, document_arguments, model_arguments, row_arguments
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike
 from hydractl.api.results import (
     Benchmark,
@@ -131,7 +131,6 @@ def _make_model(
     default: str,
     keywords: Mapping[str, object],
     *,
-    as_files: bool = False,
     on_log: OnLog | None = None,
 ) -> Model:
     """Run a verb that makes a model, and return the model; its file is temporary unless ``output`` is given.
@@ -141,18 +140,13 @@ def _make_model(
         models: the models that it is made from.
         default: the name of the temporary file; empty if several models are made, for the temporary folder itself.
         keywords: the keyword arguments.
-        as_files: whether the models must be files, because other processes read them.
         on_log: is called with every line of the log of a training.
     """
     folder = None
     if not keywords.get("output"):
         folder = Folder()
         keywords = {**keywords, "output": f"{folder.path}/{default}"}
-    if as_files:
-        arguments = model_files(models)
-    else:
-        arguments = model_arguments(models)
-    outcome = run(verb, arguments, keywords, on_log)
+    outcome = run(verb, model_arguments(models), keywords, on_log)
     checkpoints = [str(file) for file in outcome.files]
     if verb != "finetune":  # other verbs make one model; files after the first are of other kinds
         checkpoints = checkpoints[:1]
@@ -236,8 +230,7 @@ def finetune(
             trainings there is none.
         options: ``ensemble`` takes a text, such as ``packed:3,2``, or the options of a method, such as
             ``hydractl.methods.packed.PackedOptions(3, 2)``. ``laplace`` trains nothing, but gives any model, also a
-            fused one, a posterior of its last layer. Several models, and the members of an ensemble by seeds, are
-            trained in a process each, which takes files and no data in memory.
+            fused one, a posterior of its last layer.
 
     Returns:
         The trained model. If several were trained, they are its ``members``. ``result`` holds the course of the
@@ -249,13 +242,12 @@ def finetune(
     """
     models = as_list(model)
     has_several = len(models) > 1
-    in_processes = has_several or _trainings_of_each(options.get("ensemble")) > 1
-    if in_processes and on_log is not None:
+    if on_log is not None and (has_several or _trainings_of_each(options.get("ensemble")) > 1):
         raise UsageError("on_log is of one training, and these are several", hint="train one after another")
     default = "tuned.st"
     if has_several:
         default = ""
-    return _make_model("finetune", models, default, options, as_files=in_processes, on_log=on_log)
+    return _make_model("finetune", models, default, options, on_log=on_log)
 
 
 def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:

@@ -118,8 +118,6 @@ class PlannedTrainings(Record):
 
     schema: str = needed(SCHEMA_TEXT)
     dry_run: bool = needed("That it is a plan.", True)
-    devices: Sequence[str] = needed("The devices, each of which runs one at a time.")
-    threads: Count | None = described("Threads of each, where they share a processor.")
     members: Sequence[PlannedMember] = needed("The trainings in order.")
     recipe: Mapping[str, RecipeSetting] = needed("By name the options in effect.")
 

@@ -94,8 +94,8 @@ VERBS: dict[str, Verb] = {
   hydractl finetune a.st --train train.npz --optimizer sgd --lr 0.01 --train-last 5 --steps 10000
   # a recipe of the paper; the best of four learning rates is kept
   hydractl finetune a.st --train train/ --val val/ --recipe imagenet1k
-  # three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st
-  hydractl finetune vit.st --train train/ --val val/ --ensemble deep:3 --devices 0,1,2 -o deep.st
+  # three members of a deep ensemble: deep.0.st, deep.1.st, deep.2.st
+  hydractl finetune vit.st --train train/ --val val/ --ensemble deep:3 -o deep.st
   # no training: a posterior of the classifier, of every member of a fused model
   hydractl finetune hydra.st --train train/ --val val/ --ensemble laplace -o hydra.laplace.st
   # resume after a kill

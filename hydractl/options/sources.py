@@ -139,12 +139,3 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
             meant = about_option(name.removeprefix("HYDRACTL_"), None, ENVIRONMENT)
             lines.append(f"the environment variable {name} is not read by hydractl{meant}")
     return lines
-
-
-def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables from which hydractl reads settings."""
-    bare = {}
-    for name, text in environ.items():
-        if name == DEBUG or not name.startswith("HYDRACTL_"):
-            bare[name] = text
-    return bare

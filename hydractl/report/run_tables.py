@@ -138,19 +138,12 @@ def _trials_table(trials: Sequence[LearningRateTrial], kept: float | None) -> Re
 
 
 def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
-    """Return the plan of several trainings: their recipe, a line for each, and the devices they would run on."""
+    """Return the plan of several trainings: their recipe, and a line for each."""
     recipe = _recipe_table(plan.recipe)
     rows = [_planned_member_cells(member) for member in plan.members]
     titles = ("", "model", "seed", "steps", "samples", "output", "")
     members = table("", titles, rows, left=2)
-
-    at_a_time = len(plan.devices)
-    devices = ", ".join(plan.devices)
-    places = f"{at_a_time} at a time, on {devices}"
-    if plan.threads is not None:
-        places += f", {plan.threads} threads each"
-    empty_line = Text("")
-    return Group(recipe, empty_line, members, empty_line, Text(places))
+    return Group(recipe, Text(""), members)
 
 
 def _planned_member_cells(member: PlannedMember) -> list[str]:

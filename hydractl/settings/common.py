@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -426,69 +425,6 @@ class Requiring:
     def requirements(self) -> list[Requirement]:
         """Return the ``--require`` expressions, in order."""
         return [parse_requirement(text) for text in self.require]
-
-
-def _jobs_end(settings: SideBySide) -> list[str]:
-    """Return a problem if jobs of a cluster are given no time limit."""
-    if not settings.slurm:
-        return []
-    for setting in settings.slurm:
-        if re.fullmatch("time=[1-9][0-9]{0,5}", setting):
-            return []
-    return [f"--slurm{settings.where('slurm')} needs time=MINUTES"]
-
-
-@dataclass(kw_only=True)
-class SideBySide(Batched):
-    """Options of verbs whose trainings, steps or parts run as separate commands, so that several can run at a time."""
-
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("device", "devices"),)
-    rules: ClassVar[tuple[Rule, ...]] = (_jobs_end,)
-
-    devices: list[str] = run_option(
-        "Devices that share the work, one training, step or part at a time on each; 0 is cuda:0, and a device may be "
-        "listed twice [default: --device, one after another]",
-        [],
-        metavar="DEVICE[,DEVICE...]",
-        pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
-        example="0,1",
-        split=True,
-        repeats=True,
-    )
-    slurm: list[str] = run_option(
-        "Run each training, step or part as a job of a Slurm cluster and wait for them: time (minutes, needed), "
-        "partition, gpus_per_node, cpus_per_task and others of sbatch [default: on this machine]",
-        [],
-        metavar="KEY=VALUE[,KEY=VALUE...]",
-        pattern=r"[a-z_]+=[^=,]+",
-        example="partition=gpu",
-        split=True,
-    )
-
-    @property
-    def places(self) -> list[str]:
-        """The devices to run on: ``--devices`` by their full names (``cuda:0`` for ``0``), else ``--device`` alone."""
-        if not self.devices:
-            return [self.device]
-        places = []
-        for device in self.devices:
-            if device.isdigit():
-                places.append(f"cuda:{device}")
-            else:
-                places.append(device)
-        return places
-
-    def inapplicable(self) -> dict[str, str]:
-        """Return the options without effect: ``--device`` beside ``--devices``, and ``--devices`` beside ``--slurm``.
-
-        Jobs of a cluster run on the devices of their nodes.
-        """
-        unused = {}
-        if self.given("devices"):
-            unused["device"] = "devices"
-        if self.slurm:
-            unused["devices"] = "slurm"
-        return unused
 
 
 def _declaration(settings_type: type, name: str) -> Option:

@@ -11,7 +11,7 @@ from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.options.option import Option, option, options_of
 from hydractl.options.sources import RECIPE
 from hydractl.options.yaml_files import read_recipe
-from hydractl.settings.common import SPEC_FORMS, Batched, Rule, SideBySide, file_option, run_option
+from hydractl.settings.common import SPEC_FORMS, Batched, Rule, file_option, run_option
 from hydractl.settings.rules import at_most_one, needs, required
 
 ensemble_option = partial(option, "Ensemble")
@@ -217,17 +217,16 @@ def _each_augmentation_once(settings: FinetuneSettings) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class FinetuneSettings(Prescribed, SideBySide):
+class FinetuneSettings(Prescribed):
     """Options of ``finetune``. ``check()`` applies the recipe and settles ``epochs``: 3 unless ``steps`` are given."""
 
     verb: ClassVar[str] = "finetune"
     lacks: ClassVar[tuple[str, ...]] = ("data",)
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), *SideBySide.alternatives)
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"),)
     many_models: ClassVar[bool] = True
     models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
     needs_output_file: ClassVar[bool] = True
     rules: ClassVar[tuple[Rule, ...]] = (
-        *SideBySide.rules,
         required("train"),
         at_most_one("epochs", "steps"),
         _a_log_each,

@@ -1,16 +1,13 @@
-"""Merging the sources of options, and turning settings back into a command line.
+"""Merging the sources of options.
 
 A flag wins over a ``HYDRACTL_*`` variable, this over the verb's own mapping in ``hydra.yaml``, this over a top-level
-key there, and this over the built-in value. :func:`to_argv` goes the other way: it returns flags that give the same
-settings again, wherever they came from.
+key there, and this over the built-in value.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +15,7 @@ from typing import Any, TypeVar
 from hydractl.jsonio import shown
 from hydractl.options.call import raise_problems
 from hydractl.options.option import Option, Raw, Refusal, options_of
-from hydractl.options.sources import CONFIG, FLAG, RECIPE, Given, deciding_text, paths_out_of_folder, text_of_file
+from hydractl.options.sources import CONFIG, FLAG, Given, deciding_text, paths_out_of_folder, text_of_file
 from hydractl.options.yaml_files import find_config, not_a_default
 from hydractl.settings.common import Common
 
@@ -220,68 +217,3 @@ def _words_in_messages(item: Option, value: Any) -> list[str]:
             name, _, _ = name_and_group.partition(":")
             words.append(f"{item.flag} {name} {spec}")
     return words
-
-
-def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
-    """Return flags that give the same settings again, wherever their values came from.
-
-    They cover every option that somebody gave. Values of a recipe are left out, because the recipe is one of the
-    options and decides them again. The command must run without variables (:func:`bare_environment`). Options that have
-    no flag go into the mapping of ``--config``, which also keeps ``hydra.yaml`` from being read.
-
-    Args:
-        settings: the checked settings.
-        without: names of further options to leave out; MODEL and ``--config`` always are.
-    """
-    left_out = ("model", "config", *without)
-    argv = []
-    values_without_flag = {}
-    for item in options_of(type(settings)):
-        # A recipe decides its values again, so only what ranks above a recipe counts as given.
-        was_given = settings._rank(item.name) > RECIPE
-        if item.name in left_out or not was_given:
-            continue
-        value = getattr(settings, item.name)
-        if item.flagless:
-            values_without_flag[item.key] = value
-        else:
-            argv += _flags(item, value)
-
-    # An empty file of defaults, unless options without a flag are needed.
-    config = os.devnull
-    if values_without_flag:
-        config = json.dumps({settings.verb: values_without_flag})
-    return [*argv, f"--config={config}"]
-
-
-def _value_text(value: Any) -> str:
-    """Return a value as text for a flag; a float with all its digits."""
-    if isinstance(value, float):
-        return repr(value)
-    return str(value)
-
-
-def _flags(item: Option, value: Any) -> list[str]:
-    """Return the flags that give an option its value, each in one word, ``--name=value``.
-
-    A value may begin with a dash, so it must not be a word of its own. A list with commas is one flag; any other list
-    has one flag for each item.
-
-    Args:
-        item: the option.
-        value: its typed value.
-    """
-    if item.type is bool:
-        if value:
-            return [item.flag]
-        name = item.flag.removeprefix("--")
-        return [f"--no-{name}"]
-
-    # A switch is handled above; every other value is written as text.
-    items = [value]
-    if item.many:
-        items = value
-    texts = [_value_text(part) for part in items]
-    if item.split and texts:
-        texts = [",".join(texts)]
-    return [f"{item.flag}={text}" for text in texts]

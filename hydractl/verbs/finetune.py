@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ from hydractl.training.options import (
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
-from hydractl.verbs.finetune_members import check_files, on_first_device, recipe_in_effect, train_members
+from hydractl.verbs.finetune_members import check_files, recipe_in_effect, train_members
 from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.opening import announce_reading, model_options, opening_doubts, start_options
 from hydractl.verbs.outcome import Outcome
@@ -126,7 +127,7 @@ class Prepared:
 
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
-    """Train one model in this process or in those that ``torchrun`` started, or several models in a process each.
+    """Train one model in this process or in those that ``torchrun`` started, or several models one after another.
 
     With ``--ensemble laplace`` no model is trained: one gets a posterior.
 
@@ -137,14 +138,12 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     if isinstance(settings.ensemble, LaplaceOptions):
         return fit_posterior(settings, settings.ensemble, log)
 
-    # Several trainings: a process for each. --slurm also makes a job from a single training.
-    if settings.several or settings.slurm:
+    # Several trainings, one after another.
+    if settings.several:
         log_once = SayOnce(log)  # the trainings share their data, and each check would repeat the same sentences
-        return train_members(settings, log_once, _check_training, _answer_of_finished)
+        return train_members(settings, log_once, _check_training, _answer_of_finished, _train_member)
 
     # One training, in this process or in all processes of torchrun.
-    if settings.devices:
-        settings = on_first_device(settings)
     if restarted():  # a process failed, and torchrun has started all of them again
         settings = replace(settings, resume=True)
     if settings.shard and alone():
@@ -155,6 +154,14 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
     with processes(settings.timeout, nccl=True) as team:
         return _train_one_model(settings, team.quieted(log), team)
+
+
+def _train_member(settings: FinetuneSettings, log: Log) -> FinetuneAnswer:
+    """Train one of several members in this process; return its answer."""
+    with processes(settings.timeout, nccl=True) as team:
+        outcome = _train_one_model(settings, log, team)
+    gc.collect()  # nothing of a member is left in memory when the next begins
+    return FinetuneAnswer.from_json(outcome.document)
 
 
 def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:

@@ -1,14 +1,13 @@
-"""Several trainings of one command, each in a process of its own: members of one model by seed, or several models."""
+"""Several trainings of one command, one after another: members of one model by seed, or several models."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.distributed import alone
-from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
+from hydractl.errors import HydraError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import check_outputs
 from hydractl.files.verb_answers import (
     FinetuneAnswer,
@@ -19,38 +18,23 @@ from hydractl.files.verb_answers import (
     TrainedMember,
     TrainingPlan,
 )
-from hydractl.log import Log
+from hydractl.log import Log, PassedOn
+from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
-from hydractl.settings.sources import to_argv
-from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
+from hydractl.training.checkpointing import StateFile, refuse_unfinished
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, numbered, stem
-from hydractl.verbs.children import Ended
-from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side, threads_each
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/2"
 
-_REPLACED = (
-    "output",
-    "seed",
-    "device",
-    "devices",
-    "slurm",
-    "ensemble",
-    "json",
-    "config",
-    "dry_run",
-    "quiet",
-    "verbose",
-)
-"""Options that are not copied from the command to that of a single training: it gets its own value, or none."""
-
 Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
 Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan], FinetuneAnswer]
 """Returns the answer of a training that was finished before, from its files, the record in its output and its plan."""
+Train = Callable[[FinetuneSettings, Log], FinetuneAnswer]
+"""Trains one member and returns its answer."""
 
 
 @dataclass(frozen=True)
@@ -67,70 +51,69 @@ class Member:
     settings: FinetuneSettings
     files: RunFiles
 
-    def argv(self, device: str) -> list[str]:
-        """Return the command line, without ``hydractl``, that trains this member on ``device``."""
-        settings = self.settings
-        arguments = ["finetune"]
-        arguments += to_argv(settings, _REPLACED)
-        arguments.append(f"--output={settings.output}")
-        arguments.append(f"--seed={settings.seed}")
-        arguments.append(f"--device={device}")
-        if settings.ensemble is not None:
-            arguments.append(f"--ensemble={settings.ensemble}")
-        arguments.append("--json")
-        if settings.quiet:
-            arguments.append("--quiet")
-        elif settings.verbose:
-            arguments.append("--verbose")
-        return [*arguments, "--", *settings.model]
+
+class _OfMember(PassedOn):
+    """The log of one of several trainings, whose lines begin with its name."""
+
+    def __init__(self, log: Log, name: str) -> None:
+        super().__init__(log)
+        self._name = name
+
+    def info(self, message: str) -> None:
+        self._log.info(f"{self._name}: {message}")
+
+    def warn(self, message: str) -> None:
+        self._log.warn(f"{self._name}: {message}")
 
 
-def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Finished) -> Outcome:
-    """Train each member in a process of its own, several at a time if there are several ``--devices``.
+def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Finished, train: Train) -> Outcome:
+    """Train members one after another, each as the command for it alone would; one that fails does not stop the others.
 
-    Each process runs the command that would train the member alone. Members that were finished before are not trained.
+    Members that were finished before are not trained.
 
     Args:
         settings: the options of the command, for all trainings together.
         log: receives the lines of all trainings.
         check: checks one training before any has begun.
         answer: returns the answer of a training that was finished before.
+        train: trains one member.
 
     Raises:
         HydraError: before anything has begun, if one training cannot be done; at the end, if a member has failed.
-        Interrupted: a signal has stopped the trainings; all have saved.
+        Interrupted: a signal has stopped a training, which has saved.
     """
     if not alone():
-        hint = "start it without torchrun: --devices 0,1,2 trains one on each"
+        hint = "start it without torchrun, or start torchrun for each member, with a --seed of its own"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    check_devices_or_slurm(settings.places, settings.slurm)
+    resolve_device(settings.device)
 
-    # Check every training before the first process is started.
+    # Check every training before the first begins.
     members = members_of(settings)
-    finished_before, plans = _check_members(members, log, check, answer)
-    devices = settings.places[: len(members)]
+    answers, plans = _check_members(members, log, check, answer)
     if settings.dry_run:
-        devices_to_show = devices
-        if settings.slurm:
-            devices_to_show = ["slurm"]
-        return _dry_run(members, plans, finished_before, devices_to_show)
+        return _dry_run(members, plans, answers)
 
     # Train the members that were not finished before.
-    for name in finished_before:
+    for name in answers:
         log.info(f"{name}: finished before, nothing to do")
-    commands = {}
-    for member in members:
-        if member.name not in finished_before:
-            commands[member.name] = member.argv
-    folder = members[0].files.paths[0].parent
-    with Interruptions() as signals:
-        ended = run_side_by_side(commands, devices, settings.slurm, folder, log, signals)
-    _raise_failures(members, ended, finished_before, interrupted=signals.requested)
+    failures: dict[str, HydraError] = {}
+    with log.progress("members", len(members), "members") as progress:
+        progress.advance(len(answers))
+        for member in members:
+            if member.name in answers:
+                continue
+            try:
+                answers[member.name] = train(member.settings, _OfMember(log, member.name))
+            except KeyboardInterrupt as interruption:
+                raise Interrupted(hint=_how_to_go_on(member.name, interruption, len(answers), len(members))) from None
+            except Exception as error:  # whatever it is, it is no reason to lose the other members
+                failures[member.name] = _as_failure(error)
+                log.warn(f"{member.name} failed: {failures[member.name].message}")
+            progress.advance(1, member.name)
+    if failures:
+        raise _failure_of_members(members, failures)
 
-    # Gather the answers, in the order of the members.
-    answers = dict(finished_before)
-    for name, command in ended.items():
-        answers[name] = _answer_of_process(name, command)
+    # The answers, in the order of the members.
     trained = []
     files: list[Path] = []
     for member in members:
@@ -139,17 +122,6 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         files += member.files.paths
     answer_of_all = FinetunesAnswer(schema=SCHEMA, members=trained)
     return Outcome(answer_of_all.to_json(), files=files)
-
-
-def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
-    """Return the settings of a single training with the first of its ``--devices`` as its device.
-
-    Raises:
-        UsageError: under ``torchrun``, which gives each process a device of its own.
-    """
-    if not alone():
-        raise UsageError("--devices is for several trainings, not for torchrun", hint="give --device cuda or cpu")
-    return replace(settings, device=settings.places[0], devices=[])
 
 
 # --- before -----------------------------------------------------------------------------------------------------------
@@ -176,8 +148,6 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
                 output=path,
                 seed=settings.seed + index,
                 ensemble=ensemble,
-                devices=[],
-                slurm=[],
                 model=[model],
             )
             files = RunFiles.of_output(path, settings.log, settings.outputs)
@@ -218,7 +188,7 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
 def _check_members(
     members: Sequence[Member], log: Log, check: Check, answer: Finished
 ) -> tuple[dict[str, FinetuneAnswer], dict[str, TrainingPlan]]:
-    """Check every training before the first process is started.
+    """Check every training before the first begins.
 
     Args:
         members: the trainings.
@@ -322,92 +292,55 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
 
 
 def _dry_run(
-    members: Sequence[Member],
-    plans: dict[str, TrainingPlan],
-    finished_before: dict[str, FinetuneAnswer],
-    devices: Sequence[str],
+    members: Sequence[Member], plans: dict[str, TrainingPlan], finished_before: dict[str, FinetuneAnswer]
 ) -> Outcome:
-    """Return what would be trained, with which settings and on which devices.
+    """Return what would be trained, and with which settings.
 
     Args:
         members: the trainings.
         plans: the plans of all members, by name.
         finished_before: the answers of the members that are finished, by name.
-        devices: one for each training that runs at the same time; ``["slurm"]`` for jobs.
     """
     planned = []
     for member in members:
-        is_finished: bool | None = None  # None is left out of the answer
-        if member.name in finished_before:
-            is_finished = True
+        is_finished = True if member.name in finished_before else None  # None is left out of the answer
         plan = plans[member.name]
         planned.append(PlannedMember(name=member.name, seed=member.settings.seed, plan=plan, finished=is_finished))
-    trainings = PlannedTrainings(
-        schema=SCHEMA,
-        devices=list(devices),
-        threads=threads_each(len(devices)),
-        members=planned,
-        recipe=recipe_in_effect(members[0].settings),
-    )
+    trainings = PlannedTrainings(schema=SCHEMA, members=planned, recipe=recipe_in_effect(members[0].settings))
     return Outcome(trainings.to_json())
 
 
-# --- after ------------------------------------------------------------------------------------------------------------
+# --- members that are not trained -------------------------------------------------------------------------------------
 
 
-def _answer_of_process(name: str, ended: Ended) -> FinetuneAnswer:
-    """Return the answer that the process of a member printed.
-
-    Raises:
-        InputError: it printed no answer.
-    """
-    try:
-        document = json.loads(ended.answer)
-        return FinetuneAnswer.from_json(document)
-    except (ValueError, TypeError):
-        raise InputError(f"{name} ended without an answer") from None
+def _how_to_go_on(name: str, interruption: KeyboardInterrupt, finished: int, members: int) -> str:
+    """Return the hint for a command that a signal has stopped while it trained a member."""
+    saved = f"nothing of {name} was saved"
+    if isinstance(interruption, Interrupted):
+        # The hint of a training ends with what it has saved: "add --resume ...; a.st.state has step 5 of 10".
+        saved = interruption.hint.rpartition("; ")[2]
+    progress = f"{finished} of {members} members are finished"
+    return f"add --resume to the same command to go on; {progress}; {saved}"
 
 
-def _raise_failures(
-    members: Sequence[Member], ended: dict[str, Ended], finished_before: dict[str, FinetuneAnswer], *, interrupted: bool
-) -> None:
-    """Raise an error unless all members are trained.
+def _as_failure(error: Exception) -> HydraError:
+    """Return an error that a person can read, whatever a training has raised."""
+    if isinstance(error, HydraError):
+        return error
+    return HydraError(f"{type(error).__name__}: {error}")
 
-    Args:
-        members: the trainings.
-        ended: how each command that was started has ended, by the name of its member.
-        finished_before: the answers of the members that were finished before and needed no command, by name.
-        interrupted: whether a signal has stopped the trainings.
 
-    Raises:
-        Interrupted: a signal came before all members were trained.
-        HydraError: some members failed. It names all of them, and has the hint and the exit code of the first.
-    """
-    # A member is trained if its command succeeded, or if it was finished before.
-    failed = {name: command for name, command in ended.items() if command.code != 0}
-    finished_names = []
-    for member in members:
-        has_succeeded = member.name in ended and member.name not in failed
-        if has_succeeded or member.name in finished_before:
-            finished_names.append(member.name)
-    if len(finished_names) == len(members):
-        return
-    if interrupted:
-        progress = f"{len(finished_names)} of {len(members)} members are finished"
-        raise Interrupted(hint=f"add --resume to the same command to go on; {progress}")
-
-    # Without a signal, an untrained member means a failed command.
+def _failure_of_members(members: Sequence[Member], failures: dict[str, HydraError]) -> HydraError:
+    """Return the error that names all members that failed, with the hint and the exit code of the first."""
     problems = []
-    for name, command in failed.items():
-        message = command.message or "it said nothing"
-        problems.append(f"{name}: {message} (exit code {command.code})")
-        problems += [f"{name}: {problem}" for problem in command.problems]
-    first_name = next(iter(failed))
-    first = failed[first_name]
-    summary = f"{len(failed)} of {len(members)} members failed, first {first_name}"
+    for name, failure in failures.items():
+        problems.append(f"{name}: {failure.message} (exit code {failure.exit_code})")
+        problems += [f"{name}: {problem}" for problem in failure.problems]
+    first_name = next(iter(failures))
+    summary = f"{len(failures)} of {len(members)} members failed, first {first_name}"
+    finished_names = [member.name for member in members if member.name not in failures]
     if finished_names:
-        names = ", ".join(finished_names)
-        summary += f"; {names} finished"
-    error = HydraError(summary, first.hint, problems)
-    error.exit_code = first.code
-    raise error
+        summary += f"; {', '.join(finished_names)} finished"
+    error = HydraError(summary, failures[first_name].hint, problems)
+    error.exit_code = failures[first_name].exit_code
+    return error

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hydractl.cli.app import main
-from hydractl.errors import InputError, OutputError
+from hydractl.errors import InputError
 from hydractl.files.state_dict import StateDict
 from tests.fuzz.readers import CORPUS
 from tests.spread import spread
@@ -113,23 +113,6 @@ def test_images_outside_of_a_set() -> None:
     for index in range(1, 4):
         with pytest.raises(UnreadableSample, match="outside of the set"):
             images.read(index)
-
-
-@pytest.mark.fault(58)
-def test_the_folder_of_jobs_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What jobs give is a pickle: none that lies there already is one of theirs."""
-    from hydractl.verbs.jobs import _own_folder
-
-    first, second = _own_folder(Path("slurm")), _own_folder(Path("slurm"))
-    assert first != second and not list(second.iterdir())
-    assert {folder.stat().st_mode & 0o777 for folder in (first, second)} == {0o700}
-    Path("elsewhere").mkdir()
-    Path("link").symlink_to("elsewhere")
-    with pytest.raises(OutputError, match="is a link"):
-        _own_folder(Path("link"))
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(OutputError, match="belongs to another user"):
-        _own_folder(Path("slurm"))
 
 
 @pytest.mark.fault(70)
