@@ -11,19 +11,18 @@ from pydantic.json_schema import GenerateJsonSchema
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord, ScoresAnswer
-from hydractl.files.documents import Form, schema_of
-from hydractl.files.eval_answer import EvalAnswer
+from hydractl.files.eval_answer import EvalAnswer, MetricBlock
 from hydractl.files.export_answer import ExportAnswer
 from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.predict_answer import PredictAnswer
 from hydractl.files.predictions_header import PredictionsRecord
-from hydractl.files.records import Record
+from hydractl.files.results import Result
 from hydractl.files.study_answer import StudyAnswer
-from hydractl.report.eval_document import FORMS_WITH_METRICS
+from hydractl.metrics.declaration import metrics
 
 FOLDER = Path(__file__).with_name("schemas")
 
-RECORDS: tuple[type[Record], ...] = (
+RESULTS: tuple[type[Result], ...] = (
     BenchAnswer,
     CalibrateAnswer,
     CircuitAnswer,
@@ -36,11 +35,25 @@ RECORDS: tuple[type[Record], ...] = (
     ScoresAnswer,
     StudyAnswer,
 )
-FORMS: tuple[type[Form], ...] = tuple(map(FORMS_WITH_METRICS.form_of, RECORDS))
+
+
+NUMBER = {"type": ["number", "null"]}
 
 
 class Generator(GenerateJsonSchema):
-    """Without the title of each field, which repeats its name, and without its default, which is null."""
+    """Without the title of each field, which repeats its name, and without its default; with the declared metrics."""
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        generated = super().model_schema(schema)
+        record = schema["cls"]
+        if issubclass(record, MetricBlock):
+            generated["properties"] = {**generated.get("properties", {}), **metric_properties(record)}
+        return generated
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        """The name of a form is always there, although records need not be given it."""
+        is_name_of_form = field.get("validation_alias") == "schema"
+        return is_name_of_form or super().field_is_required(field, total)
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -55,12 +68,25 @@ class Generator(GenerateJsonSchema):
         return {**inner, "type": [inner["type"], "null"]} if plain else super().nullable_schema(schema)
 
 
+def metric_properties(record: type[MetricBlock]) -> dict[str, Any]:
+    """The schema of each metric that a record may hold, by key."""
+    properties: dict[str, Any] = {}
+    for metric in metrics(record.kind):
+        if record.by_severity and not metric.by_severity:
+            continue
+        value: dict[str, Any] = NUMBER
+        if metric.parts:
+            value = {"type": ["object", "null"], "additionalProperties": NUMBER}
+        properties[metric.key] = {**value, "description": metric.convention}
+    return properties
+
+
 def schemas() -> dict[str, dict[str, Any]]:
-    """The JSON Schema of each form, by file name."""
+    """The JSON Schema of each kind of document, by file name."""
     found = {}
-    for form in FORMS:
-        name = schema_of(form)
-        schema = form.model_json_schema(schema_generator=Generator)
+    for result in RESULTS:
+        name = result.form()
+        schema = result.model_json_schema(schema_generator=Generator)
         own = {"$schema": Generator.schema_dialect, "$id": name, "title": name}
         found[f"{name.removeprefix('hydractl.').replace('/', '-')}.json"] = {**schema, **own}
     return found

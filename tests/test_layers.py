@@ -54,7 +54,7 @@ LIBRARIES = {
     "timm": ["families/timm.py", "families/timm_eva.py", "families/timm_relative.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
-    "pydantic": ["files/documents.py", "report/eval_document.py"],
+    "pydantic": ["files/"],
     "torchvision": ["families/", "data/torchvision_sets.py", "training/data.py"],
     "datasets": ["data/hub.py"],
     "pyarrow": ["data/"],

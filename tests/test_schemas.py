@@ -18,8 +18,8 @@ import pytest
 from pydantic import ValidationError
 
 from hydractl.cli.app import main
-from hydractl.files.documents import Form, schema_of
 from hydractl.files.header import read_header
+from hydractl.files.results import Result
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -38,7 +38,7 @@ def _script() -> ModuleType:
 
 
 SCRIPT = _script()
-FORMS: dict[str, type[Form]] = {schema_of(form): form for form in SCRIPT.FORMS}
+FORMS: dict[str, type[Result]] = {result.form(): result for result in SCRIPT.RESULTS}
 
 
 def published(schema: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
         return [*found, ("p.st", read_header("p.st").description)]
 
 
-def undescribed(form: type[Form], document: Any) -> list[tuple[Any, ...]]:
+def undescribed(form: type[Result], document: Any) -> list[tuple[Any, ...]]:
     """The keys of a document that its form does not name."""
     try:
         form.model_validate(document, extra="forbid")

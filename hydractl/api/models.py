@@ -101,7 +101,7 @@ class Model:
         if self.result is not None:
             return self.result._repr_html_()
         about = InfoAnswer(schema=INFO_SCHEMA, file=self.name, holds=CHECKPOINT_SCHEMA)
-        return Document(with_model(about, self.description).to_json())._repr_html_()
+        return Document(with_model(about, self.description).to_dict())._repr_html_()
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Model:

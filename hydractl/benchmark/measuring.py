@@ -12,7 +12,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def measure_rows(
             peaks[dtype] = peak
             for row in measured:
                 share = _peak_share(row, peak)
-                results.append(replace(row, peak_share=share))
+                results.append(row.model_copy(update={"peak_share": share}))
         machine = _describe_machine(device, thread_count, peaks)
     possible_warnings.append(_warning_of_noise(results, options.rounds))
     warnings = [warning for warning in possible_warnings if warning is not None]
@@ -119,7 +119,7 @@ def _peak_share(row: BenchRow, peak: float | None) -> float | None:
     """
     if peak is None:
         return None
-    macs_per_s = row.cost.macs * row.timing.throughput_per_s
+    macs_per_s = row.macs * row.throughput_per_s
     return macs_per_s / peak
 
 
@@ -151,6 +151,7 @@ def _measure_dtype(
 
         # One result for each model at this batch size.
         for row, cost in zip(rows, costs, strict=True):
+            timing = timed(runs[row.name], runs_of_first, batch_size, options.seed)
             measured.append(
                 BenchRow(
                     model=row.name,
@@ -160,9 +161,8 @@ def _measure_dtype(
                     device=str(device),
                     compile=mode is not None,
                     compile_mode=mode,
-                    timing=timed(runs[row.name], runs_of_first, batch_size, options.seed),
-                    peak_memory_bytes=contest.peak_memory_bytes[row.name],
-                    cost=cost,
+                    **dict(timing.model_copy(update={"peak_memory_bytes": contest.peak_memory_bytes[row.name]})),
+                    **dict(cost),
                 )
             )
     return measured
@@ -209,7 +209,7 @@ def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
     """Return a warning that names up to three rows whose times scatter too much; None if there are none."""
     rows = []
     for row in results:
-        if row.timing.noisy:
+        if row.noisy:
             rows.append(f"{row.model} (batch {row.batch_size}, {row.dtype})")
     if not rows:
         return None

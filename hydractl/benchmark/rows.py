@@ -91,7 +91,7 @@ class BenchModel:
 
 def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:
     """Return the costs with their ratio of mult-adds to the first row."""
-    return [replace(cost, mac_ratio=cost.macs / costs[0].macs) for cost in costs]
+    return [cost.model_copy(update={"mac_ratio": cost.macs / costs[0].macs}) for cost in costs]
 
 
 def bench_rows(

@@ -391,10 +391,10 @@ def describe_files(request: Request, answer: Answer) -> None:
     is_single = len(files) == 1
     if is_single and errors:
         raise errors[0]
-    documents = [info.to_json() for info in infos]
+    documents = [info.to_dict() for info in infos]
     overlap = compare(infos)
     if overlap is not None:
-        documents.append(overlap.to_json())
+        documents.append(overlap.to_dict())
 
     # Print them: one JSON document, or tables with an empty line between them.
     as_json = request.given["json"]

@@ -71,12 +71,12 @@ def row_of(
     if "errors" in blocks:
         detection["errors"] = blocks["errors"]
     blocks_of_other_scores = blocks.get("scores", {})
-    scores = {name: OodDetection.from_json(block) for name, block in blocks_of_other_scores.items()}
-    diversity = {name: MemberDiversity.from_json(block) for name, block in blocks["diversity"].items()}
+    scores = {name: OodDetection.model_validate(block) for name, block in blocks_of_other_scores.items()}
+    diversity = {name: MemberDiversity.model_validate(block) for name, block in blocks["diversity"].items()}
     members = []
     for member_samples in gathered[id_set.name].members:
         member_metrics = id_block(member_samples)
-        members.append(SampleMetrics.from_json(member_metrics))
+        members.append(SampleMetrics.model_validate(member_metrics))
 
     # The metrics on corrupted copies of the ID set.
     corrupted = []
@@ -88,12 +88,12 @@ def row_of(
         name=model.name,
         sha256=model.sha256,
         ood_score=score,
-        id=SampleMetrics.from_json(blocks["id"]),
-        detection=OodDetection.from_json(detection),
+        id=SampleMetrics.model_validate(blocks["id"]),
+        **dict(OodDetection.model_validate(detection)),
         diversity=diversity,
         scores=scores,
         members=members,
-        curves=EvalCurves.from_json(curves.curves(id_samples, ood_samples)),
+        curves=EvalCurves.model_validate(curves.curves(id_samples, ood_samples)),
         heads=model.heads,
         cost=model.cost,
         training=model.training,
@@ -123,7 +123,7 @@ def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, S
         if samples.score is not None:
             outside_scores[name] = samples.score
     block = threshold.threshold_block(fitted.threshold, inside.score, outside_scores)
-    return MeasuredThreshold.from_json(block)
+    return MeasuredThreshold.model_validate(block)
 
 
 _OF_ERRORS = re.compile(r"(ci\.|difference\.)?(scores\.[^.]+\.)?errors\.")
@@ -150,7 +150,7 @@ def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> ByCorrupt
             if key in all_metrics:
                 metrics_by_severity[key] = all_metrics[key]
         severities = by_corruption.setdefault(corruption, {})
-        severities[severity] = SeverityMetrics(n=all_metrics["n"], metrics=metrics_by_severity)
+        severities[severity] = SeverityMetrics(n=all_metrics["n"], **metrics_by_severity)
     return by_corruption
 
 
@@ -170,7 +170,7 @@ def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMe
     first_corruption = next(iter(by_corruption.values()))
     for severity in first_corruption:
         metrics_by_corruption = [severities[severity].metrics for severities in by_corruption.values()]
-        mean_metrics = {}
+        mean_metrics: dict[str, Any] = {}
         for key in _keys_by_severity():
             values: list[Any] = []
             for metrics_of_corruption in metrics_by_corruption:
@@ -179,7 +179,7 @@ def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMe
             every_corruption_has_it = len(values) == len(metrics_by_corruption)
             if every_corruption_has_it:
                 mean_metrics[key] = math.fsum(values) / len(values)
-        means[severity] = SeverityMetrics(metrics=mean_metrics)
+        means[severity] = SeverityMetrics(**mean_metrics)
     return means
 
 
@@ -230,7 +230,7 @@ def _records_by_name(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
     records = {}
     for dataset in sets:
         as_json = dataset.to_json()
-        records[dataset.name] = DataSetRecord.from_json(as_json)
+        records[dataset.name] = DataSetRecord.model_validate(as_json)
     return records
 
 
@@ -370,7 +370,7 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     # A sentence for every key that has a value in some row.
     keys_in_rows = {"probability"}
     for row in rows:
-        keys_in_rows.update(_keys_with_value(row.to_json()))
+        keys_in_rows.update(_keys_with_value(row.to_dict()))
     explained: dict[str, object] = {}
     for key, sentence in sentences().items():
         if key in keys_in_rows:

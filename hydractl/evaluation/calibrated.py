@@ -44,7 +44,7 @@ def write_calibrated(
     extra = {key: value for key, value in description.extra.items() if key not in CHOSEN_BY_CALIBRATE}
     calibration = fitted.calibration_record()
     if calibration is not None:
-        extra["calibration"] = replace(calibration, stored=True).to_json()
+        extra["calibration"] = calibration.model_copy(update={"stored": True}).to_dict()
     if fitted.threshold is not None:
         extra["threshold"] = fitted.threshold
     conformal = kept_conformal(model, fitted)

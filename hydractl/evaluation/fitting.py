@@ -52,7 +52,7 @@ class RowFit:
             return None
         fitted_on = None
         if self.fitted_on is not None:
-            fitted_on = DataSetRecord.from_json(self.fitted_on)
+            fitted_on = DataSetRecord.model_validate(self.fitted_on)
         entry = self.calibration.to_json()
         return CalibrationRecord(
             kind=entry["kind"],

@@ -49,12 +49,12 @@ class KeptRow:
         # The data to which OOD scores on features were fitted.
         fitted_on = None
         if self.feature_scores and self.scores_fitted_on is not None:
-            fitted_on = ScoreDataRecord.from_json(self.scores_fitted_on)
+            fitted_on = ScoreDataRecord.model_validate(self.scores_fitted_on)
 
         # What was stored in the model's file.
         threshold = None
         if stored_fit.threshold is not None:
-            threshold = ThresholdRecord.from_json(stored_fit.threshold)
+            threshold = ThresholdRecord.model_validate(stored_fit.threshold)
         ood_score = None
         if stored_fit.score is not None:
             ood_score = StoredScoreRecord(score=stored_fit.score)
@@ -68,7 +68,7 @@ class KeptRow:
             heads=model.heads,
             training=model.training,
             cost=model.cost,
-            decisive=model.decisive(),
+            **dict(model.decisive()),
             calibration=_calibration_record(stored_fit),
             threshold=threshold,
             ood_score=ood_score,
@@ -92,7 +92,7 @@ class KeptRow:
             kind = "F64"
         return PredictionsWriter(
             path,
-            self.header().to_json(),
+            self.header().to_dict(),
             sets_with_seen,
             members=self.model.members,
             classes=self.model.classes,
@@ -109,7 +109,7 @@ def _calibration_record(stored: StoredFit) -> CalibrationRecord | None:
     document: dict[str, object] = {**stored.calibration.to_json()}
     if stored.fitted_on is not None:
         document["fitted_on"] = stored.fitted_on
-    return CalibrationRecord.from_json(document)
+    return CalibrationRecord.model_validate(document)
 
 
 def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> PredictionsWriter:

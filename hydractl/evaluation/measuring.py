@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -215,14 +215,15 @@ class Measuring:
         # Make the row: first the metrics that every model has, then entries that depend on the model and the options.
         prediction_sets = None
         if on_tests.counts is not None:
-            prediction_sets = ConformalSets.from_json(on_tests.counts.to_json())
+            prediction_sets = ConformalSets.model_validate(on_tests.counts.to_json())
         row = row_of(model, self._sets, gathered, fitted, scores.leading)
-        row = replace(
-            row,
-            fitted_on=_scores_fitted_on(model),
-            mc_dropout=model.mc_dropout,
-            conformal=prediction_sets,
-            seen=dict(seen),
+        row = row.model_copy(
+            update={
+                "fitted_on": _scores_fitted_on(model),
+                "mc_dropout": model.mc_dropout,
+                "conformal": prediction_sets,
+                "seen": dict(seen),
+            }
         )
         if self._options.bootstrap:
             row = self._with_intervals(row, test_sets, gathered)
@@ -334,7 +335,7 @@ class Measuring:
                 seed=self._options.seed,
                 advance=progress.advance,
             )
-        row_with_intervals = replace(row, ci=bootstrap.intervals(resampled))
+        row_with_intervals = row.model_copy(update={"ci": bootstrap.intervals(resampled)})
 
         # The first row has nothing to be compared with.
         if self._resampled_first_row is None:
@@ -343,8 +344,8 @@ class Measuring:
 
         differences = {}
         for key, difference in bootstrap.paired_differences(self._resampled_first_row, resampled).items():
-            differences[key] = PairedDifference.from_json(difference)
-        return replace(row_with_intervals, difference=differences)
+            differences[key] = PairedDifference.model_validate(difference)
+        return row_with_intervals.model_copy(update={"difference": differences})
 
 
 def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
@@ -354,7 +355,7 @@ def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
     entry = fitted_on_of(model.detector)
     if entry is None:
         return None
-    return ScoreDataRecord.from_json(entry)
+    return ScoreDataRecord.model_validate(entry)
 
 
 def _counting_sink(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:

@@ -333,6 +333,6 @@ def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, 
         return PredictedModel(row_name, files[0])
 
     row = PredictedModel(row_name, Concatenated(files))
-    model_records = [file.model.to_json() for file in files]
+    model_records = [file.model.to_dict() for file in files]
     warn_of_left_out(row_name, model_records, fit, log, "of one model alone")
     return row

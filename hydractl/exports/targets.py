@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.errors import UsageError
@@ -212,13 +212,14 @@ class Claim:
     def _written_record(self, target: Target, graph: Graph, check: ExportCheck) -> ExportedFileRecord:
         """Return the record of a file for the answer of ``export``; the file still has its temporary name."""
         temporary_files = [self._outputs[file].temporary for file in target.files]
-        return replace(
-            target.planned(),
-            bytes=sum(file.stat().st_size for file in temporary_files),
-            sha256=sha256_file(self._outputs[target.path].temporary),
-            inputs=_shapes_in_words(graph.shapes().inputs),
-            outputs=_shapes_in_words(graph.shapes().outputs),
-            check=check,
+        return target.planned().model_copy(
+            update={
+                "bytes": sum(file.stat().st_size for file in temporary_files),
+                "sha256": sha256_file(self._outputs[target.path].temporary),
+                "inputs": _shapes_in_words(graph.shapes().inputs),
+                "outputs": _shapes_in_words(graph.shapes().outputs),
+                "check": check,
+            }
         )
 
     def _check_against_model(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
 
 from hydractl.files.model_records import (
     FILE_HASH,
@@ -18,217 +19,226 @@ from hydractl.files.model_records import (
     SiteHeadsRecord,
     TrainingRecord,
 )
-from hydractl.files.records import (
-    SCHEMA_TEXT,
+from hydractl.files.results import (
     Count,
     Edges,
     Interval,
     Metrics,
+    MetricValue,
     Number,
     Record,
-    Sized,
-    described,
-    inline,
-    metrics_of,
-    needed,
+    Result,
+    null,
+    optional,
+    schema,
     sparse,
+    told,
 )
 from hydractl.jsonio import shown
-
-EVAL_SCHEMA: Literal["hydractl.eval/2"] = "hydractl.eval/2"
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleMetrics(Record, form="Labelled"):
+class MetricBlock(Record, extra="allow"):
+    """Base of records that hold metrics by key, beside their fields."""
+
+    __pydantic_extra__: dict[str, MetricValue]
+    kind: ClassVar[Literal["id", "ood", "errors", "diversity"]]
+    """The kind of the metrics."""
+    by_severity: ClassVar[bool] = False
+    """Whether only metrics are held that are measured for each corruption and severity."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics by key."""
+        return self.__pydantic_extra__
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, key: str) -> Any:
+            """Return a metric; other packages may declare some, so all are found at run time."""
+
+
+class SampleMetrics(MetricBlock):
     """Metrics of labelled samples; of unlabelled ones only how many they are."""
 
-    n: Count | None = described("Number of samples.")
-    metrics: Metrics = metrics_of("id")
+    n: Count | None = optional("Number of samples.")
+    kind = "id"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeverityMetrics(Record, form="Severity"):
+class SeverityMetrics(SampleMetrics):
     """Metrics of one corruption at one severity, or their means over corruptions."""
 
-    n: Count | None = described("Number of samples.")
-    metrics: Metrics = metrics_of("id", by_severity=True)
+    by_severity = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectionMetrics(Record, form="Detection"):
+class DetectionMetrics(MetricBlock):
     """Metrics of telling OOD samples from ID samples."""
 
-    metrics: Metrics = metrics_of("ood")
+    kind = "ood"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OodSetMetrics(Record, form="OodSet"):
+class OodSetMetrics(MetricBlock):
     """Metrics of telling the samples of one OOD set from ID samples."""
 
-    group: str | None = described("`near` or `far`, where that was said.", null=True)
-    n: Count | None = described("Number of OOD samples.")
-    metrics: Metrics = metrics_of("ood")
+    group: str | None = null("`near` or `far`, where that was said.")
+    n: Count | None = optional("Number of OOD samples.")
+    kind = "ood"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairDiversity(Record, form="Pair"):
+class PairDiversity(MetricBlock):
     """Metrics of how two members differ."""
 
-    a: Count = needed("Number of the first member, from 0.")
-    b: Count = needed("Number of the second member.")
-    metrics: Metrics = metrics_of("diversity")
+    a: Annotated[Count, told("Number of the first member, from 0.")]
+    b: Annotated[Count, told("Number of the second member.")]
+    kind = "diversity"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberDiversity(Record, form="Diversity"):
+class MemberDiversity(MetricBlock):
     """Metrics of how the members differ on one data set."""
 
-    metrics: Metrics = metrics_of("diversity")
-    pairs: Sequence[PairDiversity] | None = described("The same for each pair of members.")
+    kind = "diversity"
+    pairs: Sequence[PairDiversity] | None = optional("The same for each pair of members.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ErrorMetrics(Record, form="WrongAnswers"):
+class ErrorMetrics(MetricBlock):
     """Metrics of finding wrong answers among labelled ID samples."""
 
-    metrics: Metrics = metrics_of("errors")
+    kind = "errors"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OodDetection(Record, form="ByScore"):
+class OodDetection(Record):
     """Metrics of one OOD score: how it finds wrong answers, and how it tells OOD samples from ID samples."""
 
-    errors: ErrorMetrics | None = described("Metrics of finding wrong answers on the ID data.")
-    ood: Mapping[str, OodSetMetrics] = described("By OOD set its metrics.", empty=dict)
-    near_avg: DetectionMetrics | None = described("Unweighted means over near OOD sets.")
-    far_avg: DetectionMetrics | None = described("Unweighted means over far OOD sets.")
-    ood_avg: DetectionMetrics | None = described("Unweighted means over all OOD sets.")
+    ood: Mapping[str, OodSetMetrics] = optional("By OOD set its metrics.", {})
+    near_avg: DetectionMetrics | None = optional("Unweighted means over near OOD sets.")
+    far_avg: DetectionMetrics | None = optional("Unweighted means over far OOD sets.")
+    ood_avg: DetectionMetrics | None = optional("Unweighted means over all OOD sets.")
+    errors: ErrorMetrics | None = optional("Metrics of finding wrong answers on the ID data.")
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class CurveRecord(Record):
     """Base of curves, whose lists belong together."""
 
-    @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return the problem if the lists do not have one entry per bin, and `edges` one more; None if they do."""
+    @model_validator(mode="after")
+    def check_lengths(self) -> Self:
+        """Refuse lists that do not have one entry per bin, and `edges` one more."""
         lengths = set()
-        for name, entries in values.items():
+        for name, entries in self:
             bins = len(entries)
             if name == "edges":
                 bins -= 1
             lengths.add(bins)
         if len(lengths) > 1:
-            return "has lists that differ in length"
-        return None
+            raise ValueError("has lists that differ in length")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReliabilityCurve(CurveRecord, form="Reliability"):
+class ReliabilityCurve(CurveRecord):
     """A reliability diagram: bins of equal width, and Wilson intervals of their accuracy."""
 
-    edges: Edges = needed("Edges of the bins of confidence, one more than there are bins.")
-    n: Sequence[Count] = needed("Number of samples in each bin.")
-    confidence: Sequence[Number] = needed("Mean confidence in each bin; null of an empty one.")
-    accuracy: Sequence[Number] = needed("Accuracy in each bin; null of an empty one.")
-    low: Sequence[Number] = needed("Lower end of the interval of the accuracy; null of an empty bin.")
-    high: Sequence[Number] = needed("Upper end of the interval of the accuracy; null of an empty bin.")
+    edges: Annotated[Edges, told("Edges of the bins of confidence, one more than there are bins.")]
+    n: Annotated[Sequence[Count], told("Number of samples in each bin.")]
+    confidence: Annotated[Sequence[Number], told("Mean confidence in each bin; null of an empty one.")]
+    accuracy: Annotated[Sequence[Number], told("Accuracy in each bin; null of an empty one.")]
+    low: Annotated[Sequence[Number], told("Lower end of the interval of the accuracy; null of an empty bin.")]
+    high: Annotated[Sequence[Number], told("Upper end of the interval of the accuracy; null of an empty bin.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RiskCoverageCurve(CurveRecord, form="RiskCoverage"):
+class RiskCoverageCurve(CurveRecord):
     """Risk over coverage, by confidence."""
 
-    coverage: Sequence[float] = needed("Shares of samples that are answered, ascending.")
-    risk: Sequence[float] = needed("Share of wrong answers among them.")
+    coverage: Annotated[Sequence[float], told("Shares of samples that are answered, ascending.")]
+    risk: Annotated[Sequence[float], told("Share of wrong answers among them.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RocCurve(CurveRecord, form="Roc"):
+class RocCurve(CurveRecord):
     """The ROC curve of an OOD set."""
 
-    fpr: Annotated[Sequence[float], Sized(1)] = needed("Shares of ID samples that are flagged.")
-    tpr: Annotated[Sequence[float], Sized(1)] = needed("Shares of OOD samples that are flagged.")
+    fpr: Annotated[Sequence[float], Field(min_length=1), told("Shares of ID samples that are flagged.")]
+    tpr: Annotated[Sequence[float], Field(min_length=1), told("Shares of OOD samples that are flagged.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreHistograms(CurveRecord, form="ScoreCounts"):
+class ScoreHistograms(CurveRecord, extra="allow"):
     """Histograms of OOD scores: `edges`, and by data set the number of samples in each bin."""
 
-    edges: Edges = needed("Edges of the bins, one more than there are bins.")
-    id: Sequence[Count] = needed("Number of ID samples in each bin.")
-    ood: Mapping[str, Sequence[Count]] = inline()
+    __pydantic_extra__: dict[str, Sequence[Count]]
+    edges: Annotated[Edges, told("Edges of the bins, one more than there are bins.")]
+    id: Annotated[Sequence[Count], told("Number of ID samples in each bin.")]
+
+    @property
+    def ood(self) -> Mapping[str, Sequence[int]]:
+        """By OOD set the number of samples in each bin."""
+        return self.__pydantic_extra__
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalCurves(Record, form="Curves"):
+class EvalCurves(Record):
     """What the curves of a report are drawn from."""
 
-    reliability: ReliabilityCurve | None = described("The reliability diagram of labelled ID samples.", null=True)
-    risk_coverage: RiskCoverageCurve | None = described("Risk over coverage of labelled ID samples.", null=True)
-    roc: Mapping[str, RocCurve] | None = described("By OOD set its ROC curve.", null=True)
-    scores: ScoreHistograms | None = described("Histograms of OOD scores.", null=True)
+    reliability: ReliabilityCurve | None = null("The reliability diagram of labelled ID samples.")
+    risk_coverage: RiskCoverageCurve | None = null("Risk over coverage of labelled ID samples.")
+    roc: Mapping[str, RocCurve] | None = null("By OOD set its ROC curve.")
+    scores: ScoreHistograms | None = null("Histograms of OOD scores.")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairedDifference(Record, form="Difference"):
+class PairedDifference(Record):
     """A paired difference of this row and the first."""
 
-    value: Number = described("This row minus the first.", null=True)
-    ci: Interval | None = described("Its bootstrap interval.", null=True)
+    value: Number = null("This row minus the first.")
+    ci: Interval | None = null("Its bootstrap interval.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConformalSets(Record, form="Conformal"):
+class ConformalSets(Record):
     """Conformal prediction sets."""
 
-    method: str | None = described("The conformity score.")
-    alpha: Number = described("The error rate asked for.")
-    qhat: Number = described("The threshold from the validation data.")
-    n_val: Count | None = described("Number of validation samples.")
-    coverage: Number = described("Share of sets that hold the label.", null=True)
-    mean_size: Number = described("Mean number of classes in a set.", null=True)
-    empty: Number = described("Share of sets without a class.", null=True)
+    method: str | None = optional("The conformity score.")
+    alpha: Number = optional("The error rate asked for.")
+    qhat: Number = optional("The threshold from the validation data.")
+    n_val: Count | None = optional("Number of validation samples.")
+    coverage: Number = null("Share of sets that hold the label.")
+    mean_size: Number = null("Mean number of classes in a set.")
+    empty: Number = null("Share of sets without a class.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalRow(Record, form="Row"):
+class EvaluatedModel(Record):
+    """What the row of a model begins with."""
+
+    name: Annotated[str, told("Name of the row.")]
+    sha256: Any = null(FILE_HASH)
+    ood_score: str | None = optional("The OOD score of the OOD metrics and curves.")
+    id: Annotated[SampleMetrics, told("Metrics of the ID data.")]
+
+
+class EvalRow(OodDetection, EvaluatedModel):
     """One model, with all that was measured of it."""
 
-    name: str = needed("Name of the row.")
-    sha256: Any = described(FILE_HASH, null=True)
-    ood_score: str | None = described("The OOD score of the OOD metrics and curves.")
-    id: SampleMetrics = needed("Metrics of the ID data.")
-    detection: OodDetection = inline(OodDetection)
-    diversity: Mapping[str, MemberDiversity] = described("By data set how the members differ.", empty=dict)
-    scores: Mapping[str, OodDetection] = sparse("OOD metrics by each OOD score asked for.", dict)
-    members: Sequence[SampleMetrics] = described("Metrics of the ID data for each member alone.", empty=list)
-    curves: EvalCurves = described("What the curves of a report are drawn from.", empty=EvalCurves)
-    heads: Sequence[SiteHeadsRecord] = described("The heads at each site; empty where members differ.", empty=list)
-    cost: CostRecord | None = described("The cost of one sample.")
-    training: Sequence[TrainingRecord] = sparse("The trainings that members came straight from.", list)
-    calibration: CalibrationRecord | None = described("The calibration that was applied.")
-    threshold: MeasuredThreshold | None = described("The threshold and what it flags.")
-    corruptions: Mapping[str, Mapping[str, SeverityMetrics]] = sparse("By corruption and severity.", dict)
-    corruption_avg: Mapping[str, SeverityMetrics] = sparse("By severity the means over corruptions.", dict)
-    fitted_on: ScoreDataRecord | None = described("The training data that OOD scores were fitted to.")
-    mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
-    conformal: ConformalSets | None = described("Conformal prediction sets.")
-    seen: Mapping[str, Count | None] = sparse("By data set how many samples had been seen.", dict)
-    ci: Mapping[str, Interval | None] = sparse("By dotted key the bootstrap interval.", dict)
+    diversity: Mapping[str, MemberDiversity] = optional("By data set how the members differ.", {})
+    scores: Mapping[str, OodDetection] = sparse("OOD metrics by each OOD score asked for.", {})
+    members: Sequence[SampleMetrics] | None = optional("Metrics of the ID data for each member alone; not of means.")
+    curves: EvalCurves | None = optional("What the curves of a report are drawn from; not of means.")
+    heads: Sequence[SiteHeadsRecord] | None = optional("The heads at each site; empty where members differ.")
+    cost: CostRecord | None = optional("The cost of one sample.")
+    training: Sequence[TrainingRecord] = sparse("The trainings that members came straight from.", [])
+    calibration: CalibrationRecord | None = optional("The calibration that was applied.")
+    threshold: MeasuredThreshold | None = optional("The threshold and what it flags.")
+    corruptions: Mapping[str, Mapping[str, SeverityMetrics]] = sparse("By corruption and severity.", {})
+    corruption_avg: Mapping[str, SeverityMetrics] = sparse("By severity the means over corruptions.", {})
+    fitted_on: ScoreDataRecord | None = optional("The training data that OOD scores were fitted to.")
+    mc_dropout: DropoutRecord | None = optional("How the members were drawn by MC dropout.")
+    conformal: ConformalSets | None = optional("Conformal prediction sets.")
+    seen: Mapping[str, Count | None] = sparse("By data set how many samples had been seen.", {})
+    ci: Mapping[str, Interval | None] = sparse("By dotted key the bootstrap interval.", {})
     difference: Mapping[str, PairedDifference | None] = sparse(
-        "By dotted key the paired difference of this row and the first.", dict
+        "By dotted key the paired difference of this row and the first.", {}
     )
-    runs: Count | None = described("Number of runs that the figures are means of.")
-    std: Mapping[str, Number] = sparse("By dotted key the sample standard deviation over runs.", dict)
+    runs: Count | None = optional("Number of runs that the figures are means of.")
+    std: Mapping[str, Number] | None = optional("By dotted key the sample standard deviation over runs.")
 
     @property
     def macs(self) -> int | None:
@@ -257,58 +267,55 @@ class EvalRow(Record, form="Row"):
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class OodSuite(Record, form="Suite"):
+class OodSuite(Record):
     """The OOD suite that was asked for."""
 
-    name: str | None = described("Its name.")
-    left_out: Sequence[str] | None = described("Its sets that were not found.")
-    notes: Sequence[str] | None = described("In what it differs from the published suite.")
+    name: str | None = optional("Its name.")
+    left_out: Sequence[str] | None = optional("Its sets that were not found.")
+    notes: Sequence[str] | None = optional("In what it differs from the published suite.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BootstrapOptions(Record, form="Bootstrap"):
+class BootstrapOptions(Record):
     """How intervals were drawn."""
 
-    rounds: Count | None = described("Number of resamples.")
-    level: Number = described("Level of the intervals.")
-    seed: Count | None = described("Seed of the resamples.")
+    rounds: Count | None = optional("Number of resamples.")
+    level: Number = optional("Level of the intervals.")
+    seed: Count | None = optional("Seed of the resamples.")
 
 
 Conventions = Mapping[str, Any]
 """Explanations by key: a sentence for a metric; texts by score or row for e.g. ``ood_scores`` or ``max_length``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalAnswer(Record, form="Eval"):
+class EvalAnswer(Result):
     """What `hydractl eval` measured."""
 
-    schema: Literal["hydractl.eval/2"] = needed(SCHEMA_TEXT, EVAL_SCHEMA)
-    models: Annotated[Sequence[EvalRow], Sized(1)] = needed("A row for each model; names differ.")
-    test: Mapping[str, DataSetRecord] = described(
-        "The data sets that were tested on, by name: `id` and the OOD sets.", empty=dict
+    schema_: Literal["hydractl.eval/2"] = schema("hydractl.eval/2")
+    models: Annotated[Sequence[EvalRow], Field(min_length=1), told("A row for each model; names differ.")]
+    test: Mapping[str, DataSetRecord] = optional(
+        "The data sets that were tested on, by name: `id` and the OOD sets.", {}
     )
-    val: DataSetRecord | None = described("The validation data that something was chosen on.")
-    ood_val: Mapping[str, DataSetRecord] | None = described("By name the OOD validation sets that it was chosen on.")
-    train: DataSetRecord | None = described("The training data that OOD scores were fitted to.")
-    conventions: Conventions = described("A sentence on each metric that is in the rows.", empty=dict)
-    note: str | None = described("How the model was chosen, as the command said it.")
-    suite: OodSuite | None = described("The OOD suite that was asked for.")
-    warnings: Sequence[str] | None = described("What makes the result less than it seems.")
-    bootstrap: BootstrapOptions | None = described("How intervals were drawn.")
-    over: Literal["seed", "data"] | None = described("What the runs of a row differ in.")
+    val: DataSetRecord | None = optional("The validation data that something was chosen on.")
+    ood_val: Mapping[str, DataSetRecord] | None = optional("By name the OOD validation sets that it was chosen on.")
+    train: DataSetRecord | None = optional("The training data that OOD scores were fitted to.")
+    conventions: Conventions = optional("A sentence on each metric that is in the rows.", {})
+    note: str | None = optional("How the model was chosen, as the command said it.")
+    suite: OodSuite | None = optional("The OOD suite that was asked for.")
+    warnings: Sequence[str] | None = optional("What makes the result less than it seems.")
+    bootstrap: BootstrapOptions | None = optional("How intervals were drawn.")
+    over: Literal["seed", "data"] | None = optional("What the runs of a row differ in.")
 
-    @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return the problem if several rows have the same name; None if all names differ."""
-        counts = Counter(row.name for row in values["models"])
+    @model_validator(mode="after")
+    def check_names(self) -> Self:
+        """Refuse several rows of the same name."""
+        counts = Counter(row.name for row in self.models)
         twice = []
         for name, count in counts.items():
             if count > 1:
                 twice.append(shown(name))
-        if not twice:
-            return None
-        return f"two rows have the name {', '.join(twice)}"
+        if twice:
+            raise ValueError(f"two rows have the name {', '.join(twice)}")
+        return self
 
     def said_of(self, convention: str, row: EvalRow) -> Any:
         """Return the text of a convention for one row; None if the convention has no texts by row, or none for this."""
@@ -341,7 +348,7 @@ def ood_set_place(name: str) -> Place:
     """Return the place of the metrics of an OOD set."""
 
     def metrics(row: EvalRow) -> Metrics:
-        measured = row.detection.ood.get(name)
+        measured = row.ood.get(name)
         if measured is None:
             return {}
         return measured.metrics
@@ -353,7 +360,7 @@ def average_place(average: OodAverage) -> Place:
     """Return the place of means over OOD sets."""
 
     def average_in(row: EvalRow) -> Metrics:
-        return average_of(row.detection, average)
+        return average_of(row, average)
 
     return Place(average, average_in)
 

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from hydractl.files.records import Checked, Count, Number, Record, Within, described, needed
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from hydractl.files.results import Count, Number, Record, null, optional, told
 from hydractl.heads.mask import MOST_HEADS
 
 FILE_HASH = "SHA-256 of its file; a list where several run one after another."
 
 
-def _heads_gone(kept: Sequence[Sequence[int]], before: Mapping[str, Any]) -> str | None:
-    """Return the problem if a member keeps a head whose number the site does not have; None if there is none."""
-    heads = before.get("heads", MOST_HEADS)
+def _heads_there(kept: Sequence[Sequence[int]], info: ValidationInfo) -> Sequence[Sequence[int]]:
+    """Return the heads that each member keeps, none of which may have a number that the site does not have."""
+    heads = info.data.get("heads", MOST_HEADS)
     for kept_by_member in kept:
         if any(head >= heads for head in kept_by_member):
-            return "names a head that is not there"
-    return None
+            raise ValueError("names a head that is not there")
+    return kept
 
 
-@dataclass(frozen=True, kw_only=True)
-class SiteHeadsRecord(Record, form="SiteHeads"):
+class SiteHeadsRecord(Record):
     """The heads at one site."""
 
-    site: str = needed("Path of the attention block in the library's own model.")
-    tower: str | None = described("`main`, or `visual` or `text` in a model with two towers.")
-    heads: Annotated[Count, Within(most=MOST_HEADS)] = needed("Number of heads before any pruning.")
-    kept: Annotated[Sequence[Sequence[Count]], Checked(_heads_gone)] = needed(
-        "For each member its kept heads, in the original numbering."
-    )
+    site: Annotated[str, told("Path of the attention block in the library's own model.")]
+    tower: str | None = optional("`main`, or `visual` or `text` in a model with two towers.")
+    heads: Annotated[Count, Field(le=MOST_HEADS), told("Number of heads before any pruning.")]
+    kept: Annotated[
+        Sequence[Sequence[Count]],
+        AfterValidator(_heads_there),
+        told("For each member its kept heads, in the original numbering."),
+    ]
 
     def kept_by(self, member: int) -> Sequence[int]:
         """Return the heads that one member keeps; empty if the site has fewer members."""
@@ -39,27 +41,25 @@ class SiteHeadsRecord(Record, form="SiteHeads"):
         return self.kept[member]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochRecord(Record, form="Epoch"):
+class EpochRecord(Record):
     """One epoch of a training."""
 
-    epoch: Count | None = described("Number of the epoch, from 1.")
-    steps: Count | None = described("Number of steps made by its end.")
-    loss: Number = described("Mean loss of its steps.")
-    val_accuracy: Number = described("Accuracy on the validation data at its end.")
-    val_nll: Number = described("Negative log-likelihood of the validation data at its end.")
+    epoch: Count | None = optional("Number of the epoch, from 1.")
+    steps: Count | None = optional("Number of steps made by its end.")
+    loss: Number = optional("Mean loss of its steps.")
+    val_accuracy: Number = optional("Accuracy on the validation data at its end.")
+    val_nll: Number = optional("Negative log-likelihood of the validation data at its end.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRecord(Record, form="Training"):
+class TrainingRecord(Record):
     """The training that a member came from."""
 
-    member: Count | None = described("Number of the member, from 0.")
-    steps: Count | None = described("Number of steps of the training.")
-    kept_epoch: Count | None = described("The epoch whose weights were kept.", null=True)
-    n: Count | None = described("Number of training samples, where it is known.", null=True)
-    n_val: Count | None = described("Number of validation samples, where it is known.", null=True)
-    epochs: Sequence[EpochRecord] | None = described("Its epochs in order; of a long training about 60 of them.")
+    member: Count | None = optional("Number of the member, from 0.")
+    steps: Count | None = optional("Number of steps of the training.")
+    kept_epoch: Count | None = null("The epoch whose weights were kept.")
+    n: Count | None = null("Number of training samples, where it is known.")
+    n_val: Count | None = null("Number of validation samples, where it is known.")
+    epochs: Sequence[EpochRecord] | None = optional("Its epochs in order; of a long training about 60 of them.")
 
     @property
     def kept(self) -> EpochRecord | None:
@@ -70,102 +70,92 @@ class TrainingRecord(Record, form="Training"):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CostRecord(Record, form="Cost"):
+class CostRecord(Record):
     """The cost of one sample."""
 
-    params: Count | None = described("Number of stored parameters.", null=True)
-    params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
-    macs: Count | None = described("Multiply-adds of one sample.", null=True)
-    single_macs: Count | None = described("Multiply-adds of the model with all its heads.")
+    params: Count | None = null("Number of stored parameters.")
+    params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
+    macs: Count | None = null("Multiply-adds of one sample.")
+    single_macs: Count | None = optional("Multiply-adds of the model with all its heads.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelSize(Record):
     """What a model takes."""
 
-    params: Count | None = described("Number of stored parameters.")
-    macs: Count | None = described("Multiply-adds of one sample.")
-    bytes: Count | None = described("Size of the stored weights.")
-    params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
+    params: Count | None = optional("Number of stored parameters.")
+    macs: Count | None = optional("Multiply-adds of one sample.")
+    bytes: Count | None = optional("Size of the stored weights.")
+    params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProvenanceRecord(Record, form="Provenance"):
+class ProvenanceRecord(Record):
     """How something was made, without clock, host, user or path."""
 
-    hydractl: str | None = described("Version of hydractl.")
-    torch: str | None = described("Version of torch.")
-    verb: str | None = described("The verb that made it.")
-    seed: int | None = described("Seed of all that was drawn.")
-    inputs: Sequence[str] | None = described("SHA-256 of every input.")
-    bases: Sequence[str] | None = described("SHA-256 of the checkpoints that it goes back to, where they are others.")
-    settings: Mapping[str, object] | None = described("The settings that decided the result.")
+    hydractl: str | None = optional("Version of hydractl.")
+    torch: str | None = optional("Version of torch.")
+    verb: str | None = optional("The verb that made it.")
+    seed: int | None = optional("Seed of all that was drawn.")
+    inputs: Sequence[str] | None = optional("SHA-256 of every input.")
+    bases: Sequence[str] | None = optional("SHA-256 of the checkpoints that it goes back to, where they are others.")
+    settings: Mapping[str, object] | None = optional("The settings that decided the result.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DropoutRecord(Record, form="McDropout"):
+class DropoutRecord(Record):
     """How the members were drawn by MC dropout."""
 
-    p: float = needed("Probability to drop.")
-    passes: Count = needed("Number of passes.")
-    seed: Count = needed("Seed of the masks.")
+    p: Annotated[float, told("Probability to drop.")]
+    passes: Annotated[Count, told("Number of passes.")]
+    seed: Annotated[Count, told("Seed of the masks.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSetRecord(Record, form="DataSet"):
+class DataSetRecord(Record):
     """A data set."""
 
-    spec: str | None = described("The SPEC it was asked for by.")
-    n: Count | None = described("Number of samples.")
-    fingerprint: str | None = described("SHA-256 of its samples and labels.")
-    openood_list: str | None = described("The list of OpenOOD that it is.", key="list")
-    skipped: Any = described("`n` and `ids` of samples that could not be read and were left out.")
-    left_out: Count | None = described("Number of samples left out, as they are training data, or were seen.")
+    spec: str | None = optional("The SPEC it was asked for by.")
+    n: Count | None = optional("Number of samples.")
+    fingerprint: str | None = optional("SHA-256 of its samples and labels.")
+    list_: str | None = optional("The list of OpenOOD that it is.")
+    skipped: Any = optional("`n` and `ids` of samples that could not be read and were left out.")
+    left_out: Count | None = optional("Number of samples left out, as they are training data, or were seen.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreDataRecord(DataSetRecord, form="ScoreData"):
+class ScoreDataRecord(DataSetRecord):
     """The training data, and the words, that OOD scores on features were fitted to."""
 
-    knn_k: Count | None = described("The neighbour that `knn` takes, and how many `nnguide` averages.")
-    knn_bank: Count | None = described("The number of samples that these keep at most, where they are not all.")
-    negative_words: str | None = described("SHA-256 of the words of `neglabel`.")
+    knn_k: Count | None = optional("The neighbour that `knn` takes, and how many `nnguide` averages.")
+    knn_bank: Count | None = optional("The number of samples that these keep at most, where they are not all.")
+    negative_words: str | None = optional("SHA-256 of the words of `neglabel`.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FittedOnRecord(DataSetRecord, form="FittedOn"):
+class FittedOnRecord(DataSetRecord):
     """The validation set of a stored calibration."""
 
-    spec: str = needed("The SPEC it was asked for by.")
-    n: Count = needed("Number of samples.")
-    fingerprint: str = needed("SHA-256 of its samples and labels.")
+    spec: Annotated[str, told("The SPEC it was asked for by.")]
+    n: Annotated[Count, told("Number of samples.")]
+    fingerprint: Annotated[str, told("SHA-256 of its samples and labels.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrationRecord(Record, form="Calibration"):
+class CalibrationRecord(Record):
     """The calibration of an averaged prediction."""
 
-    kind: str | None = described("`temperature` or `vector`.")
-    temperature: Number = described("What logarithms are divided by; null of a vector.", null=True)
-    scale: Sequence[Number] | None = described("Factor of each class; null of a temperature.", null=True)
-    bias: Sequence[Number] | None = described("Summand of each class; null of a temperature.", null=True)
-    fitted_on: DataSetRecord | None = described("The validation set; null where it was given.", null=True)
-    stored: bool | None = described("Whether it stood in the model's file.")
+    kind: str | None = optional("`temperature` or `vector`.")
+    temperature: Number = null("What logarithms are divided by; null of a vector.")
+    scale: Sequence[Number] | None = null("Factor of each class; null of a temperature.")
+    bias: Sequence[Number] | None = null("Summand of each class; null of a temperature.")
+    fitted_on: DataSetRecord | None = null("The validation set; null where it was given.")
+    stored: bool | None = optional("Whether it stood in the model's file.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThresholdRecord(Record, form="Threshold"):
+class ThresholdRecord(Record):
     """The OOD score from which on a sample counts as OOD."""
 
-    score: str | None = described("Name of the OOD score.")
-    value: Number = described("The threshold.")
-    rule: str | None = described("How it was chosen.")
+    score: str | None = optional("Name of the OOD score.")
+    value: Number = optional("The threshold.")
+    rule: str | None = optional("How it was chosen.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeasuredThreshold(ThresholdRecord):
     """A threshold and what it flags."""
 
-    id_flagged: Number = described("Share of ID samples at or above it.", null=True)
-    ood_flagged: Mapping[str, Number] | None = described("By OOD set the share at or above it.")
+    id_flagged: Number = null("Share of ID samples at or above it.")
+    ood_flagged: Mapping[str, Number] | None = optional("By OOD set the share at or above it.")

@@ -3,65 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from hydractl.files.records import SCHEMA_TEXT, Count, Interval, Number, Record, described, needed
+from hydractl.files.results import Count, Interval, Number, Record, Result, optional, schema, told
 
-PREDICT_SCHEMA: Literal["hydractl.predict/1"] = "hydractl.predict/1"
+PREDICT_SCHEMA = "hydractl.predict/1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictingModelRecord(Record, form="PredictingModel"):
+class PredictingModelRecord(Record):
     """The model that predicted, and what its checkpoint holds for it."""
 
-    name: str = needed("Its name.")
-    sha256: str = needed("SHA-256 of its file.")
-    members: Count = needed("Number of its members.")
-    ood_score: str = needed("Its OOD score.")
-    threshold: float | None = needed("The score from which on a sample is flagged; null where the file holds none.")
-    temperature: float | None = described("The temperature of its averaged prediction; null for none, or one a class.")
-    conformal: float | None = described("The error rate that its prediction sets were made for.")
+    name: Annotated[str, told("Its name.")]
+    sha256: Annotated[str, told("SHA-256 of its file.")]
+    members: Annotated[Count, told("Number of its members.")]
+    ood_score: Annotated[str, told("Its OOD score.")]
+    threshold: Annotated[
+        float | None, told("The score from which on a sample is flagged; null where the file holds none.")
+    ]
+    temperature: float | None = optional("The temperature of its averaged prediction; null for none, or one a class.")
+    conformal: float | None = optional("The error rate that its prediction sets were made for.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlaggedRecord(Record, form="Flagged"):
+class FlaggedRecord(Record):
     """The samples that are flagged as OOD."""
 
-    n: Count = needed("How many.")
-    share: Number = needed("Their share of all samples; null without samples.")
-    ci: Interval | None = needed("The 95 % interval of that share, by Wilson; null without samples.")
+    n: Annotated[Count, told("How many.")]
+    share: Annotated[Number, told("Their share of all samples; null without samples.")]
+    ci: Annotated[Interval | None, told("The 95 % interval of that share, by Wilson; null without samples.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedClassRecord(Record, form="PredictedClass"):
+class PredictedClassRecord(Record):
     """A class, and how often it was predicted."""
 
-    label: str | int = needed("Its name, or its number where it has none.")
-    n: Count = needed("Number of samples.")
+    label: Annotated[str | int, told("Its name, or its number where it has none.")]
+    n: Annotated[Count, told("Number of samples.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SkippedRecord(Record, form="Skipped"):
+class SkippedRecord(Record):
     """The samples that could not be read."""
 
-    n: Count = needed("How many.")
-    ids: Sequence[str] = needed("The first 1,000 of them.")
+    n: Annotated[Count, told("How many.")]
+    ids: Annotated[Sequence[str], told("The first 1,000 of them.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictAnswer(Record):
+class PredictAnswer(Result):
     """What `hydractl predict` found, over all samples."""
 
-    schema: Literal["hydractl.predict/1"] = needed(SCHEMA_TEXT, PREDICT_SCHEMA)
-    model: PredictingModelRecord = needed("The model.")
-    n: Count = needed("Number of samples that were predicted.")
-    confidence: Number = needed("Their mean confidence; null without samples.")
-    ood: FlaggedRecord | None = described("The samples that are flagged, where there is a threshold.")
-    classes: Sequence[PredictedClassRecord] = needed("The predicted classes, the most frequent first.")
-    skipped: SkippedRecord | None = described("The samples that could not be read, where there are some.")
-    output: str | None = described("The file that has a line for each sample; null where they were printed.")
-    first: Sequence[Mapping[str, Any]] | None = described("The first samples; only a printed table has them.")
+    schema_: Literal["hydractl.predict/1"] = schema("hydractl.predict/1")
+    model: Annotated[PredictingModelRecord, told("The model.")]
+    n: Annotated[Count, told("Number of samples that were predicted.")]
+    confidence: Annotated[Number, told("Their mean confidence; null without samples.")]
+    ood: FlaggedRecord | None = optional("The samples that are flagged, where there is a threshold.")
+    classes: Annotated[Sequence[PredictedClassRecord], told("The predicted classes, the most frequent first.")]
+    skipped: SkippedRecord | None = optional("The samples that could not be read, where there are some.")
+    output: str | None = optional("The file that has a line for each sample; null where they were printed.")
+    first: Sequence[Mapping[str, Any]] | None = optional("The first samples; only a printed table has them.")
 
     def requirable(self) -> dict[str, float | None]:
         """Return the figures that ``--require`` may name."""
@@ -77,10 +73,9 @@ REQUIRABLE = ("n", "skipped", "confidence", "ood_share")
 """The keys of :meth:`PredictAnswer.requirable`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlannedPredictions(Record):
     """The plan of predictions."""
 
-    model: str = needed("Name of the model.")
-    samples: Count = needed("Number of samples that would be predicted.")
-    files: Sequence[str] = needed("What it would write.")
+    model: Annotated[str, told("Name of the model.")]
+    samples: Annotated[Count, told("Number of samples that would be predicted.")]
+    files: Annotated[Sequence[str], told("What it would write.")]

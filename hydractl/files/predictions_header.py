@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from hydractl.files.model_records import (
     FILE_HASH,
@@ -16,77 +17,70 @@ from hydractl.files.model_records import (
     ThresholdRecord,
     TrainingRecord,
 )
-from hydractl.files.records import SCHEMA_TEXT, Count, Record, Sized, described, inline, needed, sparse
+from hydractl.files.results import Count, Record, Result, null, optional, schema, sparse, told
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedSiteRecord(SiteHeadsRecord, form="PredictedSite"):
+class PredictedSiteRecord(SiteHeadsRecord):
     """The heads at one site."""
 
-    tower: str = needed("`main`, or `visual` or `text` in a model with two towers.")
+    tower: Annotated[str, told("`main`, or `visual` or `text` in a model with two towers.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredScoreRecord(Record, form="StoredScore"):
+class StoredScoreRecord(Record):
     """An OOD score."""
 
-    score: str = needed("Its name.")
+    score: Annotated[str, told("Its name.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DecisiveRecord(Record):
     """What decides the logits of a model: those of other values are others."""
 
-    prompt: Sequence[str] | None = described("Templates of a zero-shot model.")
-    max_length: Count | None = described("Tokens at which a text is cut.")
-    batch_size: Count | None = described("Samples that were computed together.")
-    dtype: str | None = described("Number format of the computation.")
-    device: str | None = described("Kind of device it ran on.")
-    whole_last_block: bool | None = described("Whether the last block ran for all tokens.")
-    mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
+    prompt: Sequence[str] | None = optional("Templates of a zero-shot model.")
+    max_length: Count | None = optional("Tokens at which a text is cut.")
+    batch_size: Count | None = optional("Samples that were computed together.")
+    dtype: str | None = optional("Number format of the computation.")
+    device: str | None = optional("Kind of device it ran on.")
+    whole_last_block: bool | None = optional("Whether the last block ran for all tokens.")
+    mc_dropout: DropoutRecord | None = optional("How the members were drawn by MC dropout.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedModelRecord(Record, form="PredictedModel"):
+class PredictedModelRecord(DecisiveRecord):
     """The model that predictions are of, and what decides them."""
 
-    name: str = needed("Name of the row.")
-    sha256: Any = described(FILE_HASH)
-    labels: Annotated[Sequence[str], Sized(1)] | None = described(
-        "Names of the classes, where they are known.", null=True
-    )
-    heads: Sequence[PredictedSiteRecord] | None = described("The heads at each site; empty where members differ.")
-    training: Sequence[TrainingRecord] = sparse("The trainings that members came straight from.", list)
-    cost: CostRecord | None = described("The cost of one sample.")
-    decisive: DecisiveRecord = inline(DecisiveRecord)
-    calibration: CalibrationRecord | None = described("The calibration that the model's file holds.")
-    threshold: ThresholdRecord | None = described("The threshold that the model's file holds.")
-    ood_score: StoredScoreRecord | None = described("The OOD score that the model's file holds.")
-    feature_scores: Sequence[str] | None = described("OOD scores on features, kept beside the logits.")
-    fitted_on: ScoreDataRecord | None = described("The training data that they were fitted to.")
+    name: Annotated[str, told("Name of the row.")]
+    sha256: Any = optional(FILE_HASH)
+    labels: Annotated[Sequence[str], Field(min_length=1)] | None = null("Names of the classes, where they are known.")
+    heads: Sequence[PredictedSiteRecord] | None = optional("The heads at each site; empty where members differ.")
+    training: Sequence[TrainingRecord] = sparse("The trainings that members came straight from.", [])
+    cost: CostRecord | None = optional("The cost of one sample.")
+    calibration: CalibrationRecord | None = optional("The calibration that the model's file holds.")
+    threshold: ThresholdRecord | None = optional("The threshold that the model's file holds.")
+    ood_score: StoredScoreRecord | None = optional("The OOD score that the model's file holds.")
+    feature_scores: Sequence[str] | None = optional("OOD scores on features, kept beside the logits.")
+    fitted_on: ScoreDataRecord | None = optional("The training data that they were fitted to.")
 
 
 SetRole = Literal["id", "ood", "val", "ood_val", "corruption"]
 SetGroup = Literal["near", "far"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedSetRecord(Record, form="PredictedSet"):
+class PredictedSetRecord(Record):
     """One data set, whose tensors have its place in the list in their names."""
 
-    name: str = needed("`id`, the name of an OOD set, or `CORRUPTION/SEVERITY`.")
-    role: SetRole = needed("What the set is for.")
-    group: SetGroup | None = needed("Of an OOD set `near` or `far`, where that was said.")
-    n: Count = needed("Number of samples.")
-    fingerprint: str = needed("SHA-256 of its samples and labels.")
-    labelled: bool = needed("Whether labels are known.")
-    seen: Count = needed("How many of its samples the model had seen before.")
+    name: Annotated[str, told("`id`, the name of an OOD set, or `CORRUPTION/SEVERITY`.")]
+    role: Annotated[SetRole, told("What the set is for.")]
+    group: Annotated[SetGroup | None, told("Of an OOD set `near` or `far`, where that was said.")]
+    n: Annotated[Count, told("Number of samples.")]
+    fingerprint: Annotated[str, told("SHA-256 of its samples and labels.")]
+    labelled: Annotated[bool, told("Whether labels are known.")]
+    seen: Annotated[Count, told("How many of its samples the model had seen before.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictionsRecord(Record, form="PredictionsHeader"):
+class PredictionsRecord(Result):
     """The metadata of stored predictions, under `hydractl` in the header of their file."""
 
-    schema: Literal["hydractl.predictions/3"] = needed(SCHEMA_TEXT, "hydractl.predictions/3")
-    model: PredictedModelRecord = needed("The model, and what decides its logits.")
-    sets: Annotated[Sequence[PredictedSetRecord], Sized(1)] = needed("The data sets, in the order of the tensors.")
+    schema_: Literal["hydractl.predictions/3"] = schema("hydractl.predictions/3")
+    model: Annotated[PredictedModelRecord, told("The model, and what decides its logits.")]
+    sets: Annotated[
+        Sequence[PredictedSetRecord], Field(min_length=1), told("The data sets, in the order of the tensors.")
+    ]

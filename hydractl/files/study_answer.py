@@ -3,203 +3,187 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+from pydantic import Field
 
 from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetrics
 from hydractl.files.model_records import ThresholdRecord
-from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, Sized, described, inline, needed
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
 
 Purpose = Literal["predict", "export", "recalibrate", "free score"]
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
 
-STUDY_SCHEMA: Literal["hydractl.study/2"] = "hydractl.study/2"
 
-
-@dataclass(frozen=True, kw_only=True)
-class FindingRecord(Record, form="Finding"):
+class FindingRecord(Record):
     """A paired difference on the test data: one row minus another."""
 
-    metric: str = needed("Dotted key of the metric, as in an eval.")
-    value: float = needed("The difference.")
-    ci: Annotated[Sequence[float], Sized(2, 2)] = needed("Its 95 % bootstrap interval.")
-    kind: Word = needed("What it says.")
-    needed: Count | None = described(
-        "About how many samples of the smallest set would tell, if every set grows alike; null where these do.",
-        null=True,
+    metric: Annotated[str, told("Dotted key of the metric, as in an eval.")]
+    value: Annotated[float, told("The difference.")]
+    ci: Annotated[Sequence[float], Field(min_length=2, max_length=2), told("Its 95 % bootstrap interval.")]
+    kind: Annotated[Word, told("What it says.")]
+    needed: Count | None = null(
+        "About how many samples of the smallest set would tell, if every set grows alike; null where these do."
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MistakesRecord(Record, form="Mistakes"):
+class MistakesRecord(Record):
     """Which score finds the wrong answers of the model to use."""
 
-    row: str = needed("The row.")
-    score: str = needed("The score to trust: `best` if it is significantly better than MSP on the test data, else MSP.")
-    best: str | None = described("The best score on validation data; null where these cannot tell.", null=True)
-    auroc: Number = described("The AUROC of wrong answers of `best` on the test data.", null=True)
-    auroc_msp: Number = described("That of MSP.", null=True)
-    ci: Annotated[Sequence[float], Sized(2, 2)] | None = described(
-        "The 95 % bootstrap interval of their paired difference.", null=True
+    row: Annotated[str, told("The row.")]
+    score: Annotated[
+        str, told("The score to trust: `best` if it is significantly better than MSP on the test data, else MSP.")
+    ]
+    best: str | None = null("The best score on validation data; null where these cannot tell.")
+    auroc: Number = null("The AUROC of wrong answers of `best` on the test data.")
+    auroc_msp: Number = null("That of MSP.")
+    ci: Annotated[Sequence[float], Field(min_length=2, max_length=2)] | None = null(
+        "The 95 % bootstrap interval of their paired difference."
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerdictRecord(Record, form="Verdict"):
+class VerdictRecord(Record):
     """What the test data say of the model to use."""
 
-    answer: str = needed("The answer in a word or two.")
-    lines: Annotated[Sequence[str], Sized(1)] = needed("The same in sentences.")
-    doubts: Sequence[str] = needed("Of these, those that make it less sure.")
-    footnote: str = needed("What the intervals leave out.")
-    hardest: str | None = described("The score of the single model that is the hardest rival.", null=True)
-    rivals: Mapping[str, FindingRecord] = needed("The differences to the rivals fixed beforehand, by score.")
-    afterwards: Mapping[str, FindingRecord] = needed("Other scores of the single model that did better.")
-    sets: Mapping[str, FindingRecord] = needed("Against the hardest rival, by test set.")
-    against_hardest: Sequence[FindingRecord] = needed("Against the hardest rival, by metric.")
-    against_baseline: Sequence[FindingRecord] = needed("Against the single model as it is, with MSP.")
-    mistakes: MistakesRecord | None = described("Which score to trust for mistakes, where test data have labels.")
+    answer: Annotated[str, told("The answer in a word or two.")]
+    lines: Annotated[Sequence[str], Field(min_length=1), told("The same in sentences.")]
+    doubts: Annotated[Sequence[str], told("Of these, those that make it less sure.")]
+    footnote: Annotated[str, told("What the intervals leave out.")]
+    hardest: str | None = null("The score of the single model that is the hardest rival.")
+    rivals: Annotated[Mapping[str, FindingRecord], told("The differences to the rivals fixed beforehand, by score.")]
+    afterwards: Annotated[Mapping[str, FindingRecord], told("Other scores of the single model that did better.")]
+    sets: Annotated[Mapping[str, FindingRecord], told("Against the hardest rival, by test set.")]
+    against_hardest: Annotated[Sequence[FindingRecord], told("Against the hardest rival, by metric.")]
+    against_baseline: Annotated[Sequence[FindingRecord], told("Against the single model as it is, with MSP.")]
+    mistakes: MistakesRecord | None = optional("Which score to trust for mistakes, where test data have labels.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class UseRecord(Record, form="Use"):
+class UseRecord(Record):
     """The model to use, which is `best.st`."""
 
-    row: str = needed("The row.")
-    score: str = needed("The OOD score.")
-    temperature: float = needed("What the log of the averaged prediction is divided by.")
-    threshold: ThresholdRecord | None = described("From which score on a sample counts as OOD.", null=True)
-    mac_ratio: Number = described("Its mult-adds over those of the single model.", null=True)
-    param_ratio: Number = described("Its stored parameters over those of the single model.", null=True)
-    stepped_down: bool = needed("Whether the test data led from the choice to it.")
+    row: Annotated[str, told("The row.")]
+    score: Annotated[str, told("The OOD score.")]
+    temperature: Annotated[float, told("What the log of the averaged prediction is divided by.")]
+    threshold: ThresholdRecord | None = null("From which score on a sample counts as OOD.")
+    mac_ratio: Number = null("Its mult-adds over those of the single model.")
+    param_ratio: Number = null("Its stored parameters over those of the single model.")
+    stepped_down: Annotated[bool, told("Whether the test data led from the choice to it.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StabilityRecord(Record, form="Stability"):
+class StabilityRecord(Record):
     """How often resampled validation data lead to the same choice."""
 
-    row: float = needed("Share of resamples with the same row.")
-    score: float = needed("Share of resamples with the same score.")
+    row: Annotated[float, told("Share of resamples with the same row.")]
+    score: Annotated[float, told("Share of resamples with the same score.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChoiceRecord(Record, form="Choice"):
+class ChoiceRecord(Record):
     """What was chosen on validation data."""
 
-    row: str = needed("The row.")
-    score: str = needed("The OOD score.")
-    rule: str = needed("The rule in words.")
-    telling: Sequence[str] = needed("The OOD validation sets that had a vote.")
-    blind: Sequence[str] = needed("Those that had none.")
-    stability: StabilityRecord = needed("How sure the choice is.")
+    row: Annotated[str, told("The row.")]
+    score: Annotated[str, told("The OOD score.")]
+    rule: Annotated[str, told("The rule in words.")]
+    telling: Annotated[Sequence[str], told("The OOD validation sets that had a vote.")]
+    blind: Annotated[Sequence[str], told("Those that had none.")]
+    stability: Annotated[StabilityRecord, told("How sure the choice is.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LadderRungRecord(Record, form="LadderRung"):
+class LadderRungRecord(Record):
     """One step of what test data may lead down to."""
 
-    row: str = needed("The row.")
-    score: str = needed("The OOD score.")
-    against_next: Sequence[FindingRecord] = needed("Its differences to the next one; empty for the last.")
+    row: Annotated[str, told("The row.")]
+    score: Annotated[str, told("The OOD score.")]
+    against_next: Annotated[Sequence[FindingRecord], told("Its differences to the next one; empty for the last.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchStateRecord(Record, form="SearchState"):
+class SearchStateRecord(Record):
     """What a search measured at one step, on its data."""
 
-    score: float = needed("The objective.")
-    accuracy: float = needed("Accuracy.")
-    auroc: Number = described("AUROC; null without OOD data.", null=True)
+    score: Annotated[float, told("The objective.")]
+    accuracy: Annotated[float, told("Accuracy.")]
+    auroc: Number = null("AUROC; null without OOD data.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchGainRecord(Record, form="SearchGain"):
+class SearchGainRecord(Record):
     """How far a search came."""
 
-    removed: Count = needed("How many heads it removed for this row.")
-    before: SearchStateRecord = needed("With all heads.")
-    after: SearchStateRecord = needed("Without those.")
+    removed: Annotated[Count, told("How many heads it removed for this row.")]
+    before: Annotated[SearchStateRecord, told("With all heads.")]
+    after: Annotated[SearchStateRecord, told("Without those.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidationRecord(Record, form="Validation"):
+class ValidationRecord(Record):
     """One row on validation data."""
 
-    accuracy: float = needed("Accuracy.")
-    nll: float = needed("NLL after temperature scaling.")
-    mi: float = needed("Mutual information of the members, in nats.")
-    auroc: Mapping[str, Mapping[str, Number]] = needed("By OOD score and OOD set the AUROC.")
+    accuracy: Annotated[float, told("Accuracy.")]
+    nll: Annotated[float, told("NLL after temperature scaling.")]
+    mi: Annotated[float, told("Mutual information of the members, in nats.")]
+    auroc: Annotated[Mapping[str, Mapping[str, Number]], told("By OOD score and OOD set the AUROC.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TestedRecord(Record, form="Tested"):
+class TestedRecord(OodDetection):
     """One row on the test data, with its score and temperature."""
 
-    detection: OodDetection = inline(OodDetection)
-    id: SampleMetrics = needed("Metrics of the ID data.")
-    ood_score: str = needed("The OOD score.")
-    diversity: Mapping[str, MemberDiversity] = needed("By data set how the members differ.")
+    id: Annotated[SampleMetrics, told("Metrics of the ID data.")]
+    ood_score: Annotated[str, told("The OOD score.")]
+    diversity: Annotated[Mapping[str, MemberDiversity], told("By data set how the members differ.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectedRecord(Record, form="Detected"):
+class DetectedRecord(OodDetection):
     """The detection of OOD samples under one score."""
 
-    detection: OodDetection = inline(OodDetection)
-    ood_score: str = needed("The OOD score.")
+    ood_score: Annotated[str, told("The OOD score.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyRowRecord(Record, form="StudyRow"):
+class StudyRowRecord(Record):
     """One row of a study."""
 
-    name: str = needed("Its name.")
-    chosen: bool = needed("Whether validation data chose it.")
-    used: bool = needed("Whether it is `best.st`.")
-    members: Count = needed("Number of members.")
-    macs: Count | None = described("Multiply-adds of one sample.", null=True)
-    params: Count | None = described("Number of stored parameters.", null=True)
-    mac_ratio: Number = described("`macs` over those of the single model.", null=True)
-    temperature: float = needed("The temperature that validation data gave it.")
-    score: str = needed("The OOD score that validation data gave it.")
-    search: SearchGainRecord | None = described("The search that it comes from, where there was one.", null=True)
-    lr: Sequence[float] | None = described(
+    name: Annotated[str, told("Its name.")]
+    chosen: Annotated[bool, told("Whether validation data chose it.")]
+    used: Annotated[bool, told("Whether it is `best.st`.")]
+    members: Annotated[Count, told("Number of members.")]
+    macs: Count | None = null("Multiply-adds of one sample.")
+    params: Count | None = null("Number of stored parameters.")
+    mac_ratio: Number = null("`macs` over those of the single model.")
+    temperature: Annotated[float, told("The temperature that validation data gave it.")]
+    score: Annotated[str, told("The OOD score that validation data gave it.")]
+    search: SearchGainRecord | None = null("The search that it comes from, where there was one.")
+    lr: Sequence[float] | None = optional(
         "The learning rate that each of its trainings kept, in their order; where there was one."
     )
-    validation: ValidationRecord = needed("On validation data.")
-    test: TestedRecord = needed("On the test data, under its own score.")
-    common: DetectedRecord | None = described("The same under the score of the single model, if it has it.", null=True)
+    validation: Annotated[ValidationRecord, told("On validation data.")]
+    test: Annotated[TestedRecord, told("On the test data, under its own score.")]
+    common: DetectedRecord | None = null("The same under the score of the single model, if it has it.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudiedModelRecord(Record, form="StudiedModel"):
+class StudiedModelRecord(Record):
     """The model."""
 
-    name: str = needed("Its name.")
-    sha256: str = needed("SHA-256 of its file.")
+    name: Annotated[str, told("Its name.")]
+    sha256: Annotated[str, told("SHA-256 of its file.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NextCommandRecord(Record, form="NextCommand"):
+class NextCommandRecord(Record):
     """A command that goes on from `best.st`."""
 
-    purpose: Purpose = needed("What it is for.")
-    command: Sequence[str] = needed("Its words, without `hydractl`.")
+    purpose: Annotated[Purpose, told("What it is for.")]
+    command: Annotated[Sequence[str], told("Its words, without `hydractl`.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyAnswer(Record, form="Study"):
+class StudyAnswer(Result):
     """What `hydractl study` found."""
 
-    schema: Literal["hydractl.study/2"] = needed(SCHEMA_TEXT, STUDY_SCHEMA)
-    model: StudiedModelRecord = needed("The model that was studied.")
-    verdict: VerdictRecord = needed("The answer.")
-    use: UseRecord = needed("The model to use.")
-    choice: ChoiceRecord = needed("What validation data chose.")
-    ladder: Annotated[Sequence[LadderRungRecord], Sized(1)] = needed("The choice, and what test data may step down to.")
-    common_score: str = needed("The OOD score under which all rows are compared.")
-    baseline: TestedRecord = needed("The single model as it is on the test data, with MSP and no temperature.")
-    rows: Annotated[Sequence[StudyRowRecord], Sized(1)] = needed("All rows, the single model first.")
-    steps: Sequence[Sequence[str]] = needed("The commands in order, without `hydractl`.")
-    next: Sequence[NextCommandRecord] | None = described("What to do with `best.st`, on the data of the study.")
-    warnings: Sequence[str] | None = described("What makes the result less than it seems.")
+    schema_: Literal["hydractl.study/2"] = schema("hydractl.study/2")
+    model: Annotated[StudiedModelRecord, told("The model that was studied.")]
+    verdict: Annotated[VerdictRecord, told("The answer.")]
+    use: Annotated[UseRecord, told("The model to use.")]
+    choice: Annotated[ChoiceRecord, told("What validation data chose.")]
+    ladder: Annotated[
+        Sequence[LadderRungRecord], Field(min_length=1), told("The choice, and what test data may step down to.")
+    ]
+    common_score: Annotated[str, told("The OOD score under which all rows are compared.")]
+    baseline: Annotated[TestedRecord, told("The single model as it is on the test data, with MSP and no temperature.")]
+    rows: Annotated[Sequence[StudyRowRecord], Field(min_length=1), told("All rows, the single model first.")]
+    steps: Annotated[Sequence[Sequence[str]], told("The commands in order, without `hydractl`.")]
+    next: Sequence[NextCommandRecord] | None = optional("What to do with `best.st`, on the data of the study.")
+    warnings: Sequence[str] | None = optional("What makes the result less than it seems.")

@@ -9,7 +9,6 @@ from typing import Any
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import EpochRecord, TrainingRecord
-from hydractl.files.verb_answers import TrainingProgress
 
 _POINTS = 60
 """About how many epochs of a history are kept in a record."""
@@ -77,8 +76,10 @@ def training_text(training: TrainingRecord) -> str:
     return ", ".join(facts)
 
 
-def unfinished(header: Mapping[str, object]) -> TrainingProgress:
+def unfinished(header: Mapping[str, object]) -> dict[str, object]:
     """Return how far an unfinished run is, from the header of its state file (``hydractl.training/1``).
+
+    These are fields of :class:`~hydractl.files.verb_answers.InfoAnswer`.
 
     Args:
         header: the header, perhaps of an untrusted file: malformed values are left out.
@@ -97,14 +98,14 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
     best_epoch = None
     if progress.get("best") is not None:
         best_epoch = progress.get("kept_epoch")
-    return TrainingProgress(
-        step=step,
-        steps=steps,
-        learning_rate=_learning_rate_words(header),
-        epochs=_last_epochs(progress.get("epochs")),
-        best_epoch=best_epoch,
-        best_val_accuracy=progress.get("best"),
-    )
+    return {
+        "step": step,
+        "of_": steps,
+        "learning_rate": _learning_rate_words(header),
+        "epochs": _last_epochs(progress.get("epochs")),
+        "best_epoch": best_epoch,
+        "best_val_accuracy": progress.get("best"),
+    }
 
 
 def _learning_rate_words(header: Mapping[str, object]) -> str | None:

@@ -211,7 +211,7 @@ def self_check(
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
 
     # From an object, since disagreement is null for a single member, but missing for bodies.
-    return SelfCheckRecord.from_json(result)
+    return SelfCheckRecord.model_validate(result)
 
 
 def _run_members_alone(sources: Sequence[Source], averages: _AveragedTensors, trial: _Trial, log: Log) -> list[Tensor]:

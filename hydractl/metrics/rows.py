@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
-from hydractl.files.records import Metrics, MetricValue
+from hydractl.files.results import Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.errors import Answers, answers_by_score
 from hydractl.metrics.ood import Curve, curve_of

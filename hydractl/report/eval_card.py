@@ -79,7 +79,7 @@ def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[E
         task: the Hub's name of the model's task.
     """
     earlier_types: set[str] = set()
-    for name in ("id", *row.detection.ood):
+    for name in ("id", *row.ood):
         spec = _data_spec(answer, name)
         data_title = shown_name(name)
         if spec:
@@ -283,12 +283,12 @@ def _single_sentences(conventions: Mapping[str, object]) -> dict[str, str | int 
 
 def _about_model(row: EvalRow) -> str:
     """Return sentences about a row: how many members it has, how it was measured, and which heads it keeps."""
-    kind = _kind_sentence(len(row.members))
+    kind = _kind_sentence(len(row.members or ()))
     dropout = row.mc_dropout
     if dropout is not None:
         kind = f"{dropout.passes} passes of MC dropout (rate {dropout.p}), averaged."
     sentences = [kind]
-    sentences += _heads_kept_sentences(row.heads)
+    sentences += _heads_kept_sentences(row.heads or ())
     return " ".join(sentences)
 
 

@@ -15,7 +15,7 @@ from typing import IO
 from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output, file_path, make_folder, named_apart, storage_error, write_with
 from hydractl.files.eval_answer import EvalAnswer, EvalRow, OodAverage, average_of
-from hydractl.files.records import Metrics
+from hydractl.files.results import Metrics
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files, possible_files
@@ -104,7 +104,7 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
     """Write every claimed file, and return the paths of the files written.
 
     Args:
-        answer: an answer of eval, e.g. read by :func:`hydractl.report.eval_document.read_eval`.
+        answer: an answer of eval, e.g. read by :meth:`EvalAnswer.read`.
         reports: the outputs that were claimed for the rows of this answer.
 
     Returns:
@@ -234,12 +234,12 @@ def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
     averages: dict[str, OodAverage] = {"near": "near_avg", "far": "far_avg"}
     for group in ("near", "far", None):
         has_sets = False
-        for name, measured in row.detection.ood.items():
+        for name, measured in row.ood.items():
             if measured.group == group:
                 has_sets = True
                 yield name, measured.metrics
         if has_sets and group is not None:
-            means = average_of(row.detection, averages[group])
+            means = average_of(row, averages[group])
             yield f"{group}ood", means
 
 

@@ -217,7 +217,7 @@ def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
         yield f"data {name}", _data_lines(data)
     if answer.bootstrap is not None:
         options = []
-        for key, value in answer.bootstrap.to_json().items():
+        for key, value in answer.bootstrap.to_dict().items():
             options.append(f"{key} {value}")
         line = ", ".join(options)
         yield "bootstrap", [line]
@@ -322,8 +322,8 @@ def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
     None if neither has it.
     """
     for row in answer.models:
-        if name in row.detection.ood:
-            size = row.detection.ood[name].n
+        if name in row.ood:
+            size = row.ood[name].n
             if size is not None:
                 return size
             break

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydractl.files.eval_answer import (
     IN_DISTRIBUTION,
     EvalAnswer,
+    EvalCurves,
     EvalRow,
     ReliabilityCurve,
     RiskCoverageCurve,
@@ -103,7 +104,7 @@ def picture_files(answer: EvalAnswer) -> Iterator[tuple[str, Picture]]:
 
 def model_pictures(answer: EvalAnswer, row: EvalRow) -> Iterator[Picture]:
     """Yield every picture of a row that it has numbers for, in the order of a report."""
-    curves = row.curves
+    curves = row.curves or EvalCurves()
     if curves.reliability is not None and any(curves.reliability.n):
         yield reliability(curves.reliability, row)
     if curves.scores is not None and curves.scores.ood:
@@ -690,7 +691,7 @@ def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | No
     """
     curves = []
     for series, row in enumerate(rows):
-        curve = row.curves.risk_coverage
+        curve = (row.curves or EvalCurves()).risk_coverage
         if curve is not None and curve.coverage:
             curves.append(_RiskCurve(series, names[series], curve))
     if not curves:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hydractl.errors import InputError
-from hydractl.files.eval_answer import EVAL_SCHEMA, Conventions, EvalAnswer, EvalRow
+from hydractl.files.eval_answer import Conventions, EvalAnswer, EvalRow
 from hydractl.files.model_records import DataSetRecord
 from hydractl.report.eval_tables import distinct_entries
 
@@ -81,16 +81,15 @@ def means(answers: Answers, over: str) -> EvalAnswer:
     for name, runs in runs_by_name.items():
         rows.append(mean_row(name, [run.row for run in runs]))
     document: dict[str, object] = {
-        "schema": EVAL_SCHEMA,
         "over": over,
         "models": rows,
-        "test": {name: data.to_json() for name, data in _test_sets(answers).items()},
+        "test": {name: data.to_dict() for name, data in _test_sets(answers).items()},
         "conventions": _shared_conventions(answers, over),
     }
     warnings = _all_warnings(answers)
     if warnings:
         document["warnings"] = warnings
-    return EvalAnswer.from_json(document)
+    return EvalAnswer.model_validate(document)
 
 
 # --- which runs belong together ---------------------------------------------------------------------------------------
@@ -250,7 +249,7 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
         row: one run of the row.
         over: ``seed`` or ``data``, what the runs differ in.
     """
-    document = row.to_json()
+    document = row.to_dict()
     settings: dict[str, object] = {}
     for key in _SETTINGS:
         settings[key] = _value_at(document, key)
@@ -262,14 +261,14 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
         temperature = _value_at(document, "calibration.temperature")
     settings["calibration.temperature"] = temperature
 
-    settings["the number of members"] = max(1, len(row.members))
+    settings["the number of members"] = max(1, len(row.members or ()))
     if over == "data":
         return settings
 
     # Runs over seeds must also have been fitted and measured on the same data sets.
     for key in _SETTINGS_OF_SEEDS:
         settings[key] = _value_at(document, key)
-    groups = {name: measured.group for name, measured in row.detection.ood.items()}
+    groups = {name: measured.group for name, measured in row.ood.items()}
     settings["the group of OOD sets"] = groups
     return settings
 
@@ -320,7 +319,7 @@ def _digests_of_files(runs: Sequence[EvalRow]) -> list[str | None]:
 
 def _figures_as_json(run: EvalRow) -> dict[str, object]:
     """Return the parts of a row that hold figures, as JSON."""
-    document = run.to_json()
+    document = run.to_dict()
     figures = {}
     for key in _FIGURES:
         if document.get(key) is not None:
@@ -330,7 +329,7 @@ def _figures_as_json(run: EvalRow) -> dict[str, object]:
 
 def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
     """Return the facts that the first run states, if all other runs state the same."""
-    documents = [run.to_json() for run in runs]
+    documents = [run.to_dict() for run in runs]
     first = documents[0]
     facts = {}
     for key in _FACTS:

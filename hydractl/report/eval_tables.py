@@ -25,7 +25,7 @@ from hydractl.files.eval_answer import (
     severity_place,
 )
 from hydractl.files.model_records import CostRecord, DataSetRecord
-from hydractl.files.records import Interval, Metrics, MetricValue
+from hydractl.files.results import Interval, Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.texts import count_text, number, params_text, shown_name
 
@@ -78,7 +78,7 @@ class Column:
 
     def std(self, row: EvalRow) -> float | None:
         """Return the sample standard deviation over the runs that the number is a mean of; None for a single run."""
-        return row.std.get(self.key)
+        return (row.std or {}).get(self.key)
 
     def interval(self, row: EvalRow) -> tuple[float, float] | None:
         """Return the confidence interval in a row; None if it has none."""
@@ -154,7 +154,7 @@ def set_columns(name: str) -> list[Column]:
 
 def ood_names(rows: Sequence[EvalRow]) -> list[str]:
     """Return the names of the OOD sets that any row was measured on, in the order in which they first appear."""
-    sets_of_rows = [row.detection.ood for row in rows]
+    sets_of_rows = [row.ood for row in rows]
     return distinct_entries(sets_of_rows)
 
 
@@ -169,7 +169,7 @@ def distinct_entries(lists: Iterable[Iterable[str]]) -> list[str]:
 def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
     """Return the group of an OOD set, ``near``, ``far`` or None, from the first row that has the set."""
     for row in rows:
-        measured = row.detection.ood.get(name)
+        measured = row.ood.get(name)
         if measured is not None:
             return measured.group
     return None
@@ -191,7 +191,7 @@ def sample_count_of(row: EvalRow, name: str) -> int | None:
     """Return the number of samples of a data set in a row; None if it is not known."""
     if name == "id":
         return row.id.n
-    measured = row.detection.ood.get(name)
+    measured = row.ood.get(name)
     if measured is not None:
         return measured.n
     return None
@@ -435,7 +435,7 @@ def ood_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
 
 def _has_average(row: EvalRow, average: OodAverage) -> bool:
     """Return whether a row has any number of this average."""
-    means = average_of(row.detection, average)
+    means = average_of(row, average)
     return any(value is not None for value in means.values())
 
 
@@ -447,7 +447,7 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
         marked_table_of_set[name] = metric_table(rows, set_columns(name), "")
     lines = []
     for index, row in enumerate(rows):
-        for name, measured in row.detection.ood.items():
+        for name, measured in row.ood.items():
             # The line of a set has its name, group and size, and the marked cells of this row in its table.
             about_set = _cells_about_set(name, measured)
             marked_table = marked_table_of_set[name]
@@ -476,7 +476,7 @@ def score_table(rows: Sequence[EvalRow]) -> Table:
 
 def error_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of the AUROC of wrong answers of every row by each OOD score; marks compare within a row."""
-    labelled = [row for row in rows if errors_of(row.detection)]
+    labelled = [row for row in rows if errors_of(row)]
     title = "auroc of wrong answers by OOD score; bold: best of the row"
     return _table_by_score(labelled, score_errors_place, ERROR_AUROC, title)
 

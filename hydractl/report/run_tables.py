@@ -48,8 +48,8 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
 
     epochs = _epochs_table(answer.epochs, answer.kept_epoch)
     parts.append(epochs)
-    if answer.plan.files:
-        rows = [[str(file.member), file.output] for file in answer.plan.files]
+    if answer.files:
+        rows = [[str(file.member), file.output] for file in answer.files]
         members = table("members", ("member", "file"), rows, left=0)
         parts += [Text(""), members]
 
@@ -88,18 +88,17 @@ def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
 
 def _member_cells(member: TrainedMember) -> list[str]:
     """Return the cells of one of several trainings; its figures are those of the epoch whose weights were kept."""
-    training = member.training
-    kept_number = training.kept_epoch or len(training.epochs)  # the last epoch if none was chosen
+    kept_number = member.kept_epoch or len(member.epochs)  # the last epoch if none was chosen
     kept_epoch = EpochRecord()  # nothing is known unless it is found
-    for epoch in training.epochs:
+    for epoch in member.epochs:
         if epoch.epoch == kept_number:
             kept_epoch = epoch
             break
 
-    kept_of_all = f"{kept_number} of {len(training.epochs)}"
+    kept_of_all = f"{kept_number} of {len(member.epochs)}"
     bars = ""
-    if training.loss_curve:
-        every_third = training.loss_curve[::3]  # fewer bars, so that the table stays narrow
+    if member.loss_curve:
+        every_third = member.loss_curve[::3]  # fewer bars, so that the table stays narrow
         bars = sparkline(every_third)
     return [member.name, str(member.seed), kept_of_all, *_epoch_figures(kept_epoch), bars]
 
@@ -148,23 +147,21 @@ def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
 
 def _planned_member_cells(member: PlannedMember) -> list[str]:
     """Return the cells of one of several planned trainings; it is marked if its file exists already."""
-    training = member.plan
     mark = ""
     if member.finished:
         mark = "done"
-    counts = [str(member.seed), str(training.steps), str(training.samples)]
-    return [member.name, training.model, *counts, training.output, mark]
+    counts = [str(member.seed), str(member.steps), str(member.samples)]
+    return [member.name, member.model, *counts, member.output, mark]
 
 
-def planned_training(planned: PlannedTraining, width: int) -> RenderableType:
+def planned_training(plan: PlannedTraining, width: int) -> RenderableType:
     """Return the plan of one training: its recipe, its number of steps, and the files it would write."""
-    plan = planned.plan
     outputs = [plan.output]
     if plan.files is not None:
         outputs = [file.output for file in plan.files]
     files = ", ".join(outputs)
     work = f"{plan.steps} steps on {plan.samples} samples; would write {files}"
-    recipe = _recipe_table(planned.recipe)
+    recipe = _recipe_table(plan.recipe)
     return Group(recipe, Text(""), Text(work))
 
 
@@ -205,7 +202,7 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
     parts: list[RenderableType] = []
     for comparable_rows in _by_dtype_and_batch_size(rows):
         parts += [_times_table(comparable_rows), Text("")]
-    if any(row.timing.noisy for row in rows):
+    if any(row.noisy for row in rows):
         explanation = f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"
         parts += [Text(explanation), Text("")]
 
@@ -213,7 +210,7 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
     costs = {}
     memory = {}
     for row in rows:
-        costs[row.model] = row.cost
+        costs[row.model] = row
         memory[row.model] = row.peak_memory_bytes
     parts.append(_models_table(costs, memory))
 
@@ -235,7 +232,7 @@ def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
 
 def planned_bench(plan: PlannedBench, width: int) -> RenderableType:
     """Return the plan of a bench: its models, the number of calls, and the files it would write."""
-    costs = {row.model: row.cost for row in plan.results}
+    costs = {row.model: row for row in plan.results}
     models = _models_table(costs, {})
     parts = [models, Text(f"\nwould make {plan.calls} calls")]
     if plan.files:
@@ -254,21 +251,20 @@ def _times_table(rows: Sequence[BenchRow]) -> RenderableType:
 
 def _time_cells(row: BenchRow) -> list[str]:
     """Return the times of one model: median, throughput, ratio to the first model with its interval, share of peak."""
-    timing = row.timing
-    low, high = timing.ratio_ci
+    low, high = row.ratio_ci
     noise = " "
-    if timing.noisy:
+    if row.noisy:
         noise = _NOISY
     share = UNKNOWN
     if row.peak_share is not None:
         share = f"{100 * row.peak_share:.0f} %"
     return [
         row.model,
-        three_digits(timing.latency_ms.median),
-        three_digits(timing.throughput_per_s),
-        f"{timing.ratio:.3f}",
+        three_digits(row.latency_ms.median),
+        three_digits(row.throughput_per_s),
+        f"{row.ratio:.3f}",
         f"{low:.3f}..{high:.3f}{noise}",
-        number(row.cost.mac_ratio, 3),
+        number(row.mac_ratio, 3),
         share,
     ]
 
@@ -277,9 +273,8 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
     """Return what the rows of one batch size and dtype have in common: batch, input, dtype and device, rounds."""
     first = rows[0]
     parts = [f"batch {first.batch_size}"]
-    costs = [row.cost for row in rows]
-    if first.cost.input is not None and not _inputs_differ(costs):
-        parts.append(input_text(first.cost.input))
+    if first.input is not None and not _inputs_differ(rows):
+        parts.append(input_text(first.input))
 
     device = first.device or ""
     where = f"{first.dtype}, {device}"
@@ -289,7 +284,7 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
             where += f" ({first.compile_mode})"
     parts.append(where)
 
-    rounds = len(first.timing.latency_ms.runs)
+    rounds = len(first.latency_ms.runs)
     parts.append(f"{rounds} rounds")
     return ", ".join(parts)
 

@@ -42,16 +42,16 @@ def _table_under_one_score(study: StudyAnswer) -> StudyTable:
     The row to use is marked.
     """
     baseline = study.baseline
-    figures_of_baseline = [*_id_cells(baseline.id), *_ood_cells(baseline.detection)]
+    figures_of_baseline = [*_id_cells(baseline.id), *_ood_cells(baseline)]
     rows = [["single, MSP, no temperature", "1.00", *figures_of_baseline]]
     for row in study.rows:
         ratio = "-"
         if row.mac_ratio is not None:
             ratio = f"{row.mac_ratio:.2f}"
 
-        detection = OodDetection()  # empty, shown as dashes, if the row does not have the common score
+        detection: OodDetection = OodDetection()  # empty, shown as dashes, if the row does not have the common score
         if row.common is not None:
-            detection = row.common.detection
+            detection = row.common
         figures = [*_id_cells(row.test.id), *_ood_cells(detection)]
         rows.append([_marked_name(row), ratio, *figures])
 
@@ -67,7 +67,7 @@ def _table_under_own_scores(study: StudyAnswer) -> StudyTable:
     for row in study.rows:
         auroc = _validation_auroc(row, study.choice.telling)
         auroc_text = number(auroc, DIGITS)
-        on_test = _ood_cells(row.test.detection)
+        on_test = _ood_cells(row.test)
         cells = [_marked_name(row), row.score, auroc_text, *on_test]
         if has_trainings:
             cells.append(_learning_rates_text(row.lr))

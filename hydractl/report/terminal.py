@@ -19,7 +19,7 @@ from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.model_records import ModelSize
 from hydractl.files.predict_answer import FlaggedRecord, PlannedPredictions, PredictAnswer
-from hydractl.files.records import Record
+from hydractl.files.results import Record
 from hydractl.files.verb_answers import (
     CircuitsAnswer,
     ComparedMasks,
@@ -76,7 +76,7 @@ def render(document: Mapping[str, object], width: int) -> RenderableType | None:
     drawing = drawings.get(kind)
     if drawing is None:
         return None
-    answer = drawing.record.from_json(document)
+    answer = drawing.record.model_validate(document)
     return drawing.draw(answer, width)
 
 
@@ -452,7 +452,7 @@ _DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
 
 def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
     """Return what a file holds: its facts, then its heads as maps, and its provenance."""
-    facts = answer.to_json()
+    facts = answer.to_dict()
     for key in _DRAWN_APART:
         facts.pop(key, None)
     table = fact_table(_shortened_facts(facts))

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydractl.expressions.conditions import parse_requirement
 from hydractl.expressions.data_sets import (
@@ -23,12 +23,14 @@ from hydractl.expressions.data_sets import (
     parse_ood_val,
 )
 from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
-from hydractl.files.model_records import DropoutRecord
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.options.option import ends_in, option
 from hydractl.settings.common import Batched, Requiring, Rule, file_option
 from hydractl.settings.measuring import Measured
 from hydractl.settings.rules import names_once, needs
+
+if TYPE_CHECKING:
+    from hydractl.files.model_records import DropoutRecord
 
 val_option = partial(option, "Validation data")
 dropout_option = partial(option, "MC dropout")
@@ -260,6 +262,8 @@ class WithDropout(Validated):
         if self.mc_dropout is None:
             return None
         assert self.passes is not None  # settle() has filled it in
+        from hydractl.files.model_records import DropoutRecord
+
         return DropoutRecord(p=self.mc_dropout, passes=self.passes, seed=self.seed)
 
 

@@ -701,7 +701,7 @@ class Study:
             choice=self._choice_record(),
             ladder=self._ladder_records(),
             common_score=self.common_score,
-            baseline=TestedRecord.from_json(self._single_uncalibrated.block(REFERENCE)),
+            baseline=TestedRecord.model_validate(self._single_uncalibrated.block(REFERENCE)),
             rows=[self._row_record(row) for row in self._results],
             steps=[list(step) for step in steps],
         )
@@ -790,7 +790,7 @@ class Study:
         detection_under_common_score = None
         if self.common_score in measured.scores:
             block = measured.block(self.common_score)
-            detection_under_common_score = DetectedRecord.from_json(_entries_of_detection(block))
+            detection_under_common_score = DetectedRecord.model_validate(_entries_of_detection(block))
         return StudyRowRecord(
             name=name,
             chosen=name == self._rung_of_candidate(choice.chosen).row,
@@ -804,7 +804,7 @@ class Study:
             search=_search_gain(validated.row),
             lr=_kept_learning_rates(validated.row),
             validation=validation,
-            test=TestedRecord.from_json(measured.block(candidate.score)),
+            test=TestedRecord.model_validate(measured.block(candidate.score)),
             common=detection_under_common_score,
         )
 

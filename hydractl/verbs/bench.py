@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,11 +110,11 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
 
         # Write the answer.
         conventions = _conventions(settings, data)
-        document = replace(measured, conventions=conventions).to_json()
+        document = measured.model_copy(update={"conventions": conventions}).to_dict()
         files = []
         if output is not None:
             files.append(write_json(output, document))
-    results = [result.to_json() for result in measured.results]
+    results = [result.to_dict() for result in measured.results]
     unmet = unmet_of_bench(results, settings.requirements(), names_of_compared_rows)
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
@@ -144,7 +143,7 @@ def _plan(
     """Return the answer of a dry run: the cost of each row, and how many times models will be called in all."""
     results = []
     for row, cost in zip(rows, costs, strict=True):
-        results.append({"model": row.name, **cost.to_json()})
+        results.append({"model": row.name, **cost.to_dict()})
     measurements = len(rows) * len(settings.batch_size) * len(settings.dtype)
     calls_each = settings.rounds + settings.warmup + 1  # and one call that checks the model
     return {

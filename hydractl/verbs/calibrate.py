@@ -92,7 +92,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             report_skipped(eval_set.dataset, log)
     warnings = [*doubts, *choice.warnings, *doubts_of_result]
     answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
-    return Outcome(answer.to_json(), files=[path])
+    return Outcome(answer.to_dict(), files=[path])
 
 
 def _doubts_of_result(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> list[str]:
@@ -158,7 +158,7 @@ def _dry_run(
     samples_by_set = {dataset.name: len(dataset) for dataset in opened.sets}
     names = [str(file) for file in files]
     plan = PlannedCalibration(model=model.name, samples=samples_by_set, files=names)
-    return Outcome({"schema": CALIBRATE_SCHEMA, "dry_run": True, **plan.to_json()})
+    return Outcome({"schema": CALIBRATE_SCHEMA, "dry_run": True, **plan.to_dict()})
 
 
 def _options(settings: CalibrateSettings) -> EvalOptions:
@@ -228,7 +228,7 @@ def _make_answer(
         compared[name] = ComparedScoreRecord(auroc=aurocs.mean, by_set=dict(aurocs.by_set))
     threshold = None
     if fitted.threshold is not None:
-        threshold = ThresholdRecord.from_json(fitted.threshold)
+        threshold = ThresholdRecord.model_validate(fitted.threshold)
     return CalibrateAnswer(
         model=CalibratedModelRecord(name=model.name, sha256=model.argument.sources[0].sha256),
         calibration=fitted.calibration_record(),

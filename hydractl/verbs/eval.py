@@ -18,7 +18,7 @@ from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.files.collecting import importing
-from hydractl.files.eval_answer import EVAL_SCHEMA, BootstrapOptions, EvalAnswer, EvalRow, OodSuite
+from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
@@ -58,7 +58,7 @@ def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         log.warn(doubt)
     samples = {dataset.name: len(dataset) for dataset in plan.sets}
     document = {
-        "schema": EVAL_SCHEMA,
+        "schema": EvalAnswer.form(),
         "dry_run": True,
         "models": [model.name for model in plan.models],
         "samples": samples,
@@ -307,8 +307,8 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         _report_skipped(plan, log)
 
         # Write the answer.
-        document = answer.to_json()
-        named_rows = [(row.name, row.to_json()) for row in rows]
+        document = answer.to_dict()
+        named_rows = [(row.name, row.to_dict()) for row in rows]
         unmet = unmet_in(named_rows, settings.requirements(), skip_first=False)
         if plan.path is not None:
             answer_file = _write_answer(outputs[plan.path], document, settings)
@@ -364,7 +364,7 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], set
             warnings.append(f"{row.name}: {warning}")
     suite = None
     if plan.suite is not None:
-        suite = OodSuite.from_json(plan.suite.document())
+        suite = OodSuite.model_validate(plan.suite.document())
     intervals = None
     if settings.bootstrap:
         intervals = BootstrapOptions(rounds=settings.bootstrap, level=0.95, seed=settings.seed)

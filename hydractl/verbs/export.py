@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hydractl.errors import UsageError
@@ -64,8 +63,8 @@ def run(
         exports=[target.planned() for target in targets],
     )
     if dry_run:
-        plan = replace(plan, dry_run=True)
-        return Outcome(plan.to_json())
+        plan = plan.model_copy(update={"dry_run": True})
+        return Outcome(plan.to_dict())
 
     # Write them under temporary names, and move them into place when all are checked.
     announce_reading([source], log)
@@ -80,8 +79,8 @@ def run(
             log,
             uint8=graph_input == "uint8",
         )
-        answer = replace(plan, sha256=source.sha256, exports=exports)
-        return Outcome(answer.to_json(), files=claim.commit())
+        answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports})
+        return Outcome(answer.to_dict(), files=claim.commit())
 
 
 def _format_of(output: str | None) -> str:

@@ -161,7 +161,7 @@ def _train_member(settings: FinetuneSettings, log: Log) -> FinetuneAnswer:
     with processes(settings.timeout, nccl=True) as team:
         outcome = _train_one_model(settings, log, team)
     gc.collect()  # nothing of a member is left in memory when the next begins
-    return FinetuneAnswer.from_json(outcome.document)
+    return FinetuneAnswer.model_validate(outcome.document)
 
 
 def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
@@ -179,7 +179,7 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> O
     doubts_of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
     for doubt in doubts_of_data:
         log.warn(doubt)
-    plan = replace(prepared.plan, warnings=[*doubts_of_model, *doubts_of_data])
+    plan = prepared.plan.model_copy(update={"warnings": [*doubts_of_model, *doubts_of_data]})
 
     if settings.dry_run:
         return _dry_run(plan, files, settings, team)
@@ -196,7 +196,7 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> O
             names = " ".join(map(str, files.paths))
             log.info(f"the training of {names} is finished: nothing to do")
             answer = _answer_of_finished(files, earlier, plan)
-            return Outcome(answer.to_json(), files=list(files.paths), silent=not is_first)
+            return Outcome(answer.to_dict(), files=list(files.paths), silent=not is_first)
     return _train_and_write(replace(prepared, plan=plan), state, log, team)
 
 
@@ -209,8 +209,8 @@ def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, te
         return Outcome({}, silent=True)
     may_replace = settings.force or settings.resume
     check_outputs(files.paths, force=may_replace, folder=files.folder)
-    planned = PlannedTraining(schema=SCHEMA, plan=plan, recipe=recipe_in_effect(settings))
-    return Outcome(planned.to_json())
+    planned = PlannedTraining(**dict(plan), recipe=recipe_in_effect(settings))
+    return Outcome(planned.to_dict())
 
 
 def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
@@ -378,9 +378,9 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
     doubts_of_course = course_doubts(trained.outcome, opened.val_set, _classes_of_loss(prepared))
     for doubt in doubts_of_course:
         log.warn(doubt)
-    plan = replace(plan, warnings=[*plan.warnings, *doubts_of_course])
+    plan = plan.model_copy(update={"warnings": [*plan.warnings, *doubts_of_course]})
     answer = _answer_of_training(trained, plan, digests)
-    return Outcome(answer.to_json(), files=list(files.paths))
+    return Outcome(answer.to_dict(), files=list(files.paths))
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -534,9 +534,8 @@ def _answer_of_training(trained: Trained, plan: TrainingPlan, digests: Sequence[
     outcome = trained.outcome
     trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
     return FinetuneAnswer(
-        schema=SCHEMA,
-        plan=_with_digests(plan, digests),
-        epochs=[EpochRecord.from_json(epoch) for epoch in outcome["epochs"]],
+        **dict(_with_digests(plan, digests)),
+        epochs=[EpochRecord.model_validate(epoch) for epoch in outcome["epochs"]],
         kept_epoch=outcome["kept_epoch"],
         stopped_early=outcome["stopped_early"],
         lr=trained.lr,
@@ -557,9 +556,8 @@ def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: Traini
     """
     digests = [sha256_file(path) for path in files.weights()]
     return FinetuneAnswer(
-        schema=SCHEMA,
-        plan=_with_digests(plan, digests),
-        epochs=[EpochRecord.from_json(epoch) for epoch in earlier.history],
+        **dict(_with_digests(plan, digests)),
+        epochs=[EpochRecord.model_validate(epoch) for epoch in earlier.history],
         kept_epoch=earlier.kept_epoch,
         stopped_early=earlier.stopped_early,
         lr=earlier.lr,
@@ -574,12 +572,12 @@ def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
         return plan
     files = []
     for file, digest in zip(plan.files, digests, strict=True):
-        files.append(replace(file, sha256=digest))
-    return replace(plan, files=files)
+        files.append(file.model_copy(update={"sha256": digest}))
+    return plan.model_copy(update={"files": files})
 
 
 def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:
     """Return what each learning rate reached if several were tried, else None."""
     if not grid:
         return None
-    return [LearningRateTrial.from_json(trial) for trial in grid]
+    return [LearningRateTrial.model_validate(trial) for trial in grid]

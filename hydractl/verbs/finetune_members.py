@@ -118,10 +118,10 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     files: list[Path] = []
     for member in members:
         training = answers[member.name]
-        trained.append(TrainedMember(name=member.name, seed=member.settings.seed, training=training))
+        trained.append(TrainedMember(name=member.name, seed=member.settings.seed, **dict(training)))
         files += member.files.paths
-    answer_of_all = FinetunesAnswer(schema=SCHEMA, members=trained)
-    return Outcome(answer_of_all.to_json(), files=files)
+    answer_of_all = FinetunesAnswer(members=trained)
+    return Outcome(answer_of_all.to_dict(), files=files)
 
 
 # --- before -----------------------------------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ def _check_members(
 def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
     """Return the plan of another member of the same model with the output paths replaced by those of ``files``."""
     last_path = files.paths[-1]
-    plan = replace(other, output=str(last_path))
+    plan = other.model_copy(update={"output": str(last_path)})
     if plan.files is None:
         return plan
     files_of_member = []
     for file, path in zip(plan.files, files.paths, strict=True):
-        files_of_member.append(replace(file, output=str(path)))
-    return replace(plan, files=files_of_member)
+        files_of_member.append(file.model_copy(update={"output": str(path)}))
+    return plan.model_copy(update={"files": files_of_member})
 
 
 def recipe_in_effect(settings: FinetuneSettings) -> dict[str, RecipeSetting]:
@@ -305,9 +305,9 @@ def _dry_run(
     for member in members:
         is_finished = True if member.name in finished_before else None  # None is left out of the answer
         plan = plans[member.name]
-        planned.append(PlannedMember(name=member.name, seed=member.settings.seed, plan=plan, finished=is_finished))
-    trainings = PlannedTrainings(schema=SCHEMA, members=planned, recipe=recipe_in_effect(members[0].settings))
-    return Outcome(trainings.to_json())
+        planned.append(PlannedMember(name=member.name, seed=member.settings.seed, **dict(plan), finished=is_finished))
+    trainings = PlannedTrainings(members=planned, recipe=recipe_in_effect(members[0].settings))
+    return Outcome(trainings.to_dict())
 
 
 # --- members that are not trained -------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def fit_posterior(settings: FinetuneSettings, options: LaplaceOptions, log: Log)
     )
     if settings.dry_run:
         check_outputs([path], force=settings.force)
-        return Outcome(PlannedLaplace(schema=SCHEMA, plan=plan).to_json())
+        return Outcome(PlannedLaplace(**dict(plan)).to_dict())
 
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
@@ -85,8 +85,8 @@ def fit_posterior(settings: FinetuneSettings, options: LaplaceOptions, log: Log)
         record = _PosteriorRecord(priors, chosen_by, samples)
         description = _description(source, settings, record, data, val)
         digest = write_checkpoint(output, tensors, description.to_json())
-    answer = LaplaceAnswer(schema=SCHEMA, plan=plan, prior=priors, chosen_by=chosen_by, sha256=digest)
-    return Outcome(answer.to_json(), files=[path])
+    answer = LaplaceAnswer(**dict(plan), prior=priors, chosen_by=chosen_by, sha256=digest)
+    return Outcome(answer.to_dict(), files=[path])
 
 
 @dataclass(frozen=True)

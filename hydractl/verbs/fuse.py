@@ -23,7 +23,7 @@ from hydractl.files.fuse_answer import (
     SharedTower,
 )
 from hydractl.files.model_records import ModelSize
-from hydractl.files.records import Metrics
+from hydractl.files.results import Metrics
 from hydractl.files.verb_answers import PlannedFusion
 from hydractl.fusion.averaging import AUTO, MembersRunOptions, measure_on, plan_checked
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
@@ -104,11 +104,11 @@ class _Measured:
 
     def to_extra(self) -> dict[str, object]:
         """Return the measurements as entries of ``extra`` in the description of the model."""
-        extra: dict[str, object] = {"self_check": self.self_check.to_json()}
+        extra: dict[str, object] = {"self_check": self.self_check.to_dict()}
         if self.averaging is not None:
-            extra["averaging"] = self.averaging.to_json()
+            extra["averaging"] = self.averaging.to_dict()
         if self.on_data is not None:
-            extra["on_data"] = self.on_data.to_json()
+            extra["on_data"] = self.on_data.to_dict()
         return extra
 
 
@@ -121,13 +121,13 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
     answer = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
     # Equal weights, which are stored once, are only found when weights are read.
     if settings.merge != AUTO:
-        with_note = replace(answer, note=_AT_MOST)
-        return Outcome(with_note.to_json())
+        with_note = answer.model_copy(update={"note": _AT_MOST})
+        return Outcome(with_note.to_dict())
     plan_without_averaging = plan_fusion(sources, [], headers_only=True)
     most_parameters = parameters(plan_without_averaging.tensors)
     note = _UNDECIDED.format(count_text(most_parameters))
-    undecided = replace(answer, averaging={"asked": "auto"}, note=note)
-    return Outcome(undecided.to_json())
+    undecided = answer.model_copy(update={"averaging": {"asked": "auto"}, "note": note})
+    return Outcome(undecided.to_dict())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -179,17 +179,20 @@ def _report_and_write(
         output: the file to write.
         log: receives what was measured.
     """
-    answer_without_file = replace(
-        _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False),
-        self_check=measured.self_check,
-        averaging=measured.averaging,
-        on_data=measured.on_data,
+    answer_without_file = _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False).model_copy(
+        update={
+            "self_check": measured.self_check,
+            "averaging": measured.averaging,
+            "on_data": measured.on_data,
+        }
     )
     warnings = _say_what_was_found(answer_without_file, plan, log)
     description = _description_of_file(settings, plan, sources, measured)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
-    answer = replace(answer_without_file, warnings=warnings or None, sha256=digest)  # an empty list is not shown
-    return Outcome(answer.to_json(), files=[output.path])
+    answer = answer_without_file.model_copy(
+        update={"warnings": warnings or None, "sha256": digest}
+    )  # an empty list is not shown
+    return Outcome(answer.to_dict(), files=[output.path])
 
 
 def _description_of_file(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
-from hydractl.files.records import json_fields
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
@@ -25,9 +24,7 @@ from hydractl.files.verb_answers import (
     HeadsOverlap,
     InfoAnswer,
     KeptSite,
-    ModelFacts,
     OverlapAnswer,
-    PredictionFacts,
 )
 from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
@@ -72,7 +69,7 @@ def _describe_published(path: Path) -> InfoAnswer:
     if path.is_dir():
         source = open_source(str(path), ModelOptions(bodies=True))
         holds = f"a folder of {source.description.family}"
-        info = InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds)
+        info = InfoAnswer(file=str(path), holds=holds)
         return with_model(info, source.description)
 
     tensors = StateDict(path)
@@ -81,7 +78,6 @@ def _describe_published(path: Path) -> InfoAnswer:
     if tensors.entry is not None:
         holds = f"a state dict, its entry {tensors.entry}"
     return InfoAnswer(
-        schema=INFO_SCHEMA,
         file=str(path),
         holds=holds,
         bytes=path.stat().st_size,
@@ -113,28 +109,27 @@ def _describe_json(path: Path) -> InfoAnswer:
         raise InputError(f"{path} is JSON, but not of hydractl (schema {shown(schema)})")
 
     info = InfoAnswer(
-        schema=INFO_SCHEMA,
         file=str(path),
         holds=schema,
-        told=_entries_there(document, _TOLD_OF_ARTEFACT),
+        **_entries_there(document, _TOLD_OF_ARTEFACT),
         source=document.get("source"),
     )
     # Masks and circuits: the heads that are kept. They may be missing in a broken file; then only ``info`` is shown.
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
         return _with_heads(info, _sites_of_mask(document["sites"]))
     if schema == "hydractl.circuit/2" and isinstance(document.get("removed"), list):
-        with_steps = replace(info, steps=len(document["removed"]))
+        with_steps = info.model_copy(update={"steps": len(document["removed"])})
         return _with_heads(with_steps, _sites_of_circuit(document))
     # Answers of eval ("models") and bench ("results"): the names of the rows.
     if schema in ("hydractl.eval/2", "hydractl.bench/1"):
         rows = document.get("models", document.get("results"))
         if not isinstance(rows, list):
             raise InputError(f"{path} has no list of rows, as every {schema} has")
-        return replace(info, rows=_row_names(rows))
+        return info.model_copy(update={"rows": _row_names(rows)})
     return info
 
 
-def _entries_there(document: Mapping[str, object], keys: Sequence[str]) -> dict[str, object]:
+def _entries_there(document: Mapping[str, object], keys: Sequence[str]) -> dict[str, Any]:
     """Return the entries of ``document`` that have one of these keys."""
     entries = {}
     for key in keys:
@@ -158,8 +153,8 @@ def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
     for site in sites:
         heads += site.heads or 0
     if heads > MOST_HEADS_OF_ALL:
-        return replace(info, note=f"{heads} heads, too many to be shown")
-    return replace(info, head_map=sites)
+        return info.model_copy(update={"note": f"{heads} heads, too many to be shown"})
+    return info.model_copy(update={"head_map": sites})
 
 
 def _sites_of_mask(entries: Mapping[str, object]) -> list[KeptSite]:
@@ -260,7 +255,7 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
             pairs.append(_overlap_of_masks(first, second))
     if not pairs:
         return None
-    return OverlapAnswer(schema=OVERLAP_SCHEMA, pairs=pairs)
+    return OverlapAnswer(pairs=pairs)
 
 
 _MADE_WITH = (
@@ -292,7 +287,6 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     if description is not None:
         schema = description.get("schema")
     info = InfoAnswer(
-        schema=INFO_SCHEMA,
         file=str(path),
         holds="safetensors" if description is None else schema,
         bytes=path.stat().st_size,
@@ -304,13 +298,13 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     # What else is shown: nothing for a file of another program; else the facts of predictions, features, an unfinished
     # training, or a model.
     if description is None:
-        return replace(info, note="does not describe itself; use it with --arch")
+        return info.model_copy(update={"note": "does not describe itself; use it with --arch"})
     if str(schema).startswith("hydractl.predictions/"):
-        return replace(info, content=_prediction_facts(path))
+        return info.model_copy(update=_prediction_facts(path))
     if schema == FEATURES_SCHEMA:
-        return replace(info, told=_entries_there(description, _MADE_WITH))
+        return info.model_copy(update=_entries_there(description, _MADE_WITH))
     if schema == TRAINING_SCHEMA:
-        return replace(info, content=unfinished(description), source=begun_with(description))
+        return info.model_copy(update={**unfinished(description), "source": begun_with(description)})
     return with_model(info, Description.from_json(description, str(path)))
 
 
@@ -325,14 +319,15 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         The answer with the facts about the model, the results stored with it, the samples it has seen, its trainings,
         its provenance, and the heads that its members keep.
     """
-    about_model = replace(
-        info,
-        note=foreign_tokens(description.preprocess),
-        content=_model_facts(description),
-        results=_stored_results(description),
-        seen=_texts_of_seen(description),
-        training=_training_texts(description),
-        source=dict(description.provenance),
+    about_model = info.model_copy(
+        update={
+            "note": foreign_tokens(description.preprocess),
+            **_model_facts(description),
+            **_stored_results(description),
+            "seen": _texts_of_seen(description),
+            "training": _training_texts(description),
+            "source": dict(description.provenance),
+        }
     )
     return _with_heads_of_members(about_model, description.masks)
 
@@ -350,17 +345,17 @@ def _with_heads_of_members(info: InfoAnswer, masks: Sequence[HeadMask]) -> InfoA
     """
     head_maps = [_kept_sites(mask) for mask in masks]
     if len(head_maps) == 1:
-        return replace(info, head_map=head_maps[0])
+        return info.model_copy(update={"head_map": head_maps[0]})
     if not _few_enough_to_compare(masks):
         notes = [f"{len(head_maps)} members of many heads, too many to be compared"]
         if info.note is not None:
             notes.append(info.note)
-        return replace(info, head_maps=head_maps, note=". ".join(notes))
-    with_maps = replace(info, head_maps=head_maps)
+        return info.model_copy(update={"head_maps": head_maps, "note": ". ".join(notes)})
+    with_maps = info.model_copy(update={"head_maps": head_maps})
     overlaps = []
     for first, second in combinations(_named_masks(with_maps), 2):
         overlaps.append(_overlap_of_masks(first, second))
-    return replace(with_maps, overlap=overlaps)
+    return with_maps.model_copy(update={"overlap": overlaps})
 
 
 def _texts_of_seen(description: Description) -> list[str]:
@@ -374,27 +369,25 @@ def _texts_of_seen(description: Description) -> list[str]:
     return texts
 
 
-def _model_facts(description: Description) -> ModelFacts:
+def _model_facts(description: Description) -> dict[str, object]:
     """Return what a model is, as JSON has it: lists in place of tuples, and no text of a vocabulary."""
-    return ModelFacts(
-        kind=description.kind,
-        family=f"{description.family} {description.family_version}",
-        arch=description.arch,
-        layout=description.layout,
-        labels=json_list(description.labels),
-        preprocess=_preprocess_without_vocabulary(description.preprocess),
-        prompt=json_list(description.prompt),
-        merge=json_list(description.merge),
-    )
+    return {
+        "kind": description.kind,
+        "family": f"{description.family} {description.family_version}",
+        "arch": description.arch,
+        "layout": description.layout,
+        "labels": json_list(description.labels),
+        "preprocess": _preprocess_without_vocabulary(description.preprocess),
+        "prompt": json_list(description.prompt),
+        "merge": json_list(description.merge),
+    }
 
 
 def _stored_results(description: Description) -> dict[str, object]:
     """Return the objects that were stored with a model, except those whose key is also a field of the answer."""
-    fields = (*json_fields(InfoAnswer), *json_fields(ModelFacts))
-    taken = {field.key for field in fields}
     results: dict[str, object] = {}
     for key, value in description.extra.items():
-        if isinstance(value, dict) and key not in taken:
+        if isinstance(value, dict) and key not in InfoAnswer.model_fields:
             results[key] = dict(value)
     return results
 
@@ -419,17 +412,17 @@ def _kept_sites(mask: HeadMask) -> list[KeptSite]:
     return sites
 
 
-def _prediction_facts(path: Path) -> PredictionFacts:
+def _prediction_facts(path: Path) -> dict[str, object]:
     """Return what a file of predictions says about the model and the data sets."""
     predictions = read_predictions(path)
     members, _, classes = predictions.shape(0)
-    return PredictionFacts(
-        model=predictions.model.name,
-        sha256=predictions.model.sha256,
-        members=members,
-        classes=classes,
-        data_sets=[f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],
-    )
+    return {
+        "model": predictions.model.name,
+        "sha256": predictions.model.sha256,
+        "members": members,
+        "classes": classes,
+        "data_sets": [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],
+    }
 
 
 def _few_enough_to_compare(masks: Sequence[HeadMask]) -> bool:

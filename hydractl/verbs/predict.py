@@ -241,7 +241,7 @@ def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: Pred
     check_outputs(files, force=settings.force)
     names = [str(file) for file in files]
     planned = PlannedPredictions(model=plan.model.name, samples=len(plan.samples), files=names)
-    return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_json()})
+    return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_dict()})
 
 
 def _files_to_write(path: Path | None, report: Path | None) -> list[Path]:
@@ -477,7 +477,7 @@ def _sum_up(
     log.info(_summary_in_words(answer))
     report_skipped(plan.dataset, log)
     if report is not None:
-        write_json(report, answer.to_json())
+        write_json(report, answer.to_dict())
     return answer
 
 
@@ -499,4 +499,4 @@ def _outcome(answer: PredictAnswer, path: Path | None, report: Path | None, sett
     """Return the outcome of finished predictions: the summary, the files, and the requirements that are not met."""
     row = (answer.model.name, answer.requirable())
     unmet = unmet_in([row], settings.requirements(), skip_first=False)
-    return Outcome(answer.to_json(), files=_files_to_write(path, report), unmet=unmet)
+    return Outcome(answer.to_dict(), files=_files_to_write(path, report), unmet=unmet)

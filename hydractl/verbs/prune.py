@@ -607,13 +607,12 @@ def _write(
     mask_document = mask.to_json(source.description.arch, origin, choice.seen)
     cost = _costs(source, mask)
     answer = PruneAnswer(
-        schema=_SCHEMA,
         output=str(output.path),
         model=source.name,
         arch=source.description.arch,
         layout=layout,
         heads=mask.counts(),
-        mask=MaskRecord.from_json(mask_document),
+        mask=MaskRecord.model_validate(mask_document),
         cost=cost,
     )
     log.info(_saving(source.description.mask, mask, cost))
@@ -630,14 +629,14 @@ def _write(
                 digest = write_tensors(handle, tensors, description.to_json())
             mask_in_folder = folder / "hydractl.mask.json"
             mask_in_folder.write_bytes(json_bytes(mask_document))
-        answer = replace(answer, sha256=digest)
-        return Outcome(answer.to_json(), files=[output.commit()])
+        answer = answer.model_copy(update={"sha256": digest})
+        return Outcome(answer.to_dict(), files=[output.commit()])
 
     # Or write a checkpoint, and the mask beside it.
     digest = write_checkpoint(output, tensors, description.to_json())
     mask_file = write_json(mask_output, mask_document)
-    answer = replace(answer, sha256=digest)
-    return Outcome(answer.to_json(), files=[output.path, mask_file])
+    answer = answer.model_copy(update={"sha256": digest})
+    return Outcome(answer.to_dict(), files=[output.path, mask_file])
 
 
 def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
@@ -721,7 +720,6 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     whole = source.description.mask
     present = whole.at(site_paths(source, settings.tower))
     plan = PruneAnswer(
-        schema=_SCHEMA,
         dry_run=True,
         model=source.name,
         arch=source.description.arch,
@@ -751,11 +749,11 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         mask = whole.without(removed)
     else:
         mask = choose(source, settings, Log()).mask
-    plan = replace(plan, heads=mask.counts(), cost=_costs(source, mask))
-    return Outcome(plan.to_json())
+    plan = plan.model_copy(update={"heads": mask.counts(), "cost": _costs(source, mask)})
+    return Outcome(plan.to_dict())
 
 
 def _outcome_with_note(plan: PruneAnswer, note: str) -> Outcome:
     """Return the outcome of a dry run with a note on what is not known beforehand."""
-    plan_with_note = replace(plan, note=note)
-    return Outcome(plan_with_note.to_json())
+    plan_with_note = plan.model_copy(update={"note": note})
+    return Outcome(plan_with_note.to_dict())

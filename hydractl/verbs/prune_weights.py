@@ -77,20 +77,19 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
         removed=plan.count,
     )
     answer = PruneWeightsAnswer(
-        schema="hydractl.prune/1",
         model=source.name,
         arch=source.description.arch,
         weights=weights,
     )
     if settings.dry_run:
         check_outputs([path], force=settings.force, folder=as_folder)
-        answer = replace(answer, dry_run=True, files=[str(path)])
-        return Outcome(answer.to_json())
+        answer = answer.model_copy(update={"dry_run": True, "files": [str(path)]})
+        return Outcome(answer.to_dict())
     announce_reading([source], log)
     with Output(path, force=settings.force, folder=as_folder) as target:
         cost, digest = _write(source, settings, plan, target, log)
-        answer = replace(answer, output=str(path), cost=cost, sha256=digest)
-        return Outcome(answer.to_json(), files=[path])
+        answer = answer.model_copy(update={"output": str(path), "cost": cost, "sha256": digest})
+        return Outcome(answer.to_dict(), files=[path])
 
 
 def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
@@ -205,7 +204,7 @@ def _write(
 
     # Compare sizes, and write.
     nonzero_before = nonzero_parameters(source.tensors)
-    before = replace(size_of(source.description, source.tensors), params_nonzero=nonzero_before)
+    before = size_of(source.description, source.tensors).model_copy(update={"params_nonzero": nonzero_before})
     after = size_of(description, tensors)
     digest = write_model(target, description, tensors)
     return SizeChange(before=before, after=after), digest

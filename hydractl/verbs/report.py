@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, file_path, write_json
-from hydractl.files.bench_answer import BENCH_SCHEMA
-from hydractl.files.documents import Bench, check_document
-from hydractl.files.eval_answer import EVAL_SCHEMA, EvalAnswer
-from hydractl.files.study_answer import STUDY_SCHEMA
+from hydractl.files.bench_answer import BenchAnswer
+from hydractl.files.eval_answer import EvalAnswer
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.jsonio import read_json_file, shown
 from hydractl.log import Log
-from hydractl.report.eval_document import StudyForm, eval_of
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_runs import means
 from hydractl.settings.reporting import ReportSettings
@@ -49,7 +46,7 @@ def run(settings: ReportSettings, log: Log) -> Outcome:
     # Several evals have a mean.
     if has_several and settings.over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
-    if schemas == {EVAL_SCHEMA}:
+    if schemas == {EvalAnswer.form()}:
         return _report_on_evals(documents, settings, log)
 
     # The others are shown one at a time.
@@ -72,7 +69,7 @@ def _schema_of(document: Any, path: str) -> str:
     if isinstance(document, dict):
         schema = document.get("schema")
         schema_shown = shown(schema)
-    known = (EVAL_SCHEMA, *_REPORTS_ON_OTHERS)
+    known = (EvalAnswer.form(), *_REPORTS_ON_OTHERS)
     if schema in known:
         return str(schema)
     raise InputError(
@@ -99,11 +96,11 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
     """
     answer = _one_eval(documents, settings, log)
     if settings.note is not None:  # a sentence of the user for the page
-        answer = replace(answer, note=settings.note)
-    document = answer.to_json()
+        answer = answer.model_copy(update={"note": settings.note})
+    document = answer.to_dict()
 
     # Check the requirements against its rows.
-    rows = [(row.name, row.to_json()) for row in answer.models]
+    rows = [(row.name, row.to_dict()) for row in answer.models]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     names = [name for name, _ in rows]
 
@@ -144,7 +141,7 @@ def _one_eval(documents: Documents, settings: ReportSettings, log: Log) -> EvalA
     """Return the answer of a single eval; with ``--over``, the means of all evals, whose warnings are logged."""
     answers = {}
     for path, document in documents.items():
-        answers[path] = eval_of(document, _origin(path))
+        answers[path] = EvalAnswer.of(document, _origin(path))
     if settings.over is None:
         (answer,) = answers.values()  # several documents without --over were refused before
         return answer
@@ -159,7 +156,7 @@ def _one_eval(documents: Documents, settings: ReportSettings, log: Log) -> EvalA
 
 def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outcome:
     """Show a bench, with the requirements that its rows do not meet."""
-    check_document(document, _origin(path), Bench)
+    BenchAnswer.of(document, _origin(path))
     _refuse_options("bench", path, settings, (*_ONLY_FOR_EVALS, "plots"), hint=None)
 
     # Check the requirements against its rows. Rows that --compare added need to meet only requirements that name them.
@@ -174,7 +171,7 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
 
 def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outcome:
     """Show a study: its rows and its verdict."""
-    check_document(document, _origin(path), StudyForm)
+    StudyAnswer.of(document, _origin(path))
     hint = "the folder of a study holds test.json, the eval of all its rows"
     _refuse_options("study", path, settings, (*_ONLY_FOR_EVALS, "plots"), hint)
     rows = [(row["name"], row) for row in document["rows"]]
@@ -202,7 +199,7 @@ def _refuse_options(verb: str, path: str, settings: ReportSettings, names: tuple
 
 
 _REPORTS_ON_OTHERS: Mapping[str, Callable[[Any, str, ReportSettings], Outcome]] = {
-    BENCH_SCHEMA: _report_on_bench,
-    STUDY_SCHEMA: _report_on_study,
+    BenchAnswer.form(): _report_on_bench,
+    StudyAnswer.form(): _report_on_study,
 }
 """By schema, the functions that report on a single document that is not an eval."""

@@ -18,6 +18,7 @@ from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.atomic import Output, storing, write_json, write_with
+from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.heads.mask import Site
@@ -29,7 +30,6 @@ from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.options.call import gather
 from hydractl.options.verbs import SETTINGS, declared
-from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.settings.sources import merge
@@ -902,7 +902,7 @@ def _carry_out(plan: StudyPlan, request: StudyRequest, source: Source, log: Log)
     stored_threshold = stored_in_best.get("threshold")
     threshold = None
     if isinstance(stored_threshold, Mapping):
-        threshold = ThresholdRecord.from_json(stored_threshold)
+        threshold = ThresholdRecord.model_validate(stored_threshold)
 
     # Make the answer.
     commands = [step.argv() for step in steps]
@@ -914,7 +914,7 @@ def _carry_out(plan: StudyPlan, request: StudyRequest, source: Source, log: Log)
     if free_score is not None:
         free = plan.free_step(free_score)
     commands_to_go_on = next_commands(request, folder, calibration, free=free)
-    answer = replace(answer, next=commands_to_go_on)
+    answer = answer.model_copy(update={"next": commands_to_go_on})
     return _write(plan, answer, steps)
 
 
@@ -932,19 +932,19 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
     """
     folder = plan.workshop.folder
     if plan.warnings:
-        answer = replace(answer, warnings=list(plan.warnings))
-    table = read_eval(str(folder / "test.json"))
+        answer = answer.model_copy(update={"warnings": list(plan.warnings)})
+    table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
-    table = replace(table, test=read_eval(str(folder / "best.json")).test)
+    table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
     page = render(table, study=answer)
     commands = script(_steps_to_best(steps, folder), steps, folder, Path.cwd())
     script_bytes = commands.encode("utf-8", "surrogateescape")
     _write_bytes(folder / "report.html", page)
     _write_bytes(folder / "study.sh", script_bytes)
     with Output(folder / "study.json", force=True) as output:
-        write_json(output, answer.to_json())
+        write_json(output, answer.to_dict())
 
-    document = answer.to_json()
+    document = answer.to_dict()
     is_timed = any(step.verb == "bench" for step in steps)
     if is_timed:
         # Times are added only for the terminal; in the folder, only bench.json holds them.

@@ -34,7 +34,7 @@ def document(sizes: tuple[int, ...] = (1, 8), dtypes: tuple[str, ...] = ("float3
         for size in sizes:
             for name, (cost, kind, members) in MODELS.items():
                 runs, reference = 0.01 * size * cost * scatter, 0.01 * size * scatter[::-1]
-                figures = timed(list(runs), list(reference), size, 0).to_json()
+                figures = timed(list(runs), list(reference), size, 0).to_dict()
                 known = {"kind": kind, "members": members, "params": 1000 * members, "macs": int(1e8 * cost)}
                 shown = {"device": "cpu", "compile": False, "peak_share": 0.5, "mac_ratio": cost + 0.1 * (cost > 2)}
                 rows.append({"model": name, "batch_size": size, "dtype": dtype, **figures, **known, **shown})

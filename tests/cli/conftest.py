@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import InputError
-from hydractl.files.records import Record, needed
+from hydractl.files.results import Record, told
 from hydractl.options.call import current
 from hydractl.options.registry import VERBS, module_of
 from hydractl.options.verbs import SETTINGS
@@ -83,11 +83,10 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return install
 
 
-@dataclass(frozen=True)
 class FakeInfo(Record):
     """What a faked ``--info`` says of a file."""
 
-    file: str = needed("Its path.")
+    file: Annotated[str, told("Its path.")]
 
 
 @pytest.fixture

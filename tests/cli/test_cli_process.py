@@ -77,13 +77,6 @@ def test_settings_import_nothing_heavy(tmp_path: Path) -> None:
     assert heavy_after(code, tmp_path) == []
 
 
-@pytest.mark.long
-def test_verbs_import_no_forms_of_documents(tmp_path: Path) -> None:
-    code = "import hydractl.verbs.bench, hydractl.verbs.eval, hydractl.verbs.info, hydractl.verbs.score"
-    assert "pydantic" not in heavy_after(code, tmp_path)
-    assert "pydantic" in heavy_after("import hydractl.report.eval_document", tmp_path)
-
-
 def test_the_import_test_can_fail(tmp_path: Path) -> None:
     assert heavy_after("import yaml", tmp_path) == ["yaml"]
     assert "rich" in heavy_after(MAIN.format(arguments=["--help"]) + "\nimport rich.console", tmp_path)

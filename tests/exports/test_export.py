@@ -105,7 +105,7 @@ class Exported:
         targets = plan_exports(["onnx", "pt2"], folder / variant, self.plan.description, self.plan.tensors)
         self.onnx, self.pt2 = (target.path for target in targets)
         with claimed(targets, force=False) as claim:
-            self.documents = [record.to_json() for record in claim.write(self.model, ["a", "b"], 1, 0, Log())]
+            self.documents = [record.to_dict() for record in claim.write(self.model, ["a", "b"], 1, 0, Log())]
             assert claim.commit() == [self.onnx, self.pt2]
         self.inputs = inputs_of(variant)
 

@@ -92,10 +92,10 @@ def _heads(read: str) -> Callable[[Path], None]:
 
 def _document(form: str) -> Callable[[Path], None]:
     def function(path: Path) -> None:
-        from hydractl.files import documents
-        from hydractl.report.eval_document import Eval
+        from hydractl.files.bench_answer import BenchAnswer
+        from hydractl.files.eval_answer import EvalAnswer
 
-        documents.read_document(str(path), Eval if form == "Eval" else documents.Bench)
+        (EvalAnswer if form == "Eval" else BenchAnswer).read(str(path))
 
     return function
 

@@ -17,7 +17,7 @@ SITES = [f"blocks.{n}.attn" for n in range(6)]
 
 def answer_of(document: dict[str, Any]) -> EvalAnswer:
     """The answer that a document stands for, as tables and pages take it."""
-    return EvalAnswer.from_json(document)
+    return EvalAnswer.model_validate(document)
 
 
 def drawn_logits(draw: np.random.Generator, labels: np.ndarray, members: int, good: float, shift: float) -> np.ndarray:

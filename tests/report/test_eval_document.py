@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from hydractl.errors import InputError
-from hydractl.files.documents import check
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.report.eval_card import render_card
-from hydractl.report.eval_document import Eval, read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files
 from hydractl.report.eval_terminal import eval_table
@@ -34,16 +32,19 @@ def written(folder: Path, document: Any) -> str:
 
 
 def test_what_eval_writes_is_taken(good: dict[str, Any], tmp_path: Path) -> None:
+    for document in (good, sample({"one": 1}, sets={}, rounds=0)):
+        assert EvalAnswer.read(written(tmp_path, document)).to_dict() == document
     least = {"schema": "hydractl.eval/2", "models": [{"name": "one", "id": {"n": 3}}]}
-    for document in (good, without_values(good), sample({"one": 1}, sets={}, rounds=0), least):
-        assert read_eval(written(tmp_path, document)).to_json() == document
+    assert EvalAnswer.read(written(tmp_path, least)).models[0].id.n == 3
+    assert EvalAnswer.read(written(tmp_path, without_values(good))).models[0].curves is None
 
 
 def test_numbers_are_as_they_stand_in_the_file(good: dict[str, Any], tmp_path: Path) -> None:
     document = copy.deepcopy(good)
-    document["models"][0]["id"] |= {"accuracy": 1, "metric_of_another_package": {"any": ["thing"]}}
-    metrics = read_eval(written(tmp_path, document)).models[0].id.metrics
-    assert type(metrics["accuracy"]) is int and metrics["metric_of_another_package"] == {"any": ["thing"]}
+    document["models"][0]["id"] |= {"accuracy": 1, "metric_of_another_package": {"a": 0.5, "b": None}}
+    block = EvalAnswer.read(written(tmp_path, document)).models[0].id
+    assert block.metrics["accuracy"] == block.accuracy == 1
+    assert block.metric_of_another_package == {"a": 0.5, "b": None}
 
 
 Change = Callable[[dict[str, Any]], None]
@@ -125,7 +126,7 @@ def test_everything_else_is_refused(change: Change, complaint: str, good: dict[s
     document = copy.deepcopy(good)
     change(document)
     with pytest.raises(InputError) as caught:
-        read_eval(written(tmp_path, document))
+        EvalAnswer.read(written(tmp_path, document))
     assert "is no document that eval writes" in caught.value.message
     assert any(complaint in problem for problem in caught.value.problems), caught.value.problems
 
@@ -135,7 +136,7 @@ def test_all_problems_at_once(good: dict[str, Any], tmp_path: Path) -> None:
     for key in ("accuracy", "brier", "nll"):
         document["models"][0]["id"][key] = "x"
     with pytest.raises(InputError) as caught:
-        read_eval(written(tmp_path, document))
+        EvalAnswer.read(written(tmp_path, document))
     assert len(caught.value.problems) == 3
 
 
@@ -149,7 +150,7 @@ def test_all_problems_at_once(good: dict[str, Any], tmp_path: Path) -> None:
 )
 def test_other_documents(document: Any, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=complaint):
-        read_eval(written(tmp_path, document))
+        EvalAnswer.read(written(tmp_path, document))
 
 
 class Anything(float):
@@ -184,11 +185,10 @@ def test_whatever_part_is_missing_or_null_a_report_is_made(
         document = copy.deepcopy(one)
         change(document)
         try:
-            check(document, Eval, "")
+            answer = EvalAnswer.checked(document, "")
         except InputError:
             continue
         changed += 1
-        answer = EvalAnswer.from_json(document)
         assert render(answer) and render_card(answer, 0) and eval_table(answer, 80)
         assert list(picture_files(answer))
     assert changed > 350

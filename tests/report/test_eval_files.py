@@ -13,7 +13,6 @@ from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.report.eval_card import render_card
-from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_html import render
 from hydractl.settings.common import SHARED_KEY
@@ -71,7 +70,7 @@ def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) 
 def test_from_a_file_it_is_the_same(document: dict[str, Any], here: Path) -> None:
     Path("eval.json").write_text(json.dumps(document))
     made(document, html="one.html")
-    made(read_eval("eval.json").to_json(), html="two.html")
+    made(EvalAnswer.read("eval.json").to_dict(), html="two.html")
     assert Path("one.html").read_bytes() == Path("two.html").read_bytes()
 
 

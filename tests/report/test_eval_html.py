@@ -293,9 +293,9 @@ def test_same_document_same_bytes(tmp_path: Path) -> None:
     document = sample({"one": 1, "two": 2}, sets={"letters": "near"}, n=60, rounds=0)
     (tmp_path / "eval.json").write_text(json.dumps(document))
     code = (
-        "import hashlib, sys; from hydractl.report.eval_document import read_eval; "
+        "import hashlib, sys; from hydractl.files.eval_answer import EvalAnswer; "
         "from hydractl.report.eval_html import render; "
-        "print(hashlib.sha256(render(read_eval(sys.argv[1]))).hexdigest())"
+        "print(hashlib.sha256(render(EvalAnswer.read(sys.argv[1]))).hexdigest())"
     )
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     run = subprocess.run(

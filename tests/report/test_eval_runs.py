@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.report.eval_document import read_eval
+from hydractl.files.eval_answer import EvalAnswer
 from tests.report.examples import everything
 from tests.running import run
 
@@ -76,7 +76,7 @@ def test_over_seeds(numbered: bool, answers: list[dict[str, Any]], capsys: pytes
         Path("all.json").write_text(json.dumps({**answers[0], "models": together}))
         given = ["all.json"]
     run("report", *given, "--over", "seed", "-o", "mean.json", "--html", "mean.html", "--card", "mean.md")
-    document = read_eval("mean.json").to_json()
+    document = EvalAnswer.read("mean.json").to_dict()
     single, hydra = document["models"]
     assert (single["name"], single["runs"], single["std"]) == ("base", 1, {})
     assert single["id"] == answers[0]["models"][0]["id"]
@@ -120,7 +120,7 @@ def test_over_data_sets(answers: list[dict[str, Any]]) -> None:
     for part in (answers[2]["test"], *(row[key] for row in answers[2]["models"] for key in ("ood", "diversity"))):
         del part["noise"]
     run("report", *write(answers), "--over", "data", "-o", "mean.json", "--require", "runs>=3")
-    document = read_eval("mean.json").to_json()
+    document = EvalAnswer.read("mean.json").to_dict()
     hydra = document["models"][1]
     values = [answer["models"][1]["id"]["nll"] for answer in answers]
     assert hydra["id"]["nll"] == pytest.approx(statistics.mean(values))

@@ -127,5 +127,5 @@ def test_a_strangers_provenance_tells_nothing(settings: Any) -> None:
     "header", [{}, {"progress": 3, "fingerprint": []}, {"progress": {"steps": "5", "epochs": [1]}}]
 )
 def test_a_strangers_state_is_described_as_far_as_it_goes(header: Any) -> None:
-    assert unfinished(header).to_json() == {}
+    assert not any(unfinished(header).values())
     assert begun_with(header) == {}

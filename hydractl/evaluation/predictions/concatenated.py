@@ -182,8 +182,8 @@ def _header_differences(first: Predictions, other: Predictions) -> list[str]:
         first: the first file of the ensemble.
         other: the file that is compared with it.
     """
-    first_header = first.model.to_json()
-    other_header = other.model.to_json()
+    first_header = first.model.to_dict()
+    other_header = other.model.to_dict()
     all_keys = {*first_header, *other_header}
     compared_keys = all_keys.difference(_MAY_DIFFER)
 
@@ -220,16 +220,17 @@ def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[i
     first_model = models[0]
     heads_of_models = [model.heads or [] for model in models]
     costs_of_models = [model.cost or CostRecord() for model in models]
-    return replace(
-        first_model,
-        sha256=_all_digests(models),
-        heads=_heads_of_all_members(heads_of_models),
-        training=_all_trainings(models, members),
-        cost=_total_cost(costs_of_models),
-        # These were chosen for the predictions of a single model.
-        calibration=None,
-        threshold=None,
-        ood_score=None,
+    return first_model.model_copy(
+        update={
+            "sha256": _all_digests(models),
+            "heads": _heads_of_all_members(heads_of_models),
+            "training": _all_trainings(models, members),
+            "cost": _total_cost(costs_of_models),
+            # These were chosen for the predictions of a single model.
+            "calibration": None,
+            "threshold": None,
+            "ood_score": None,
+        }
     )
 
 
@@ -256,7 +257,7 @@ def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int
     for model, members_in_file in zip(models, members, strict=True):
         for training in model.training:
             member_in_file = training.member or 0  # None if the file has only one member
-            trainings.append(replace(training, member=members_before + member_in_file))
+            trainings.append(training.model_copy(update={"member": members_before + member_in_file}))
         members_before += members_in_file
     return trainings
 
@@ -285,13 +286,13 @@ def _heads_of_all_members(parts: Sequence[Sequence[PredictedSiteRecord]]) -> lis
         kept_by_member: list[Sequence[int]] = []
         for record in records_of_site:
             kept_by_member += record.kept
-        joined_sites.append(replace(records_of_site[0], kept=kept_by_member))
+        joined_sites.append(records_of_site[0].model_copy(update={"kept": kept_by_member}))
     return joined_sites
 
 
 def _without_kept(site: PredictedSiteRecord) -> PredictedSiteRecord:
     """Return the record of a site (attention block) without the heads that members keep there."""
-    return replace(site, kept=())
+    return site.model_copy(update={"kept": ()})
 
 
 def _total_cost(costs: Sequence[CostRecord]) -> CostRecord:
@@ -302,7 +303,7 @@ def _total_cost(costs: Sequence[CostRecord]) -> CostRecord:
         total_nonzero = _sum_if_all_known([cost.params_nonzero for cost in costs])
     total_params = _sum_if_all_known([cost.params for cost in costs])
     total_macs = _sum_if_all_known([cost.macs for cost in costs])
-    return replace(first_cost, params=total_params, params_nonzero=total_nonzero, macs=total_macs)
+    return first_cost.model_copy(update={"params": total_params, "params_nonzero": total_nonzero, "macs": total_macs})
 
 
 def _sum_if_all_known(values: Sequence[int | None]) -> int | None:

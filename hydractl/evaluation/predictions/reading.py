@@ -164,8 +164,6 @@ def read_predictions(path: str | Path) -> Predictions:
         InputError: if the file is of another kind or version, or its parts do not fit each other; all problems are
             listed.
     """
-    from hydractl.files.documents import PredictionsHeader, check
-
     # Check the header.
     path = Path(path)
     header = read_header(path)
@@ -174,11 +172,10 @@ def read_predictions(path: str | Path) -> Predictions:
     if schema != PREDICTIONS_SCHEMA:
         raise InputError(f"{path} has the schema {shown(schema)}, expected {PREDICTIONS_SCHEMA!r}")
     tensors = FileTensors(path, header)
-    check(document, PredictionsHeader, f"{path} is broken", _HINT)
+    record = PredictionsRecord.checked(document, f"{path} is broken", _HINT)
     for gone in ("probe", "cascade"):
         if document["model"].get(gone) is not None:
             raise InputError(f"{path} holds the logits of a {gone}, which hydractl 0.1.0 reads", hint=_HINT)
-    record = PredictionsRecord.from_json(document)
     model = record.model
 
     # Check each data set and, if all are right, the data sets together.

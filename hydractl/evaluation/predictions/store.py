@@ -150,7 +150,7 @@ class PredictionsWriter:
         self._description = {
             "schema": PREDICTIONS_SCHEMA,
             "model": dict(model),
-            "sets": [dataset.header().to_json() for dataset in sets],
+            "sets": [dataset.header().to_dict() for dataset in sets],
         }
 
         # The dtype and shape of every tensor, and the content of those that are known from the beginning.

@@ -44,13 +44,12 @@ class PredictedModel(LogitsProvider):
         self.training = model.training
 
         # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
-        self.stored = StoredFit.from_description(model.to_json(), predictions.origin)
+        self.stored = StoredFit.from_description(model.to_dict(), predictions.origin)
         self.on_features = predictions.scores
 
         # The settings that decided the logits, e.g. the length at which texts were cut.
-        decisive = model.decisive
-        self.conventions = _stored_conventions(decisive)
-        self.mc_dropout = decisive.mc_dropout
+        self.conventions = _stored_conventions(model)
+        self.mc_dropout = model.mc_dropout
 
     @property
     def sha256(self) -> str | list[str] | None:
@@ -97,7 +96,7 @@ class PredictedModel(LogitsProvider):
         Raises:
             InputError: with all differences.
         """
-        model = self._predictions.model.to_json()
+        model = self._predictions.model.to_dict()
         stored_entries = {key: model.get(key) for key in wanted}
         if stored_entries == wanted:
             return

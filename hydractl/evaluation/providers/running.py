@@ -204,7 +204,7 @@ class RunningModel(LogitsProvider):
             needed["labels"] = list(self.labels)
         if self.detector is not None:
             needed["fitted_on"] = fitted_on_of(self.detector)
-        needed.update(self.decisive().to_json())
+        needed.update(self.decisive().to_dict())
         return needed
 
     def loaded(self) -> Runnable:
@@ -377,7 +377,7 @@ class RunningModel(LogitsProvider):
 
         # Everything that decides the features; an existing file must have the same entries.
         made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data)}
-        made_with.update(self.decisive().to_json())
+        made_with.update(self.decisive().to_dict())
         stored_features = file.read(made_with, self.members, len(data))
         if stored_features is not None:
             self._log.info(f"{self.name}: its features of --train are those in {file.path}")

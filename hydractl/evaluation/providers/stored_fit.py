@@ -9,6 +9,7 @@ from typing import Any
 from hydractl.errors import InputError
 from hydractl.evaluation.options import FitOptions
 from hydractl.evaluation.predictions.header import DataEntry
+from hydractl.files.model_records import FittedOnRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import ThresholdEntry, stored_score, stored_threshold
@@ -53,14 +54,12 @@ class StoredFit:
 
 def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | None]:
     """Return the calibration in an entry, and the record of the data to which it was fitted; None if missing."""
-    from hydractl.files.documents import FittedOn, check
-
     if entry is None:
         return None, None
     calibration = Calibration.from_json(entry)
     fitted_on = entry.get("fitted_on")
     if fitted_on is not None:
-        check(fitted_on, FittedOn, "what its calibration was fitted on is no data set")
+        FittedOnRecord.checked(fitted_on, "what its calibration was fitted on is no data set")
     return calibration, fitted_on
 
 

@@ -1,0 +1,272 @@
+"""Records: frozen models of JSON objects, each field declared once; results are the records that verbs return.
+
+The metric or the engine that knows a fact makes its record; Python programs get it, files hold it as JSON, and tables
+read its fields. The published schemas come from the same declarations (``docs/make_schemas.py``).
+
+A field is one of four kinds::
+
+    name: Annotated[str, told("Its name.")]                  # needed
+    size: Number = null("Its size; null if unknown.")        # written as null if it is None
+    note: str | None = optional("What to know of it.")       # left out if it is None
+    seen: Mapping[str, Count] = sparse("How many.", {})      # left out if it is empty
+
+Records that share fields inherit them. Keys that no field names are ignored, but for classes with ``extra="allow"``.
+
+This module imports pydantic, which is slow; no module that help texts need may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Self, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from hydractl.errors import InputError
+from hydractl.jsonio import read_json_file, shown
+
+# --- kinds of fields --------------------------------------------------------------------------------------------------
+
+
+def told(text: str) -> Any:
+    """Return the description of a field, for ``Annotated``; without a default, every record has the field."""
+    return Field(description=text)
+
+
+def null(text: str) -> Any:
+    """Return a field that is None if it is not given, and that is written as null then."""
+    return Field(None, description=text)
+
+
+def optional(text: str, default: Any = None) -> Any:
+    """Return a field that may be missing; it is left out if it is None.
+
+    Args:
+        text: a sentence that describes the field.
+        default: the value of a missing field.
+    """
+    return Field(default, description=text, exclude_if=_is_none)
+
+
+def sparse(text: str, default: Any) -> Any:
+    """Return a field for a list or an object that is left out if it is empty."""
+    return Field(default, description=text, exclude_if=_is_empty)
+
+
+def schema(name: str) -> Any:
+    """Return the field that names the form of a document and its version, such as ``hydractl.eval/2``."""
+    return Field(name, description="Name and version of this form.")
+
+
+def _key(name: str) -> str:
+    """Return the key of a field in JSON: its name without the underscore after a name that Python or pydantic uses."""
+    return name.removesuffix("_")
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_empty(value: Any) -> bool:
+    return len(value) == 0
+
+
+# --- types of fields --------------------------------------------------------------------------------------------------
+
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""A whole number that is not negative."""
+
+Number = float | None
+"""A measured number; null if there is none."""
+
+Interval = Annotated[Sequence[Number], Field(min_length=2, max_length=2)]
+"""The lower and the upper end of an interval; null if there is none."""
+
+
+def _measured(value: Any, check: Callable[[Any], Any]) -> Any:
+    """Check the value of a metric, with one message for numbers alone and numbers by name."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise PydanticCustomError("float_type", "Input should be a number, or numbers by name") from None
+
+
+MetricValue = Annotated[float | Mapping[str, Number] | None, WrapValidator(_measured)]
+"""The value of one metric; numbers by name if the metric has several parts; null without samples."""
+
+Metrics = Mapping[str, MetricValue]
+"""Values of metrics by key. Other packages may declare metrics, so no record can name them all."""
+
+
+def _rising(edges: Sequence[float]) -> Sequence[float]:
+    """Return edges, each of which must be above the one before."""
+    for low, high in pairwise(edges):
+        if low >= high:
+            raise ValueError("does not rise")
+    return edges
+
+
+Edges = Annotated[Sequence[float], Field(min_length=2), AfterValidator(_rising)]
+"""The edges of bins: each above the one before."""
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+_MOST_PROBLEMS = 10
+
+
+class Record(BaseModel):
+    """Base of all records: values have exactly their declared types, and numbers are finite."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        extra="ignore",
+        alias_generator=_key,
+        validate_by_alias=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object, with the keys in the order of the fields; it shares nothing with the record."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def checked(cls, document: Any, message: str, hint: str | None = None) -> Self:
+        """Return the record of a JSON value from a file, after checking it; nothing in it is converted.
+
+        Raises:
+            InputError: ``message``, with a line for each of the first problems: where it is, what is there, what is
+                needed.
+        """
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first_problems = error.errors(include_url=False)[:_MOST_PROBLEMS]
+            raise InputError(message, hint, [_problem_line(problem) for problem in first_problems]) from None
+
+
+class Result(Record):
+    """Base of the records that are documents: their first key, ``schema``, names their form and its version."""
+
+    schema_: str = schema("")
+
+    @property
+    def schema(self) -> str:  # type: ignore[override]
+        """The kind of document and its version, such as ``hydractl.eval/2``."""
+        return self.schema_
+
+    @classmethod
+    def form(cls) -> str:
+        """Return the kind of document and its version that every document of this class has."""
+        (name,) = get_args(cls.model_fields["schema_"].annotation)
+        return str(name)
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """Return the results that a verb wrote to a file, after checking them; ``-`` is standard input.
+
+        Raises:
+            InputError: the file is another document, the answer of a dry run, or does not have the form.
+        """
+        origin = path
+        if path == "-":
+            origin = "standard input"
+        return cls.of(read_json_file(path), origin)
+
+    @classmethod
+    def of(cls, document: Any, origin: str) -> Self:
+        """Return the results that a document holds, after checking them.
+
+        Args:
+            document: the document, as read.
+            origin: where it was read from, for messages.
+
+        Raises:
+            InputError: it is another document, the answer of a dry run, or does not have the form.
+        """
+        # The schema names the verb, e.g. "hydractl.eval/1"; check it first, for a clear message.
+        expected_schema = cls.form()
+        verb = expected_schema.removeprefix("hydractl.").partition("/")[0]
+        schema_in_file = "none"
+        if isinstance(document, dict):
+            schema_in_file = shown(document.get("schema"))
+        if schema_in_file != shown(expected_schema):
+            raise InputError(f"{origin} is not the JSON of {verb} (schema {schema_in_file})")
+        if document.get("dry_run"):
+            raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
+        return cls.checked(document, f"{origin} is no document that {verb} writes")
+
+
+# --- problems ---------------------------------------------------------------------------------------------------------
+
+_NEEDED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a number",
+    "float_type": "a number",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a count",
+    "int_type": "a count",
+    "is_instance_of": "a list",
+    "less_than_equal": "a count of at most {le}",
+    "literal_error": "{expected}",
+    "model_type": "an object",
+    "sequence_str": "a list",
+    "string_type": "a text",
+    "too_long": "a list of {max_length} at most",
+    "too_short": "a list of {min_length} or more",
+}
+"""Words for what is needed, by pydantic's type of an error."""
+
+
+def _problem_line(problem: ErrorDetails) -> str:
+    """Return a problem that pydantic found as one line: where it is, what is there, and what is needed."""
+    kind = problem["type"]
+    keys = problem["loc"]
+    value = problem["input"]
+    context = problem.get("ctx", {})
+    path_of_value = _place_words(keys)
+
+    # Case 1: one of our own validators has raised its message.
+    if kind == "value_error":
+        if keys:
+            return f"{path_of_value} {context['error']}"
+        return str(context["error"])
+
+    # Case 2: something is missing. A field that is null counts as missing; a null entry of a list does not.
+    is_null_field = value is None and keys and isinstance(keys[-1], str)
+    if kind == "missing" or is_null_field:
+        outer = _place_words(keys[:-1])
+        key = _place_words(keys[-1:])
+        return f"{outer} has no {key}"
+
+    # Case 3: an entry of a list is null.
+    if value is None:
+        return f"{path_of_value} is null"
+
+    # Case 4: the value has another type, or is out of range.
+    if kind in _NEEDED:
+        wanted = _NEEDED[kind].format(**context)
+    else:
+        wanted = f"what it should be: {problem['msg']}"
+    return f"{path_of_value} is {shown(value)}, not {wanted}"
+
+
+def _place_words(keys: Iterable[str | int]) -> str:
+    """Return the path of a value in a document, e.g. ``models[0].id.n``; ``it`` for the whole document.
+
+    Control characters in keys, which may come from an untrusted file, are escaped.
+    """
+    place = ""
+    for key in keys:
+        if isinstance(key, int):
+            place += f"[{key}]"
+        else:
+            escaped = repr(key)[1:-1]  # without the quotes
+            place += f".{escaped}"
+    return place.removeprefix(".") or "it"
