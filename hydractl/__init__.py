@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hydractl.api.export import export
     from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
+    from hydractl.api.prune import prune
     from hydractl.api.results import (
         Benchmark,
         Circuit,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         Scores,
         Study,
     )
+    from hydractl.api.score import score
     from hydractl.api.study import study
     from hydractl.api.verbs import (
         bench,
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
         fuse,
         make_report,
         predict,
-        prune,
-        score,
     )
     from hydractl.model.runtime import HydraModel
 

@@ -28,7 +28,8 @@ BIG = 40_000  # more than the room that a gather first makes
 SCRIPT = """
 import gc, json, os, signal, sys, time, types
 import pydantic.type_adapter, torch.distributed, torch._dynamo.convert_frame
-import hydractl.cli.running, hydractl.settings.pruning
+from importlib.machinery import ModuleSpec
+import hydractl.api.models, hydractl.api.prune, hydractl.cli.running
 from hydractl.cli.app import main
 from hydractl.verbs.outcome import Outcome
 from hydractl.distributed import processes
@@ -71,7 +72,7 @@ def interrupted(group):
 
 CASES = {"gather": (3, 20), "killed": (2, 30), "failed": (2, 30), "silent": (2, 2), "interrupted": (2, 30)}
 
-def run(settings, log):
+def run(*arguments, log, **options):
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     group = processes(CASES[case][1])
     begun = time.monotonic()
@@ -83,6 +84,7 @@ def run(settings, log):
     return Outcome({"answers": answers})
 
 module = types.ModuleType("hydractl.verbs.prune")
+module.__spec__ = ModuleSpec(module.__name__, None)
 module.run = run
 sys.modules["hydractl.verbs.prune"] = module
 folder = sys.argv[1]

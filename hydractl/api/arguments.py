@@ -15,7 +15,6 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hydractl.criteria import AnyCriterion, Criterion
 from hydractl.data.held import Table
 from hydractl.methods import MethodOptions
 
@@ -50,7 +49,6 @@ JsonDocument: TypeAlias = Path | Mapping[str, object]
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 Tower: TypeAlias = Literal["visual", "text", "both"]
-Order: TypeAlias = Literal["sequential", "one-shot"]
 Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
 Mergeable: TypeAlias = Literal["mlp", "norm", "embed", "none", "auto"]
 ExportFormat: TypeAlias = Literal["onnx", "pt2"]
@@ -103,18 +101,6 @@ class InBatches(OnModels, total=False):
     batch_size: int
 
 
-class ScoreArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.score`."""
-
-    method: Criterion | str | None
-    samples: int
-    order: Order | None
-    keep: int | None
-    remove: int | None
-    data: Data | None
-    tower: Tower | None
-
-
 class CircuitArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.extract_circuit`."""
 
@@ -137,31 +123,6 @@ class CircuitArguments(InBatches, total=False):
     memory: str | None
     resume: bool
     timeout: float
-    tower: Tower | None
-
-
-class PruneArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.prune`."""
-
-    method: AnyCriterion | str | None
-    scores: JsonDocument | None
-    circuit: JsonDocument | None
-    mask: JsonDocument | None
-    allow_other_base: bool
-    keep: int | None
-    remove: int | Literal["auto"] | None
-    max_drop: float | None
-    val: Data | None
-    weights: float | None
-    weight_steps: int | None
-    scope: Literal["site", "global"] | None
-    order: Order | None
-    samples: int
-    sample_from: int | None
-    share_sites: int | None
-    with_mask: JsonDocument | None
-    layout: Literal["sliced", "zeroed"] | None
-    data: Data | None
     tower: Tower | None
 
 

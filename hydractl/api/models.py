@@ -36,6 +36,7 @@ from hydractl.model.source import ModelOptions, Source, digest_of, open_source, 
 from hydractl.model.stored import check_finite_weights
 from hydractl.options.call import name_for_weights
 from hydractl.verbs.info import INFO_SCHEMA, with_model
+from hydractl.verbs.outcome import Outcome
 
 
 class Folder:
@@ -77,6 +78,12 @@ class Model:
         if len(self.sources) > 1:
             raise UsageError(f"{self.name} is {len(self.sources)} models", hint="take one of its members")
         return self.sources[0]
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the command line prints of it; it is that of a verb which made the model."""
+        assert self.result is not None
+        return self.result.outcome
 
     @property
     def members(self) -> list[Model]:

@@ -16,9 +16,7 @@ from hydractl.api.arguments import (
     FinetuneArguments,
     FuseArguments,
     PredictArguments,
-    PruneArguments,
     ReportArguments,
-    ScoreArguments,
 )
 from hydractl.api.calling import OnLog, arguments_of, run
 from hydractl.api.door import as_list, document_arguments, model_arguments, row_arguments
@@ -30,7 +28,6 @@ from hydractl.api.results import (
     Document,
     Evaluation,
     Predictions,
-    Scores,
     Study,
 )
 from hydractl.errors import UsageError
@@ -44,9 +41,7 @@ Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[Mo
 VerbT = TypeVar("VerbT", bound=Callable[..., Any])
 
 ARGUMENTS: dict[str, type] = {
-    "score": ScoreArguments,
     "extract-circuit": CircuitArguments,
-    "prune": PruneArguments,
     "finetune": FinetuneArguments,
     "fuse": FuseArguments,
     "eval": EvalArguments,
@@ -158,23 +153,6 @@ def _make_model(
 # --- the verbs --------------------------------------------------------------------------------------------------------
 
 
-@_documented("score")
-def score(model: ModelLike, **options: Unpack[ScoreArguments]) -> Scores:
-    """Give every attention head an importance score.
-
-    Args:
-        model: a dense or pruned model.
-
-    Returns:
-        The scores, which ``prune(scores=...)`` takes.
-
-    Raises:
-        NonFiniteError: a score is not finite.
-    """
-    outcome = _run_on_model("score", model, options)
-    return Scores(outcome.document, outcome.files)
-
-
 @_documented("extract-circuit")
 def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Circuit | Circuits:
     """Rank heads by greedy search on validation data.
@@ -198,24 +176,6 @@ def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Ci
     keywords = {**options, "output": f"{folder.path}/circuit.json"}
     outcome = _run_on_model("extract-circuit", model, keywords)
     return Circuits(outcome.document)
-
-
-@_documented("prune")
-def prune(model: ModelLike, **options: Unpack[PruneArguments]) -> Model:
-    """Cut heads out of a model.
-
-    Args:
-        model: a dense or pruned model.
-        options: ``scores``, ``circuit``, ``mask`` and ``with_mask`` take a file or a document.
-
-    Returns:
-        The pruned model; ``result`` holds its mask and cost. Without ``output`` its file is temporary.
-
-    Raises:
-        NonFiniteError: a weight or a score is not finite.
-        OutputError: ``output`` exists, and ``force`` is not set.
-    """
-    return _make_model("prune", [model], "pruned.st", options)
 
 
 @_documented("finetune")

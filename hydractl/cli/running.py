@@ -192,10 +192,13 @@ def _run_function(signature: Declared, request: Request, answer: Answer) -> None
         answer=answer,
         log=log,
     )
+    works = False
     with contextlib.ExitStack() as while_it_works:
 
         def ready() -> None:
             """Log the options, check the installation, and protect the inputs; the verb then imports its engine."""
+            nonlocal works
+            works = True
             for line in call.lines():
                 log.detail(line)
             _check_installation()
@@ -214,7 +217,8 @@ def _run_function(signature: Declared, request: Request, answer: Answer) -> None
                 outcome: Outcome = call.run().outcome
                 printing.rows(outcome)  # they are computed while they are printed
             except HydraError as error:
-                _name_sources(error, signature.options, call.values, call.sources)
+                if works:  # problems of options name the sources already
+                    _name_sources(error, signature.options, call.values, call.sources)
                 raise
     printing.answer_of(outcome)
 

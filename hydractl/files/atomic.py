@@ -83,6 +83,11 @@ def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
     return path.with_name(f"{name}.{mark}{suffix}")
 
 
+def seed_mark(seed: int) -> str:
+    """Return the part of a default output name that tells the seed, e.g. ``.seed1``; empty for the default seed."""
+    return f".seed{seed}" if seed else ""
+
+
 class Output:
     """One output file (or folder), claimed before any long work starts and replaced in one step at the end.
 

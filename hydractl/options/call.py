@@ -200,13 +200,13 @@ class Call:
         Raises:
             UsageError: there is a problem with the options; it lists all of them.
         """
+        if self.declared.before is not None:
+            self.declared.before(self)
         for group in self.declared.alternatives:
             winner = max(group, key=self.rank)
             for name in group:
                 if 0 < self.rank(name) < self.rank(winner):
                     self.put_back(name, winner)
-        if self.declared.before is not None:
-            self.declared.before(self)
         arguments = {}
         for option in self.declared.options:
             if option.name in OF_A_TERMINAL:

@@ -40,7 +40,7 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {
     "score": Verb(
-        settings="hydractl.settings.pruning:ScoreSettings",
+        signature="hydractl.api.score:score",
         summary="Give every attention head an importance score",
         usage="MODEL [-o scores.json] [options]",
         about="Give every attention head an importance score: a JSON file that prune --scores reads.",
@@ -65,7 +65,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "prune": Verb(
-        settings="hydractl.settings.pruning:PruneSettings",
+        signature="hydractl.api.prune:prune",
         summary="Cut heads out of a model",
         usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
         about="Cut heads out of a model and write the smaller model and its mask; or with --weights set single weights "

@@ -49,7 +49,7 @@ class Declared:
         function: the function, whose body checks the options together and then works.
         alternatives: groups of options that replace each other: a flag sets aside an alternative that a file gives.
         writes: what ``output`` names: ``json``, ``weights``, or ``export``.
-        before: is called with the values before the function is; it may change them, as a recipe does.
+        before: is called with the values before alternatives replace each other; it may change them, as a recipe does.
         further_help: returns what the help adds below the options of a heading, as rows of two columns, by heading.
     """
 

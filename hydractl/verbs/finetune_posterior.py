@@ -289,7 +289,7 @@ def _read(model: HydraModel, data: Dataset, settings: FinetuneSettings, log: Log
     """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
     all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
-        for inputs, batch in model_batches(model, data, all_samples, settings):
+        for inputs, batch in model_batches(model, data, all_samples, settings.batch_size, settings.workers):
             yield inputs, batch.indices
             progress.advance(len(batch.indices))
 

@@ -23,7 +23,7 @@ from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source, pruned
-from hydractl.settings.pruning import PruneSettings
+from hydractl.verbs.choosing import Measuring
 from hydractl.verbs.score import drawn_samples, model_batches
 
 
@@ -118,23 +118,30 @@ def _correct_after_steps(steps: Sequence[Any], samples: Any) -> list[int] | None
 
 
 def choose_within(
-    source: Source, settings: PruneSettings, budgets: Sequence[int], choose: Callable[[int, Log], HeadChoice], log: Log
+    source: Source,
+    max_drop: float,
+    val: str | None,
+    on: Measuring,
+    budgets: Sequence[int],
+    choose: Callable[[int, Log], HeadChoice],
+    log: Log,
 ) -> HeadChoice:
-    """Return the choice of heads at the largest budget such that it and all smaller budgets stay within ``--max-drop``.
+    """Return the choice of heads at the largest budget such that it and all smaller budgets stay within a drop.
 
-    The budget is the number of heads to remove. Accuracy is measured on ``--val``, or else on the calibration samples
-    of ``--data``.
+    The budget is the number of heads to remove.
 
     Args:
         source: the unpruned model.
-        settings: the options of ``prune``.
+        max_drop: the accuracy that may be lost, as a share of the samples.
+        val: the SPEC of the samples that accuracy is measured on; None for the calibration samples.
+        on: the calibration samples, and how the model runs.
         budgets: the budgets to try, in ascending order; the first is zero.
         choose: returns the choice of heads for a budget.
         log: receives what the first two choices log (one without and one with removals), and every accuracy.
     """
-    dataset, indices = _samples_to_measure_on(source, settings, log)
+    dataset, indices = _samples_to_measure_on(source, val, on, log)
     samples = len(indices)
-    source = named_by_data(source, settings.val or settings.data or "", settings.limit)
+    source = named_by_data(source, val or on.data or "", on.limit)
     choices_tried: list[HeadChoice] = []
 
     def try_budgets() -> Iterable[int]:
@@ -148,18 +155,15 @@ def choose_within(
                 log_of_choice = Log()  # silent: every further choice would repeat what the first two have logged
             choice = choose(budget, log_of_choice)
             choices_tried.append(choice)
-            correct = _count_correct(source, choice.mask, dataset, indices, settings)
+            correct = _count_correct(source, choice.mask, dataset, indices, on)
             accuracy = correct / samples
             log.info(f"{budget} removed: accuracy {accuracy:.4f} of {samples} samples")
             yield correct
 
-    assert settings.max_drop is not None
-    steps, counts_read = steps_within(try_budgets(), samples, settings.max_drop)
+    steps, counts_read = steps_within(try_budgets(), samples, max_drop)
     choice = choices_tried[steps]
-    measured_on = "data"
-    if settings.val:
-        measured_on = "val"
-    measured = _provenance(settings.max_drop, measured_on, samples, counts_read)
+    measured_on = "val" if val else "data"
+    measured = _provenance(max_drop, measured_on, samples, counts_read)
     measured_samples = entry("prune", "val", dataset, indices)
     return HeadChoice(
         mask=choice.mask,
@@ -181,41 +185,39 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
     return {"max_drop": max_drop, "measured": measured}
 
 
-def _samples_to_measure_on(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset, list[int]]:
+def _samples_to_measure_on(source: Source, val: str | None, on: Measuring, log: Log) -> tuple[Dataset, list[int]]:
     """Open the labelled data set that accuracy is measured on: ``--val``, or else ``--data``.
 
     Returns:
         The data set, and the indices of the samples to use: all of ``--val``, or the drawn ones of ``--data``.
     """
-    spec = settings.val or settings.data
-    assert spec is not None  # the settings require one of them
-    named = named_by_data(source, spec, settings.limit)
+    spec = val or on.data
+    assert spec is not None  # the options require one of them
+    named = named_by_data(source, spec, on.limit)
     dataset = open_data(
         spec,
-        option="--val" if settings.val else "--data",
-        limit=settings.limit,
-        seed=settings.seed,
+        option="--val" if val else "--data",
+        limit=on.limit,
+        seed=on.seed,
         labels=named.description.labels or [],
         need_labels=True,
         reads={named.name: named.description.reads},
     )
     check_labels_are_classes(dataset, named)
-    if settings.val:
+    if val:
         report_classes(dataset, log)
         return dataset, list(range(len(dataset)))
-    return dataset, drawn_samples(dataset, settings)
+    return dataset, drawn_samples(dataset, on)
 
 
-def _count_correct(
-    source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], settings: PruneSettings
-) -> int:
+def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], on: Measuring) -> int:
     """Return how many of the samples at ``indices`` the model classifies correctly when it is pruned by ``mask``."""
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)
-    model = build_model(pruned_source, settings.device, settings.dtype)
+    model = build_model(pruned_source, on.device, on.dtype)
     correct = 0
     with torch.inference_mode():
-        for inputs, batch in model_batches(model, dataset, indices, settings):
+        for inputs, batch in model_batches(model, dataset, indices, on.batch_size, on.workers):
             logits = model.member_logits(inputs)[0]  # [batch, classes]
             predicted = logits.argmax(dim=-1).cpu()  # [batch]
             assert batch.labels is not None

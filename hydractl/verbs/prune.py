@@ -10,7 +10,7 @@ from typing import Any
 
 from hydractl.criteria import Decider
 from hydractl.errors import InputError, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, storing, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, storing, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
 from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.description import Description, provenance
@@ -34,15 +34,14 @@ from hydractl.jsonio import json_bytes, read_json_file, shown
 from hydractl.log import Log
 from hydractl.model.cost import size_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
-from hydractl.model.source import Source, open_sources, pruned, with_max_length
+from hydractl.model.source import ModelOptions, Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite_weights
 from hydractl.report.texts import signed_change
-from hydractl.settings.pruning import PruneSettings
+from hydractl.verbs.choosing import Selection
 from hydractl.verbs.max_drop import HeadChoice, choose_within, removals_of_circuit
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.prune_weights import prune_weights
-from hydractl.verbs.score import criterion_of, score_source, site_paths
+from hydractl.verbs.score import check_criterion, score_source, site_paths
 
 _SCHEMA = "hydractl.prune/1"
 
@@ -50,73 +49,89 @@ Fixed = dict[str, tuple[int, ...]]
 """By the path of a site (attention module): the heads to keep there, at the sites where ``--with-mask`` decides."""
 
 
-def run(settings: PruneSettings, log: Log) -> Outcome:
-    """Choose the heads, slice the weights, and write the checkpoint or folder and its mask; or prune single weights.
+def run(
+    model: str,
+    opening: ModelOptions,
+    wanted: Selection,
+    *,
+    layout: str | None,
+    output: str | None,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
+    """Choose the heads, slice the weights, and write the checkpoint or folder and its mask.
+
+    Args:
+        model: the MODEL.
+        opening: how it is opened.
+        wanted: how the heads are chosen.
+        layout: ``sliced`` or ``zeroed``; None for what the output has by default.
+        output: the checkpoint, or with a slash at its end the folder; None to name it after the model.
+        force: whether it may be replaced.
+        dry_run: whether only to plan.
+        log: the log.
 
     Returns:
         The mask with what was saved, and the files; for a dry run, what is known without reading data.
     """
-    # --max-length applies only to the texts that heads are scored on; the pruned model keeps its own length.
-    options = replace(model_options(settings, bodies=True), max_length=None)
-    source = only_one(open_sources(settings.model, options), "prune")
-    if settings.weights is not None:
-        return prune_weights(source, settings, log)
-    settings = settled(source, settings)
-    with_max_length(source, settings.max_length)  # raises an error for a length that the model cannot take
+    source = only_one(open_sources([model], opening), "prune")
+    wanted = settled(source, wanted)
+    with_max_length(source, wanted.max_length)  # raises an error for a length that the model cannot take
 
     # The outputs: a folder holds its mask; a checkpoint has it in a file beside.
-    output = settings.output or default_name(source, settings)
+    output = output or default_name(source, wanted)
     as_folder = output.endswith("/")
     if as_folder:
-        layout = settings.layout or "zeroed"
+        layout = layout or "zeroed"
         if layout == "sliced":
             _stock_config(source, [1])  # raises an error if the library's configuration cannot have fewer heads
         path = Path(output.rstrip("/"))
         mask_path = path / "hydractl.mask.json"
         outputs = [path]
     else:
-        layout = settings.layout or "sliced"
+        layout = layout or "sliced"
         path = file_path(output)
         mask_path = mask_name(path)
         outputs = [path, mask_path]
 
-    if settings.dry_run:
-        check_outputs(outputs, force=settings.force, folder=as_folder)
-        return _dry_run(source, settings, layout, path, mask_path)
-    with Output(path, force=settings.force, folder=as_folder) as target:
+    if dry_run:
+        check_outputs(outputs, force=force, folder=as_folder)
+        return _dry_run(source, wanted, layout, path, mask_path)
+    with Output(path, force=force, folder=as_folder) as target:
         if as_folder:
-            return _write(source, settings, layout, target, None, log)
-        with Output(mask_path, force=settings.force) as mask_output:
-            return _write(source, settings, layout, target, mask_output, log)
+            return _write(source, wanted, layout, target, None, log)
+        with Output(mask_path, force=force) as mask_output:
+            return _write(source, wanted, layout, target, mask_output, log)
 
 
-def default_name(source: Source, settings: PruneSettings) -> str:
+def default_name(source: Source, wanted: Selection) -> str:
     """Return the name of the output: the model, how it was pruned, and the seed if it decides the result.
 
     For example ``vit.taylor-8.st`` or ``vit.taylor-8.seed1.st``.
     """
-    change = _name_of_decision(settings)
+    change = _name_of_decision(wanted)
     change = change.removeprefix(f"{source.name}.")  # the name of vit.circuit.acc.json already begins with "vit."
-    if settings.keep is not None:
-        change += f"-{settings.keep}"
-    if settings.remove is not None:
-        change += f"-minus{settings.remove}"
-    if settings.max_drop is not None:
-        change += f"-drop{settings.max_drop:g}"
-    if settings.method or settings.sample_from is not None:
-        change += settings.seed_mark
+    if wanted.keep is not None:
+        change += f"-{wanted.keep}"
+    if wanted.remove is not None:
+        change += f"-minus{wanted.remove}"
+    if wanted.max_drop is not None:
+        change += f"-drop{wanted.max_drop:g}"
+    if wanted.criterion or wanted.sample_from is not None:
+        change += seed_mark(wanted.on.seed)
     return f"{source.name}.{change}.st"
 
 
-def _name_of_decision(settings: PruneSettings) -> str:
+def _name_of_decision(wanted: Selection) -> str:
     """Return the name of what decides which heads are removed: the criterion, or a file name without its ending."""
-    if settings.method:
-        return settings.method.name
-    if settings.scores == "-":
+    if wanted.criterion:
+        return wanted.criterion.name
+    if wanted.scores == "-":
         return "scores"
-    if settings.scores:
-        return Path(settings.scores).name.removesuffix(".json")
-    file = settings.circuit or settings.mask or ""
+    if wanted.scores:
+        return Path(wanted.scores).name.removesuffix(".json")
+    file = wanted.circuit or wanted.mask or ""
     if file == "-":
         return "mask"
     return Path(file).name.removesuffix(".json").removesuffix(".mask")
@@ -132,10 +147,10 @@ def mask_name(path: Path) -> Path:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
+def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
     """Choose the heads of the pruned model.
 
-    With ``--max-drop``, the budget (how many heads to remove) is the largest one whose accuracy stays within the drop.
+    With ``max_drop``, the budget (how many heads to remove) is the largest one whose accuracy stays within the drop.
     Budgets are measured one after another. For a circuit without ``--val``, the counts that its search stored are used.
 
     Returns:
@@ -145,60 +160,61 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
         UsageError: ``--val`` is to measure each removal of a circuit, but the circuit's first heads are gone already.
     """
     documents: dict[str, Any] = {}
-    for path in (settings.with_mask, settings.mask, settings.circuit):
+    for path in (wanted.with_mask, wanted.mask, wanted.circuit):
         if path:
             documents[path] = read_json_file(path)
-    if settings.max_drop is None:
-        return _choose_at_budget(source, settings, documents, log)
+    max_drop = wanted.max_drop
+    if max_drop is None:
+        return _choose_at_budget(source, wanted, documents, log)
 
     # One-shot scores do not depend on the budget, so they are measured once for all budgets.
     scores = None
-    if settings.method and settings.order == "one-shot":
-        scores = _score(source, settings, log)
+    if wanted.criterion and wanted.order == "one-shot":
+        scores = _score(source, wanted, log)
 
     def choose_for_budget(count: int, log: Log) -> HeadChoice:
-        with_budget = replace(settings, remove=count)
+        with_budget = replace(wanted, remove=count)
         return _choose_at_budget(source, with_budget, documents, log, scores)
 
     # Scores: measure at every budget from 0 on.
-    if settings.circuit is None:
-        budgets = range(_most_removable(source, settings) + 1)
-        return choose_within(source, settings, budgets, choose_for_budget, log)
+    if wanted.circuit is None:
+        budgets = range(_most_removable(source, wanted) + 1)
+        return choose_within(source, max_drop, wanted.val, wanted.on, budgets, choose_for_budget, log)
 
     # A circuit: its search may have started from a pruned model, with ``gone_at_start`` heads fewer than this one.
-    circuit_document = documents[settings.circuit]
-    ranking = ranking_from_json(circuit_document, sites=source.sites, origin=settings.circuit)
+    circuit_document = documents[wanted.circuit]
+    ranking = ranking_from_json(circuit_document, sites=source.sites, origin=wanted.circuit)
     heads_present = set(source.description.mask.kept_heads)
     gone_at_start = len(heads_present.intersection(ranking.start))
-    if settings.val and gone_at_start:
+    if wanted.val and gone_at_start:
         raise UsageError(
-            f"{settings.circuit} begins with {gone_at_start} heads gone, so --val cannot tell what each costs"
+            f"{wanted.circuit} begins with {gone_at_start} heads gone, so --val cannot tell what each costs"
         )
 
     # Measure after each removal on --val, or use the counts that the circuit's search stored.
-    if settings.val:
+    if wanted.val:
         budgets = range(len(ranking.removed) + 1)
-        return choose_within(source, settings, budgets, choose_for_budget, log)
-    removals_within_drop, measured = removals_of_circuit(circuit_document, settings.circuit, settings.max_drop)
+        return choose_within(source, max_drop, wanted.val, wanted.on, budgets, choose_for_budget, log)
+    removals_within_drop, measured = removals_of_circuit(circuit_document, wanted.circuit, max_drop)
     choice = choose_for_budget(gone_at_start + removals_within_drop, log)
     return replace(choice, details={**choice.details, **measured})
 
 
-def _most_removable(source: Source, settings: PruneSettings) -> int:
+def _most_removable(source: Source, wanted: Selection) -> int:
     """Return the largest number that ``--remove`` may have.
 
     With the scope ``global`` it counts heads of the whole model, of which one must stay. With the scope ``site`` it
     counts heads of each site (attention module), which may lose all, so the site with the fewest heads is the limit.
     """
-    present = source.description.mask.at(site_paths(source, settings.tower))
-    if settings.scope == "global":
+    present = source.description.mask.at(site_paths(source, wanted.tower))
+    if wanted.scope == "global":
         return len(present.kept_heads) - 1
     heads_by_site = map(len, present.kept.values())
     return min(heads_by_site)
 
 
 def _choose_at_budget(
-    source: Source, settings: PruneSettings, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
+    source: Source, wanted: Selection, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
 ) -> HeadChoice:
     """Return the heads that a mask, a circuit or scores keep, when the number of heads to remove is known.
 
@@ -206,7 +222,7 @@ def _choose_at_budget(
 
     Args:
         source: the model.
-        settings: the options of ``prune``, with the budget.
+        wanted: how heads are chosen, with the budget.
         documents: the files of masks and circuits, by path.
         log: receives warnings about odd files.
         scores: scores of ``--method`` that were measured before; None to measure them.
@@ -214,40 +230,40 @@ def _choose_at_budget(
     # The heads at the sites where --with-mask decides.
     arch = source.description.arch
     fixed: Fixed = {}
-    if settings.share_sites and settings.with_mask:
-        document = documents[settings.with_mask]
-        shared_mask = mask_from_json(document, source.sites, settings.with_mask, arch)
-        _check_same_base(document, settings.with_mask, source, settings, log)  # before scoring, which may take long
-        fixed = shared_sites(source.sites, shared_mask, settings.share_sites)
+    if wanted.share_sites and wanted.with_mask:
+        document = documents[wanted.with_mask]
+        shared_mask = mask_from_json(document, source.sites, wanted.with_mask, arch)
+        _check_same_base(document, wanted.with_mask, source, wanted, log)  # before scoring, which may take long
+        fixed = shared_sites(source.sites, shared_mask, wanted.share_sites)
 
     # The heads that the mask, the circuit or the scores keep, and what the provenance says about that decision.
     decision: Mapping[str, object] = {}
     seen_by_scores: Sequence[Entry] = ()
-    if settings.mask:
-        document = documents[settings.mask]
-        mask_in_file = mask_from_json(document, source.sites, settings.mask, arch)
-        _check_same_base(document, settings.mask, source, settings, log)
-        _warn_of_other_weights_beside(settings.mask, mask_in_file, log)
+    if wanted.mask:
+        document = documents[wanted.mask]
+        mask_in_file = mask_from_json(document, source.sites, wanted.mask, arch)
+        _check_same_base(document, wanted.mask, source, wanted, log)
+        _warn_of_other_weights_beside(wanted.mask, mask_in_file, log)
         kept_by_both = source.description.mask.intersect(mask_in_file)
         mask = apply_fixed(kept_by_both, fixed)
-    elif settings.circuit:
-        document = documents[settings.circuit]
-        mask, decision = _choose_by_circuit(document, settings.circuit, source, settings, fixed)
-        _check_same_base(document, settings.circuit, source, settings, log)
+    elif wanted.circuit:
+        document = documents[wanted.circuit]
+        mask, decision = _choose_by_circuit(document, wanted.circuit, source, wanted, fixed)
+        _check_same_base(document, wanted.circuit, source, wanted, log)
     else:
-        choice_of_scores = _choose_by_scores(source, settings, fixed, log, scores)
+        choice_of_scores = _choose_by_scores(source, wanted, fixed, log, scores)
         mask = choice_of_scores.mask
         decision = choice_of_scores.details
         seen_by_scores = choice_of_scores.seen
 
     # The provenance: the options, and then the decision. The samples seen are those of the model, files and scores.
     details: dict[str, object] = {
-        "keep": settings.keep,
-        "remove": settings.remove,
-        "share_sites": settings.share_sites,
-        "allow_other_base": settings.allow_other_base or None,
+        "keep": wanted.keep,
+        "remove": wanted.remove,
+        "share_sites": wanted.share_sites,
+        "allow_other_base": wanted.allow_other_base or None,
     }
-    details.update(asked_classes(source, settings.tower))
+    details.update(asked_classes(source, wanted.tower))
     if fixed:
         details["shared"] = {path: list(kept) for path, kept in fixed.items()}
     details.update(decision)
@@ -257,13 +273,13 @@ def _choose_at_budget(
 
 
 def _choose_by_scores(
-    source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
+    source: Source, wanted: Selection, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> HeadChoice:
     """Return the mask that scores decide, with its provenance and the samples that the scores were measured on.
 
     Args:
         source: the model.
-        settings: the options of ``prune``; the scores come from ``--scores``, or else from ``--method``.
+        wanted: how heads are chosen; the scores come from a file, or else from the criterion.
         fixed: by site, the heads to keep at the sites where another mask decides.
         log: receives warnings about odd scores.
         known: scores of ``--method`` that were measured before; None to measure them now.
@@ -272,53 +288,53 @@ def _choose_by_scores(
         InputError: the file has no scores for the tower that is pruned.
     """
     # The scores, and where they come from.
-    if settings.scores:
-        scores = _read_scores(settings.scores, source, settings, log)
+    if wanted.scores:
+        scores = _read_scores(wanted.scores, source, wanted, log)
         origin = {}
         for key in ("method", "source"):
             if key in scores.info:
                 origin[key] = scores.info[key]
     else:
-        scores = known or _score(source, settings, log)
+        scores = known or _score(source, wanted, log)
         origin = scores.info["source"]["settings"]
     details: dict[str, object] = {"scores": origin}
-    seen = checked(scores.info.get("seen"), settings.scores or "scores")
+    seen = checked(scores.info.get("seen"), wanted.scores or "scores")
 
     # Count and remove only heads that have scores and belong to the tower of --tower (if that option is given).
     mask_of_model = source.description.mask
-    paths = site_paths(source, settings.tower)
+    paths = site_paths(source, wanted.tower)
     scored_paths = [path for path in paths if path in scores.scores]
     mask_of_scored_sites = mask_of_model.at(scored_paths)
     fixed_at_scored_sites = _fixed_at_sites_of(mask_of_scored_sites, fixed)
     if not mask_of_scored_sites.heads:
-        raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
+        raise InputError(f"{wanted.scores} has no scores of the {wanted.tower} tower")
     check_scored(scores, mask_of_scored_sites)
 
     # Some criteria decide which heads are kept: their decision is the mask.
-    if isinstance(settings.method, Decider):
-        decided = scores.info[settings.method.name]["kept"]
+    if isinstance(wanted.criterion, Decider):
+        decided = scores.info[wanted.criterion.name]["kept"]
         mask = _mask_of_decision(decided, mask_of_scored_sites, fixed_at_scored_sites)
         return HeadChoice(mask_of_model.updated(mask), details, seen)
 
     # The others only score heads: the lowest are removed, over the whole model or within each site.
-    details["scope"] = settings.scope
-    if settings.scope == "global":
-        count = total_budget(mask_of_scored_sites, settings.keep, settings.remove)
+    details["scope"] = wanted.scope
+    if wanted.scope == "global":
+        count = total_budget(mask_of_scored_sites, wanted.keep, wanted.remove)
         lowest_first = lowest(scores, mask_of_scored_sites.kept_heads)
         mask = select_global(lowest_first, mask_of_scored_sites, count, fixed_at_scored_sites)
     else:
-        removals_by_path = site_budget(mask_of_scored_sites, settings.keep, settings.remove)
+        removals_by_path = site_budget(mask_of_scored_sites, wanted.keep, wanted.remove)
         mask = select_per_site(scores, mask_of_scored_sites, removals_by_path)
         mask = _with_shared_sites(mask, mask_of_scored_sites, fixed_at_scored_sites)
     return HeadChoice(mask_of_model.updated(mask), details, seen)
 
 
-def _read_scores(path: str, source: Source, settings: PruneSettings, log: Log) -> HeadScores:
+def _read_scores(path: str, source: Source, wanted: Selection, log: Log) -> HeadScores:
     """Return the scores in a file, after a check that they belong to this model and fit the budget."""
     document = read_json_file(path)
     scores = scores_from_json(document, source.sites, path)
-    _check_same_base(document, path, source, settings, log)
-    _check_order(scores, settings, log)
+    _check_same_base(document, path, source, wanted, log)
+    _check_order(scores, wanted, log)
     return scores
 
 
@@ -361,11 +377,11 @@ def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadM
     return HeadMask(mask.heads, kept)
 
 
-def _check_same_base(document: Any, path: str, source: Source, settings: PruneSettings, log: Log) -> None:
+def _check_same_base(document: Any, path: str, source: Source, wanted: Selection, log: Log) -> None:
     """Check that a file was made from the weights of this model. A dry run reads no weights and skips the check."""
-    if settings.dry_run:
+    if not wanted.reads_weights:
         return
-    check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
+    check_base(document, path, source, allow_other=wanted.allow_other_base, log=log)
 
 
 def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
@@ -398,7 +414,7 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
         log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
 
 
-def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
+def _check_order(scores: HeadScores, wanted: Selection, log: Log) -> None:
     """Check that the scores in a file fit the scope and the budget.
 
     Nothing is checked if the file does not say how the scores were made.
@@ -414,33 +430,33 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
         return
     # One-shot scores fit any scope and budget; within a site, scoring site by site would be better.
     order = scoring.get("order")
-    if order == "one-shot" and settings.scope == "site":
-        log.info(f"{settings.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
+    if order == "one-shot" and wanted.scope == "site":
+        log.info(f"{wanted.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
     if order != "sequential":
         return
 
     # Sequential scores of a site were measured on a model that had already lost heads at earlier sites, as many as
     # the budget said. So they hold within a site, and for that budget.
-    if settings.scope == "global":
+    if wanted.scope == "global":
         raise UsageError(
-            f"{settings.scores} was scored site by site, so heads of different sites cannot be compared",
+            f"{wanted.scores} was scored site by site, so heads of different sites cannot be compared",
             hint="add --scope site, or score with --order one-shot",
         )
-    if settings.max_drop is not None:
+    if wanted.max_drop is not None:
         raise UsageError(
-            f"{settings.scores} was scored site by site for one budget, and --max-drop tries several",
+            f"{wanted.scores} was scored site by site for one budget, and --max-drop tries several",
             hint="give --method instead of --scores, or score with --order one-shot",
         )
-    same_keep = scoring.get("keep") == settings.keep
-    same_remove = scoring.get("remove") == settings.remove
+    same_keep = scoring.get("keep") == wanted.keep
+    same_remove = scoring.get("remove") == wanted.remove
     if not (same_keep and same_remove):
         flags = [f"--{name} {scoring[name]}" for name in ("keep", "remove") if name in scoring]
         budget = " ".join(flags)
-        log.warn(f"{settings.scores} was scored site by site for another budget: {shown(budget)}")
+        log.warn(f"{wanted.scores} was scored site by site for another budget: {shown(budget)}")
 
 
-def settled(source: Source, settings: PruneSettings) -> PruneSettings:
-    """Return the settings with scope and order filled in from the model, if the user did not set them.
+def settled(source: Source, wanted: Selection) -> Selection:
+    """Return the selection with scope and order filled in from the model, if the user did not set them.
 
     As in the paper: in a model of two towers (encoders of images and of texts), such as CLIP, heads are compared across
     all sites (attention modules): the scope is ``global``. In a model of one tower, such as ViT, they are compared
@@ -450,49 +466,47 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
         UsageError: the user asks for the sequential order across sites.
     """
     towers = {site.tower for site in source.sites}
-    if settings.scope is not None:
-        scope = settings.scope
-    elif len(towers) > 1 or isinstance(
-        settings.method, Decider
-    ):  # methods that decide by themselves look at the whole model
+    if wanted.scope is not None:
+        scope = wanted.scope
+    elif len(towers) > 1 or isinstance(wanted.criterion, Decider):  # these look at the whole model
         scope = "global"
     else:
         scope = "site"
 
-    if settings.order is not None:
-        order = settings.order
+    if wanted.order is not None:
+        order = wanted.order
     elif scope == "global":
         order = "one-shot"
     else:
         order = "sequential"
 
-    if scope == "global" and settings.order == "sequential":
+    if scope == "global" and wanted.order == "sequential":
         raise UsageError(
             f"--order sequential cannot compare heads over a whole model, as it is done for {source.name}",
             hint="add --scope site, or leave --order out",
         )
-    return replace(settings, scope=scope, order=order)
+    return replace(wanted, scope=scope, order=order)
 
 
-def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
+def _score(source: Source, wanted: Selection, log: Log) -> HeadScores:
     """Return new scores of the heads by ``--method``.
 
     Logs a warning if heads of the visual and the text tower are compared by a criterion whose scores have different
     scales in the two towers.
     """
-    towers = {site.tower for site in sites_of(source, settings.tower)}
-    across_towers = settings.scope == "global" and len(towers) > 1
-    if across_towers and not criterion_of(source, settings).compares_towers:
+    towers = {site.tower for site in sites_of(source, wanted.tower)}
+    across_towers = wanted.scope == "global" and len(towers) > 1
+    if across_towers and wanted.criterion is not None and not wanted.criterion.compares_towers:
         log.warn(
-            f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
+            f"{wanted.criterion} scores of different towers are compared, though their sizes have little in common: "
             "the paper scores the visual tower only (--tower visual), or searches circuits over both"
         )
-    source_to_score = with_max_length(source, settings.max_length)
-    return score_source(source_to_score, settings, log)
+    source_to_score = with_max_length(source, wanted.max_length)
+    return score_source(source_to_score, wanted.scoring(), log)
 
 
 def _choose_by_circuit(
-    document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
+    document: Any, path: str, source: Source, wanted: Selection, fixed: Fixed
 ) -> tuple[HeadMask, dict[str, object]]:
     """Return the mask that a circuit decides, and the entries of the provenance about the circuit.
 
@@ -503,7 +517,7 @@ def _choose_by_circuit(
         document: the circuit.
         path: the path of the circuit, for messages.
         source: the model.
-        settings: the options of ``prune``.
+        wanted: how heads are chosen.
         fixed: by site, the heads to keep at the sites where another mask decides.
 
     Raises:
@@ -514,11 +528,11 @@ def _choose_by_circuit(
 
     # If the circuit ranks the heads of one tower, the budget counts only the heads of that tower.
     tower_of_circuit = _tower_of_circuit(document, path, source)
-    paths = site_paths(source, settings.tower or tower_of_circuit)
+    paths = site_paths(source, wanted.tower or tower_of_circuit)
     mask_of_model = source.description.mask.at(paths)
     mask_at_start_of_tower = mask_at_start.at(paths)
     fixed_in_tower = _fixed_at_sites_of(mask_at_start_of_tower, fixed)
-    count = _count_removals(ranking, mask_of_model, mask_at_start_of_tower, settings)
+    count = _count_removals(ranking, mask_of_model, mask_at_start_of_tower, wanted)
     removals = max(count, 0)  # the count is negative if the circuit's start has lost more heads than the budget
 
     # The entries of the provenance.
@@ -530,10 +544,10 @@ def _choose_by_circuit(
 
     # Remove heads in a drawn order, or in the order of the search. A circuit of headmap (which is not nested) ranks no
     # heads, so check_whole() refuses to keep a part of the heads that it removes.
-    if settings.sample_from is not None:
-        details["sample_from"] = settings.sample_from
-        drawn_order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
-        never_drawn = ranking.removed[settings.sample_from :]
+    if wanted.sample_from is not None:
+        details["sample_from"] = wanted.sample_from
+        drawn_order = sample_ranking(ranking, wanted.sample_from, count, wanted.on.seed)
+        never_drawn = ranking.removed[wanted.sample_from :]
         check_whole(ranking, never_drawn, path)
         mask = select_global(drawn_order, mask_at_start_of_tower, removals, fixed_in_tower)
     else:
@@ -543,22 +557,22 @@ def _choose_by_circuit(
     return mask_at_start.updated(mask), details
 
 
-def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, settings: PruneSettings) -> int:
+def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, wanted: Selection) -> int:
     """Return how many heads to remove in the order of a circuit; negative if its start has lost more than the budget.
 
     Args:
         ranking: the ranking in the circuit.
         before: the heads of the model.
         present: the heads of the model that are left where the circuit starts.
-        settings: the options with the budget; without a budget, all removals of the circuit are made.
+        wanted: has the budget; without a budget, all removals of the circuit are made.
     """
-    has_budget = settings.keep is not None or settings.remove is not None
+    has_budget = wanted.keep is not None or wanted.remove is not None
     if not has_budget:
         removable = set(present.kept_heads).intersection(ranking.removed)
         return len(removable)
     # A circuit may start from a mask. The budget counts from the model, so heads that the mask removed count as well.
     gone_at_start = len(before.kept_heads) - len(present.kept_heads)
-    return total_budget(before, settings.keep, settings.remove) - gone_at_start
+    return total_budget(before, wanted.keep, wanted.remove) - gone_at_start
 
 
 def _tower_of_circuit(document: Any, path: str, source: Source) -> str | None:
@@ -580,13 +594,13 @@ def _tower_of_circuit(document: Any, path: str, source: Source) -> str | None:
 
 
 def _write(
-    source: Source, settings: PruneSettings, layout: str, output: Output, mask_output: Output | None, log: Log
+    source: Source, wanted: Selection, layout: str, output: Output, mask_output: Output | None, log: Log
 ) -> Outcome:
     """Choose the heads, write the pruned model and its mask, and return the answer.
 
     Args:
         source: the model.
-        settings: the options of ``prune``.
+        wanted: how heads are chosen.
         layout: ``sliced`` (removed heads are cut out of the weights) or ``zeroed`` (their weights are set to zero).
         output: the checkpoint or the folder.
         mask_output: the file of the mask; None for a folder, which holds the mask itself.
@@ -594,14 +608,14 @@ def _write(
     """
     # Choose the heads to keep.
     announce_reading([source], log)
-    choice = choose(source, settings, log)
+    choice = choose(source, wanted, log)
     mask = choice.mask
     check_finite_weights(source.name, source.tensors)
-    _warn_of_mask(source, settings, mask, log)
+    _warn_of_mask(source, wanted, mask, log)
 
     # Prune the model, and make the documents: its description, its mask and the answer.
     details = {**choice.details, "layout": layout}
-    origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
+    origin = provenance("prune", wanted.on.seed, [source.sha256], details, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(choice.seen))
     mask_document = mask.to_json(source.description.arch, origin, choice.seen)
@@ -639,23 +653,26 @@ def _write(
     return Outcome(answer.to_dict(), files=[output.path, mask_file])
 
 
-def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
+def _warn_of_mask(source: Source, wanted: Selection, mask: HeadMask, log: Log) -> None:
     """Warn of a mask that is hardly intended: it removes nothing, undoes ``--weights``, or empties whole sites.
 
     Args:
         source: the model before pruning.
-        settings: the options of ``prune``.
+        wanted: how heads are chosen.
         mask: the heads that are kept.
         log: receives the warnings.
     """
     # No head is removed, although an option says how many should be. The first such option is named.
     removes_nothing = mask.kept == source.description.mask.kept
-    amounts_given = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
-    if removes_nothing and amounts_given:
-        amount = amounts_given[0]
-        flag = settings.called(amount)
-        value = getattr(settings, amount)
-        log.warn(f"no head is removed: {flag} {value} keeps every head that {source.name} has")
+    amounts = {
+        "--keep": wanted.keep,
+        "--remove": wanted.remove,
+        "--max-drop": wanted.max_drop,
+        "--circuit": wanted.circuit,
+    }
+    given = [f"{flag} {value}" for flag, value in amounts.items() if value is not None]
+    if removes_nothing and given:
+        log.warn(f"no head is removed: {given[0]} keeps every head that {source.name} has")
 
     # Single weights that were set to zero before are not protected any more: a training would change them.
     has_lost_weights = source.description.params_nonzero is not None
@@ -712,13 +729,13 @@ def _costs(source: Source, mask: HeadMask) -> SizeChange:
     return SizeChange(before=before, after=after)
 
 
-def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
+def _dry_run(source: Source, wanted: Selection, layout: str, path: Path, mask_path: Path) -> Outcome:
     """Return what would be done and written.
 
     The number of heads at each site is given only if it is known without reading data; otherwise a note says why not.
     """
     whole = source.description.mask
-    present = whole.at(site_paths(source, settings.tower))
+    present = whole.at(site_paths(source, wanted.tower))
     plan = PruneAnswer(
         dry_run=True,
         model=source.name,
@@ -728,27 +745,29 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     )
 
     # Cases in which the number of heads at each site depends on data.
-    circuit_tells_accuracy = settings.circuit is not None and not settings.val
-    if settings.max_drop is not None and not circuit_tells_accuracy:
+    circuit_tells_accuracy = wanted.circuit is not None and not wanted.val
+    if wanted.max_drop is not None and not circuit_tells_accuracy:
         return _outcome_with_note(plan, "how many heads are removed is known only after measuring accuracy")
-    if isinstance(settings.method, Decider):
-        criterion_of(source, settings)  # raises an error if the criterion cannot score this model
+    if isinstance(wanted.criterion, Decider):
+        check_criterion(
+            source, wanted.criterion, wanted.tower
+        )  # raises an error if the criterion cannot score this model
         return _outcome_with_note(plan, "how many heads are kept, and which, is known only after scoring")
-    if settings.method and settings.scope == "global":
-        total_budget(present, settings.keep, settings.remove)  # raises an error for more heads than there are
+    if wanted.criterion and wanted.scope == "global":
+        total_budget(present, wanted.keep, wanted.remove)  # raises an error for more heads than there are
         return _outcome_with_note(plan, "heads per site of a global selection are known only after scoring")
 
     # Cases in which it is known.
-    if settings.method:
+    if wanted.criterion:
         # Only the number of heads to remove is known, not which: take the first heads of each site instead.
-        removals_by_path = site_budget(present, settings.keep, settings.remove)
+        removals_by_path = site_budget(present, wanted.keep, wanted.remove)
         removed = []
         for path_of_site, heads in present.kept.items():
             first_heads = heads[: removals_by_path[path_of_site]]
             removed += [(path_of_site, head) for head in first_heads]
         mask = whole.without(removed)
     else:
-        mask = choose(source, settings, Log()).mask
+        mask = choose(source, wanted, Log()).mask
     plan = plan.model_copy(update={"heads": mask.counts(), "cost": _costs(source, mask)})
     return Outcome(plan.to_dict())
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hydractl.criteria import Calibration
 from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, biases, lowest_weights, matrices
 from hydractl.errors import NonFiniteError, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, merged
@@ -19,11 +19,11 @@ from hydractl.files.verb_answers import PrunedWeights, PruneWeightsAnswer, SizeC
 from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters, parameters, size_of
 from hydractl.model.loading import build_model
-from hydractl.model.matching import asked_classes, sites_of
+from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source, need_classifier, with_max_length, write_model
+from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources, with_max_length, write_model
 from hydractl.model.stored import check_finite_weights
-from hydractl.settings.pruning import PruneSettings
+from hydractl.verbs.choosing import Measuring
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import open_calibration
@@ -34,9 +34,10 @@ class _WeightPlan:
     """How many weights to remove, and from where.
 
     Attributes:
+        criterion: scores the weights.
+        tower: the tower that is pruned; None or ``both`` for the whole model.
         prefixes: the prefixes of the names of parameters in the tower that is pruned; ``("",)`` for the whole model.
         names: the stored tensors whose weights may be removed, sorted.
-        has_biases: whether biases may be removed.
         steps: the number of steps in which weights are removed.
         removable: the number of weights that may be removed.
         total: the number of parameters of the model.
@@ -44,9 +45,10 @@ class _WeightPlan:
         share: the share of all parameters that stay, e.g. 0.3.
     """
 
+    criterion: type[WeightCriterion]
+    tower: str | None
     prefixes: tuple[str, ...]
     names: list[str]
-    has_biases: bool
     steps: int
     removable: int
     total: int
@@ -54,22 +56,48 @@ class _WeightPlan:
     share: float
 
 
-def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
+def run(
+    model: str,
+    opening: ModelOptions,
+    *,
+    method: str,
+    share: float,
+    steps: int | None,
+    tower: str | None,
+    on: Measuring,
+    max_length: int | None,
+    output: str | None,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
     """Score the weights, write the model with the lowest of them set to zero, and return what that cost.
 
     The answer of a dry run is how many weights would be removed.
+
+    Args:
+        model: the MODEL.
+        opening: how it is opened.
+        method: the name of the criterion.
+        share: the share of all parameters that stay.
+        steps: the number of steps; None for that of the criterion.
+        tower: the tower that is pruned; None or ``both`` for the whole model.
+        on: the samples that weights are scored on.
+        max_length: the largest number of tokens of these samples.
+        output: the checkpoint, or with a slash at its end the folder; None to name it after the model.
+        force: whether it may be replaced.
+        dry_run: whether only to plan.
+        log: the log.
     """
-    if _criterion(settings).needs_data:
+    source = only_one(open_sources([model], opening), "prune")
+    criterion = WEIGHT_CRITERIA[method]
+    if criterion.needs_data:
         need_classifier(source)
     # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
-    change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
-    output = settings.output or f"{source.name}.{change}.st"
+    output = output or f"{source.name}.{method}-weights{share:g}{seed_mark(on.seed)}.st"
     as_folder = output.endswith("/")
-    if as_folder:
-        path = Path(output)
-    else:
-        path = file_path(output)
-    plan = _plan_weights(source, settings)
+    path = Path(output) if as_folder else file_path(output)
+    plan = _plan_weights(source, criterion, share, steps, tower)
     weights = PrunedWeights(
         share=plan.share,
         parameters=plan.total,
@@ -81,30 +109,29 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
         arch=source.description.arch,
         weights=weights,
     )
-    if settings.dry_run:
-        check_outputs([path], force=settings.force, folder=as_folder)
+    if dry_run:
+        check_outputs([path], force=force, folder=as_folder)
         answer = answer.model_copy(update={"dry_run": True, "files": [str(path)]})
         return Outcome(answer.to_dict())
     announce_reading([source], log)
-    with Output(path, force=settings.force, folder=as_folder) as target:
-        cost, digest = _write(source, settings, plan, target, log)
+    with Output(path, force=force, folder=as_folder) as target:
+        cost, digest = _write(source, plan, on, max_length, target, log)
         answer = answer.model_copy(update={"output": str(path), "cost": cost, "sha256": digest})
         return Outcome(answer.to_dict(), files=[path])
 
 
-def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
+def _plan_weights(
+    source: Source, criterion: type[WeightCriterion], share: float, steps: int | None, tower: str | None
+) -> _WeightPlan:
     """Return which weights may be removed, and how many must be.
 
-    ``--weights`` is the share of all parameters that stay. Parameters outside matrices, such as biases, always stay,
+    ``share`` is that of all parameters that stay. Parameters outside matrices, such as biases, always stay,
     and in a model of two towers so do the parameters of the other tower.
 
     Raises:
         UsageError: more weights must be removed than may be.
     """
-    share = settings.weights
-    assert share is not None  # without --weights, heads are pruned instead
-    criterion = _criterion(settings)
-    prefixes, names = _removable(source, settings.tower, with_biases=criterion.removes_biases)
+    prefixes, names = _removable(source, tower, with_biases=criterion.removes_biases)
     total = parameters(source.tensors)
     removable = sum(source.tensors.info(name).numel for name in names)
     kept_count = round(share * total)
@@ -115,21 +142,16 @@ def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
         hint = f"{least_kept} of {total} parameters always stay, a share of {least_share:.4f}"
         raise UsageError(f"--weights {share:g} is too small for {source.name}", hint=hint)
     return _WeightPlan(
+        criterion=criterion,
+        tower=tower,
         prefixes=prefixes,
         names=names,
-        has_biases=criterion.removes_biases,
-        steps=settings.weight_steps or criterion.steps,
+        steps=steps or criterion.steps,
         removable=removable,
         total=total,
         count=count,
         share=share,
     )
-
-
-def _criterion(settings: PruneSettings) -> type[WeightCriterion]:
-    """Return the criterion that was asked for."""
-    assert settings.method is not None  # the settings refuse other methods
-    return WEIGHT_CRITERIA[settings.method.name]
 
 
 def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple[tuple[str, ...], list[str]]:
@@ -165,7 +187,7 @@ def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str,
 
 
 def _write(
-    source: Source, settings: PruneSettings, plan: _WeightPlan, target: Output, log: Log
+    source: Source, plan: _WeightPlan, on: Measuring, max_length: int | None, target: Output, log: Log
 ) -> tuple[SizeChange, str]:
     """Write and commit the model with its lowest weights set to zero.
 
@@ -173,7 +195,7 @@ def _write(
         Its size before and after, and the SHA-256 of its weights.
     """
     check_finite_weights(source.name, source.tensors)
-    masks, measured_on, used = _choose_weights(source, settings, plan, log)
+    masks, measured_on, used = _choose_weights(source, plan, on, max_length, log)
     tensors = _with_zeros(source, masks)
     log.info(
         f"{plan.count} of {plan.total} parameters are removed: mult-adds, time and bytes stay, as zeros are stored and "
@@ -181,18 +203,18 @@ def _write(
     )
 
     # Describe the model, with the provenance of the change.
-    details: dict[str, object] = {"method": str(settings.method), "weights": plan.share}
+    details: dict[str, object] = {"method": plan.criterion.name, "weights": plan.share}
     details.update(measured_on)
-    details.update(asked_classes(source, settings.tower))
+    details.update(asked_classes(source, plan.tower))
     sparse: dict[str, object] = {"share": plan.share, "params_nonzero": nonzero_parameters(tensors)}
-    if plan.has_biases:
+    if plan.criterion.removes_biases:
         sparse["biases"] = True  # zero biases count as removed, too, so that a training keeps them at zero
     if plan.steps > 1:
         details["steps"] = plan.steps
     layout = "sliced"
     if target.is_folder:  # a folder has zeros where heads were removed before
         layout = "zeroed"
-    origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
+    origin = provenance("prune", on.seed, [source.sha256], details, source.lineage)
     description = replace(
         source.description,
         family_version=source.family.version,
@@ -211,7 +233,7 @@ def _write(
 
 
 def _choose_weights(
-    source: Source, settings: PruneSettings, plan: _WeightPlan, log: Log
+    source: Source, plan: _WeightPlan, on: Measuring, max_length: int | None, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
     """Choose the weights to remove, in one step or several.
 
@@ -224,19 +246,19 @@ def _choose_weights(
     Raises:
         UsageError: more weights are zero already than are to be removed.
     """
-    criterion = _criterion(settings)()
+    criterion = plan.criterion()
     weights = {name: source.tensors.read(name) for name in plan.names}
     _check_zeros(weights, source, plan, log)
 
     # Without data, a single step scores the weights as they are.
     if not criterion.needs_data:
-        no_samples = Calibration(lambda: iter(()), 0, settings.seed, log)
+        no_samples = Calibration(lambda: iter(()), 0, on.seed, log)
         scores = criterion.score(weights, None, no_samples)
         return _masks_of_lowest(scores, weights, plan.count), {}, []
 
     # With data. --max-length applies only to the texts that weights are scored on, and not to the pruned model.
-    source_to_score = with_max_length(source, settings.max_length)
-    on_data = open_calibration(source_to_score, settings, log)
+    source_to_score = with_max_length(source, max_length)
+    on_data = open_calibration(source_to_score, on, log)
     model = on_data.model
     for count_after_step in _counts(plan, _count_zeros(weights)):
         _require_gradients(model, plan)
@@ -246,7 +268,7 @@ def _choose_weights(
         if count_after_step < plan.count:
             # The next step scores a new model with the zeros of this step, because scoring changed this one.
             source_with_zeros = replace(on_data.source, tensors=_with_zeros(on_data.source, masks))
-            model = build_model(source_with_zeros, settings.device, settings.dtype)
+            model = build_model(source_with_zeros, on.device, on.dtype)
             log.detail(f"{count_after_step} of {plan.count} weights are removed")
     return masks, on_data.measured_on, on_data.used
 
@@ -267,7 +289,7 @@ def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
 def _require_gradients(model: HydraModel, plan: _WeightPlan) -> None:
     """Switch gradients on for the weights that may be removed, and off for all other parameters."""
     model.requires_grad_(False)
-    parameters = _parameters_of_layers(model.networks[0], with_biases=plan.has_biases)
+    parameters = _parameters_of_layers(model.networks[0], with_biases=plan.criterion.removes_biases)
     for name, parameter in parameters.items():
         parameter.requires_grad_(name.startswith(plan.prefixes))
 

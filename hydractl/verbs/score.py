@@ -14,7 +14,7 @@ from hydractl.data import Batch, Dataset, batches, open_data
 from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, write_json
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.heads.mask import HeadScores
@@ -23,31 +23,44 @@ from hydractl.log import Log
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
 from hydractl.model.matching import asked_classes, check_labels_are_classes, known, named_by_data, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.source import Source, need_classifier, open_sources
+from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite_weights
-from hydractl.settings.common import Batched
-from hydractl.settings.pruning import PruneSettings, ScoreSettings
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.choosing import Measuring, Scoring
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
-Scoring = ScoreSettings | PruneSettings
-"""The options of a command that can score heads."""
 
+def run(
+    model: str,
+    opening: ModelOptions,
+    scoring: Scoring,
+    *,
+    output: str | None,
+    to_stdout: bool,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
+    """Score every head of one model; return the scores, and the file they are written to, if any.
 
-def run(settings: ScoreSettings, log: Log) -> Outcome:
-    """Score every head of one model; return the scores, and the file they are written to, if any."""
-    opened = open_sources(settings.model, model_options(settings, bodies=True))
-    source = only_one(opened, "score")
-    assert settings.method is not None  # the settings require it
-    default_name = f"{source.name}.{settings.method.name}{settings.seed_mark}.scores.json"
-    path = file_path(settings.output or default_name)
+    Args:
+        model: the MODEL.
+        opening: how it is opened.
+        scoring: how its heads are scored.
+        output: the file; None to name it after the model.
+        to_stdout: whether no file is written.
+        force: whether a file may be replaced.
+        dry_run: whether only to plan.
+        log: the log.
+    """
+    source = only_one(open_sources([model], opening), "score")
+    default_name = f"{source.name}.{scoring.criterion.name}{seed_mark(scoring.on.seed)}.scores.json"
+    path = file_path(output or default_name)
     # A dry run checks the output and the criterion.
-    if settings.dry_run:
-        outputs = []
-        if not settings.to_stdout:
-            outputs.append(path)
-        check_outputs(outputs, force=settings.force)
-        criterion_of(source, settings)
+    if dry_run:
+        outputs = [] if to_stdout else [path]
+        check_outputs(outputs, force=force)
+        check_criterion(source, scoring.criterion, scoring.tower)
         return Outcome(
             {
                 "schema": "hydractl.scores/1",
@@ -55,33 +68,30 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
                 "model": source.name,
                 "output": str(path),
                 "heads": source.description.mask.counts(),
-                "method": str(settings.method),
+                "method": str(scoring.criterion),
             }
         )
     announce_reading([source], log)
-    if settings.to_stdout:
-        return Outcome(score_source(source, settings, log).to_json(), print_document=True)
-    with Output(path, force=settings.force) as output:
-        document = score_source(source, settings, log).to_json()
-        return Outcome(document, files=[write_json(output, document)])
+    if to_stdout:
+        return Outcome(score_source(source, scoring, log).to_json(), print_document=True)
+    with Output(path, force=force) as target:
+        document = score_source(source, scoring, log).to_json()
+        return Outcome(document, files=[write_json(target, document)])
 
 
-def criterion_of(source: Source, settings: Scoring) -> Criterion:
-    """Return the criterion of ``--method``, after every check that is possible before the model is loaded.
+def check_criterion(source: Source, criterion: Criterion, tower: str | None) -> None:
+    """Check all that is possible before the model is loaded.
 
     Raises:
         InputError: the criterion needs data, and the model has no classifier.
     """
-    criterion = settings.method
-    assert isinstance(criterion, Criterion)  # the settings require it if scores are asked for
     if criterion.needs_data:
         need_classifier(source)
-    criterion.check(sites_of(source, settings.tower))
-    return criterion
+    criterion.check(sites_of(source, tower))
 
 
-def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
-    """Score the heads of a model; in a model of two towers, only the heads of ``--tower``.
+def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
+    """Score the heads of a model; in a model of two towers, only the heads of one.
 
     Returns:
         The scores. A criterion that decides how many heads are kept also adds an entry with its name to ``info``, which
@@ -90,30 +100,31 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     Raises:
         NonFiniteError: a score is not finite.
     """
-    criterion = criterion_of(source, settings)
-    paths = site_paths(source, settings.tower)
+    criterion = scoring.criterion
+    check_criterion(source, criterion, scoring.tower)
+    paths = site_paths(source, scoring.tower)
 
     # Open the model and the samples. A criterion without data reads the stored weights, and gets an empty calibration.
     model: Any
     measured_on: dict[str, object] = {}
     seen_samples: list[Entry] = []
     if criterion.needs_data:
-        on_data = open_calibration(source, settings, log)
+        on_data = open_calibration(source, scoring.on, log)
         source = on_data.source
         model = on_data.model
         calibration = on_data.calibration
         measured_on = on_data.measured_on
         seen_samples = on_data.used
     else:
-        model = _stored_heads(source, settings)
-        calibration = Calibration(lambda: iter(()), 0, settings.seed, log)
+        model = _stored_heads(source, scoring.on)
+        calibration = Calibration(lambda: iter(()), 0, scoring.on.seed, log)
 
     # Score: a Decider scores and decides in one go; a sequential order scores one site after another.
     site_indices = []
     for index, site in enumerate(model.sites):
         if site.path in paths:
             site_indices.append(index)
-    is_sequential = settings.order == "sequential" and criterion.needs_data
+    is_sequential = scoring.order == "sequential" and criterion.needs_data
     info: dict[str, object] = {"arch": source.description.arch, "method": criterion.name}
     if isinstance(criterion, Decider):
         decision = criterion.decide(model, calibration, site_indices)
@@ -121,20 +132,20 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         kept = _original_heads(source, model, decision.kept)
         info[criterion.name] = {**decision.info, "kept": kept}
     elif is_sequential:
-        scores = _score_site_by_site(source, model, criterion, calibration, settings, site_indices)
+        scores = _score_site_by_site(source, model, criterion, calibration, scoring, site_indices)
     else:
         scores = criterion.score(model, calibration, site_indices)
 
     # Say in the provenance how the scores were made.
     details: dict[str, object] = {"method": str(criterion), "order": None, "keep": None, "remove": None}
     if criterion.needs_data:
-        details["order"] = settings.order
+        details["order"] = scoring.order
     if is_sequential:
-        details["keep"] = settings.keep
-        details["remove"] = settings.remove
+        details["keep"] = scoring.keep
+        details["remove"] = scoring.remove
     details.update(measured_on)
-    details.update(asked_classes(source, settings.tower))
-    info["source"] = provenance("score", settings.seed, [source.sha256], details, source.lineage)
+    details.update(asked_classes(source, scoring.tower))
+    info["source"] = provenance("score", scoring.on.seed, [source.sha256], details, source.lineage)
     info["seen"] = merged(source.description.seen, seen_samples)
     scores_by_path = _scores_of_original_heads(source, model, criterion.name, scores)
     return HeadScores(scores_by_path, info)
@@ -165,11 +176,11 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
     return originals
 
 
-def _stored_heads(source: Source, settings: Scoring) -> Any:
+def _stored_heads(source: Source, on: Measuring) -> Any:
     """Return an object with the interface of a model that does not run: it reads the weights of one site at a time."""
     check_finite_weights(source.name, source.tensors)
-    resolve_device(settings.device)
-    dtype = resolve_dtype(settings.dtype)
+    resolve_device(on.device)
+    dtype = resolve_dtype(on.dtype)
     return StoredHeads(source.tensors, source.description, source.family, dtype)
 
 
@@ -191,23 +202,21 @@ class ModelOnData(NamedTuple):
     used: list[Entry]
 
 
-def open_calibration(source: Source, settings: Scoring, log: Log) -> ModelOnData:
-    """Build a model, and draw the samples that it is scored on by ``--seed``.
-
-    ``--samples`` says how many labelled samples are drawn, without repetition. If the data have fewer, all are used.
+def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
+    """Build a model, and draw the samples that it is scored on.
 
     Args:
         source: the model.
-        settings: the options of the command that scores.
+        on: the samples.
         log: receives warnings about odd data.
     """
     # Open the data, and build the model.
-    assert settings.data is not None  # the settings require it for a criterion that needs data
-    source = named_by_data(source, settings.data, settings.limit)
+    assert on.data is not None  # the options require it for a criterion that needs data
+    source = named_by_data(source, on.data, on.limit)
     dataset = open_data(
-        settings.data,
-        limit=settings.limit,
-        seed=settings.seed,
+        on.data,
+        limit=on.limit,
+        seed=on.seed,
         # Without class names, an empty list makes the data refuse names instead of matching them by position.
         labels=source.description.labels or [],
         need_labels=True,
@@ -215,38 +224,38 @@ def open_calibration(source: Source, settings: Scoring, log: Log) -> ModelOnData
     )
     report_classes(dataset, log)
     check_labels_are_classes(dataset, source)
-    model = build_model(source, settings.device, settings.dtype)
+    model = build_model(source, on.device, on.dtype)
 
     # Draw the samples.
-    count = min(settings.samples, len(dataset))
-    if count < settings.samples:
-        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
-    drawn = drawn_samples(dataset, settings)
+    count = min(on.samples, len(dataset))
+    if count < on.samples:
+        log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
+    drawn = drawn_samples(dataset, on)
     report_cut(dataset, model.preprocess, log, drawn)
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:
         """Yield inputs and labels [batch] of the drawn samples, on the model's device."""
-        for inputs, batch in model_batches(model, dataset, drawn, settings):
+        for inputs, batch in model_batches(model, dataset, drawn, on.batch_size, on.workers):
             labels = known(batch.labels)
             yield inputs, labels.to(parameter.device)
 
-    calibration = Calibration(iterate, count, settings.seed, log)
+    calibration = Calibration(iterate, count, on.seed, log)
 
     # Say in the provenance which samples were used.
     measured_on = {
         "samples": count,
         "data": dataset.fingerprint(),
-        "dtype": settings.dtype,
-        "batch_size": settings.batch_size,
+        "dtype": on.dtype,
+        "batch_size": on.batch_size,
         "max_length": source.description.preprocess.get("max_length"),
     }
-    used = [entry(settings.verb, "calibration", dataset, drawn)]
+    used = [entry(on.verb, "calibration", dataset, drawn)]
     return ModelOnData(source, model, calibration, measured_on, used)
 
 
 def model_batches(
-    model: HydraModel, dataset: Dataset, indices: Sequence[int], settings: Batched
+    model: HydraModel, dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int | None
 ) -> Iterator[tuple[Any, Batch]]:
     """Yield batches of samples: first the inputs as the model takes them (on its device, in its dtype), then the batch.
 
@@ -254,14 +263,15 @@ def model_batches(
         model: the model.
         dataset: the data set.
         indices: the indices of the samples to read, in this order.
-        settings: the options with the batch size and the number of reading workers.
+        batch_size: how many are computed together.
+        workers: how many processes read them.
     """
     parameter = next(model.parameters())
     read_batches = batches(
         dataset,
         model.preprocess,
-        settings.batch_size,
-        workers=settings.workers,
+        batch_size,
+        workers=workers,
         indices=indices,
     )
     for batch in read_batches:
@@ -269,10 +279,10 @@ def model_batches(
         yield inputs, batch
 
 
-def drawn_samples(dataset: Dataset, settings: Scoring) -> list[int]:
-    """Return the indices of the calibration samples, drawn by ``--seed`` without replacement, in ascending order."""
-    count = min(settings.samples, len(dataset))
-    generator = np.random.default_rng(settings.seed)
+def drawn_samples(dataset: Dataset, on: Measuring) -> list[int]:
+    """Return the indices of the calibration samples, drawn by the seed without replacement, in ascending order."""
+    count = min(on.samples, len(dataset))
+    generator = np.random.default_rng(on.seed)
     drawn = generator.choice(len(dataset), count, replace=False)
     indices: list[int] = drawn.tolist()
     return sorted(indices)
@@ -283,7 +293,7 @@ def _score_site_by_site(
     model: ScoredModel,
     criterion: Criterion,
     calibration: Calibration,
-    settings: Scoring,
+    scoring: Scoring,
     site_indices: Sequence[int],
 ) -> dict[int, list[float]]:
     """Score the heads of one site after another, as in the sequential order of the paper (D.1.1).
@@ -295,7 +305,7 @@ def _score_site_by_site(
         model: the same model, built. The gates of its heads are set during scoring, and removed at the end.
         criterion: scores the heads of a site.
         calibration: the samples to score on.
-        settings: the options with the number of heads to keep or to remove at each site.
+        scoring: says how many heads are kept or removed at each site.
         site_indices: the indices of the sites (attention modules), in the order in which they are scored.
 
     Returns:
@@ -303,7 +313,7 @@ def _score_site_by_site(
     """
     paths = [model.sites[index].path for index in site_indices]
     present = source.description.mask.at(paths)
-    removals_by_path = site_budget(present, settings.keep, settings.remove)
+    removals_by_path = site_budget(present, scoring.keep, scoring.remove)
     parameter = next(model.parameters())
     scores: dict[int, list[float]] = {}
     try:

@@ -51,7 +51,7 @@ from hydractl.studies.rows import (
 )
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
-from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, prune, report
+from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, report
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -59,7 +59,6 @@ PLAN = "hydractl.study-plan/3"
 
 _RUNS = {
     "extract-circuit": extract_circuit.run,
-    "prune": prune.run,
     "finetune": finetune.run,
     "fuse": fuse.run,
     "eval": eval.run,

@@ -69,7 +69,9 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             settings, log = (*arguments, None)[:2]
             if VERBS[verb].signature:
                 settings, log = current().values, keywords["log"]
-            seen.append(SimpleNamespace(**settings) if isinstance(settings, dict) else settings)
+            seen.append(
+                SimpleNamespace(**settings, sources=current().sources) if isinstance(settings, dict) else settings
+            )
             return run(seen[-1], log) if run is not None else Outcome({"schema": "test/1", "answer": 42})
 
         module = types.ModuleType(module_of(verb))
@@ -78,6 +80,8 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             module.Settings = SETTINGS[verb]  # type: ignore[attr-defined]
         module.run = record  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module_of(verb), module)
+        if verb == "prune":  # it has two engines
+            monkeypatch.setitem(sys.modules, "hydractl.verbs.prune_weights", module)
         return seen
 
     return install
@@ -98,10 +102,8 @@ def fake_info(monkeypatch: pytest.MonkeyPatch) -> None:
             raise InputError(f"{path} is bad")
         return FakeInfo(file=str(path))
 
-    module = types.ModuleType("hydractl.verbs.info")
-    module.describe = describe  # type: ignore[attr-defined]
-    module.compare = lambda documents: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "hydractl.verbs.info", module)
+    monkeypatch.setattr("hydractl.verbs.info.describe", describe)
+    monkeypatch.setattr("hydractl.verbs.info.compare", lambda documents: None)
 
 
 @pytest.fixture

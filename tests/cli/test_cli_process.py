@@ -22,14 +22,16 @@ HEAVY = (
 # A fake verb in a real process: PROGRAM is the body of its run().
 SCRIPT = """
 import sys, types, time, os
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from hydractl.cli.app import main
 from hydractl.verbs.outcome import Outcome
 
-def run(settings, log):
+def run(*arguments, log, **options):
 {body}
 
 module = types.ModuleType("hydractl.verbs.prune")
+module.__spec__ = ModuleSpec(module.__name__, None)
 module.run = run
 sys.modules["hydractl.verbs.prune"] = module
 sys.exit(main(["prune", "a.st", "--method", "random", "--keep", "1", *sys.argv[1:]]))

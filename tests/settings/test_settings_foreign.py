@@ -10,10 +10,10 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
+from hydractl.options.call import gather_arguments
 from hydractl.options.registry import VERBS
-from hydractl.options.verbs import SETTINGS, options_of_verb
-from hydractl.settings.sources import from_arguments
-from tests.calls import checked
+from hydractl.options.verbs import declared, options_of_verb
+from tests.calls import checked, values_when_ready
 
 Merge = Callable[..., Any]
 Refused = Callable[..., list[str]]
@@ -45,7 +45,9 @@ def test_no_variable_sets_force(text: str, refused: Refused, merged: Merge) -> N
 
 @pytest.mark.fault(94)
 def test_force_is_an_argument_in_python() -> None:
-    assert from_arguments(SETTINGS["score"], {**SCORE, "force": True}).force is True
+    signature = declared("score")
+    assert signature is not None
+    assert values_when_ready(gather_arguments(signature, {**SCORE, "force": True}))["force"] is True
 
 
 def outputs() -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydractl.criteria.weights import WeightMagnitude
 from hydractl.training import loop
 from hydractl.verbs.prune_weights import _counts, _WeightPlan
 from tests.pico import published, shared_stock
@@ -121,7 +122,15 @@ def test_oba_takes_biases_too_which_stay_removed_in_a_training() -> None:
 )
 def test_each_step_keeps_the_same_share_of_what_is_left(zeros: int, share: float, steps: int, left: list[int]) -> None:
     plan = _WeightPlan(
-        ("",), [], False, steps, removable=1000, total=1000, count=1000 - round(share * 1000), share=share
+        WeightMagnitude,
+        None,
+        ("",),
+        [],
+        steps,
+        removable=1000,
+        total=1000,
+        count=1000 - round(share * 1000),
+        share=share,
     )
     assert [1000 - count for count in _counts(plan, zeros)] == left
 

@@ -1,0 +1,44 @@
+"""What the signatures of ``score``, ``extract-circuit`` and ``prune`` share: words of their help, and ``auto``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from hydractl.criteria import arguments_help
+
+if TYPE_CHECKING:
+    from hydractl.options.call import Call
+
+Order = Literal["sequential", "one-shot"]
+
+CRITERION = "The importance criterion; higher scores are kept"
+SAMPLES = "Calibration samples, drawn by --seed without replacement"
+KEEP = "Heads to keep"
+REMOVE = "Heads to remove"
+OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
+DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
+MAX_DROP = 0.01
+COUNT = "N|auto"
+"""A number of heads, or as many as ``--max-drop`` allows."""
+AUTO = f"auto: as many as --max-drop allows, {MAX_DROP:g} where that is not given"
+
+
+def count_of_drop(call: Call, counted: str) -> None:
+    """Replace a number of heads that is ``auto`` by ``--max-drop``, which is then given where the number was.
+
+    Args:
+        call: the values of the options.
+        counted: the option of the number.
+    """
+    if call.values[counted] != "auto":
+        return
+    if call.values["max_drop"] is None:
+        call.values["max_drop"] = MAX_DROP
+        call.sources["max_drop"] = call.sources[counted]
+    call.ranks["max_drop"] = call.ranks.pop(counted)
+    call.values[counted] = None
+
+
+def rows_of_arguments() -> list[tuple[str, str]]:
+    """Return what the help says of the arguments of criteria, below the options."""
+    return [(f"      {form}", text) for form, text in arguments_help()]

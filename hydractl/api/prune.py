@@ -1,0 +1,343 @@
+"""The signature of ``prune``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hydractl.api.heads import (
+    AUTO,
+    COUNT,
+    CRITERION,
+    DROP,
+    KEEP,
+    OTHER_BASE,
+    REMOVE,
+    SAMPLES,
+    Order,
+    count_of_drop,
+    rows_of_arguments,
+)
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    Data,
+    DataSet,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    JsonDocument,
+    Labels,
+    Limit,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+)
+from hydractl.api.verb import verb
+from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
+from hydractl.criteria.weights import WEIGHT_CRITERIA
+from hydractl.options.call import Problems, current, log, text, text_or_none
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.models import Model
+
+SELECTION = "Head selection (give one)"
+choosing = partial(opt, group=SELECTION)
+amount = partial(opt, group="How much")
+form = partial(opt, group="Sharing and form")
+
+OF_WEIGHTS = ", ".join(WEIGHT_CRITERIA)
+OBA = WEIGHT_CRITERIA["oba"]
+
+
+@verb(
+    "prune",
+    alternatives=[("method", "scores", "circuit", "mask"), ("keep", "remove", "max_drop", "weights")],
+    writes="weights",
+    before=partial(count_of_drop, counted="remove"),
+    further_help=lambda: {SELECTION: rows_of_arguments()},
+)
+def prune(
+    model: OneModel,
+    *,
+    method: Annotated[
+        AnyCriterion | str | None,
+        choosing(
+            f"{CRITERION}; oba is for --weights",
+            choices=any_criterion_names(),
+            reads=read_any_criterion,
+            type=AnyCriterion,
+            often=True,
+        ),
+    ] = None,
+    scores: Annotated[
+        JsonDocument | None, choosing("Scores from the score verb; - is standard input", metavar="FILE", often=True)
+    ] = None,
+    circuit: Annotated[
+        JsonDocument | None,
+        choosing("A removal order from extract-circuit; - is standard input", metavar="FILE", often=True),
+    ] = None,
+    mask: Annotated[
+        JsonDocument | None, choosing("The heads to keep; - is standard input", metavar="FILE", often=True)
+    ] = None,
+    allow_other_base: Annotated[bool, choosing(OTHER_BASE)] = False,
+    keep: Annotated[
+        int | None, amount(f"{KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True)
+    ] = None,
+    remove: Annotated[
+        int | Literal["auto"] | None,
+        amount(
+            f"{REMOVE} per site; in all with --scope global; {AUTO} [heads]",
+            at_least=0,
+            often=True,
+            word="auto",
+            metavar=COUNT,
+        ),
+    ] = None,
+    max_drop: Annotated[
+        float | None,
+        amount(
+            f"{DROP} --val or else on the samples that chose the heads; the one before is taken [fraction]",
+            at_least=0,
+            below=1,
+        ),
+    ] = None,
+    val: Annotated[
+        Data | None,
+        amount("Labelled validation data for --max-drop, better not what the heads are chosen with", metavar="SPEC"),
+    ] = None,
+    weights: Annotated[
+        float | None,
+        amount(
+            f"Remove no heads, set single weights to zero: the share of all parameters to keep, with --method "
+            f"{OF_WEIGHTS} [fraction]",
+            above=0,
+            below=1,
+        ),
+    ] = None,
+    weight_steps: Annotated[
+        int | None,
+        amount(
+            "Remove the weights of --weights in N steps, each scored anew on what the steps before have left, and each "
+            f"to the same share of it [steps; default: {OBA.steps} with --method oba, as its authors do]",
+            at_least=1,
+        ),
+    ] = None,
+    scope: Annotated[
+        Literal["site", "global"] | None,
+        amount(
+            "Compare heads within each site, or over all sites of the towers; a circuit is always global "
+            "[default: site; global for a model of two towers]"
+        ),
+    ] = None,
+    order: Annotated[
+        Order | None,
+        amount(
+            "Score site by site on the model as pruned so far, or all at once on the full model "
+            "[default: sequential; one-shot with --scope global]"
+        ),
+    ] = None,
+    samples: Annotated[int, amount(f"{SAMPLES} [samples]", at_least=1)] = 512,
+    sample_from: Annotated[
+        int | None,
+        amount(
+            "Draw the heads to remove by --seed from the first N of the circuit [heads; default: take them in order]",
+            at_least=1,
+        ),
+    ] = None,
+    share_sites: Annotated[
+        int | None,
+        form("Keep the same heads as --with in the first N sites of each tower [sites; default: none]", at_least=1),
+    ] = None,
+    with_mask: Annotated[JsonDocument | None, form("The mask for --share-sites", metavar="MASK", flag="--with")] = None,
+    layout: Annotated[
+        Literal["sliced", "zeroed"] | None,
+        form(
+            "Cut the heads out of the weights, in a folder where its library can hold that (transformers' ViT, DeiT, "
+            "DINOv2), or set their output columns to zero [default: sliced for a .st file, zeroed for a folder]"
+        ),
+    ] = None,
+    output: Output = None,
+    data: DataSet = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+) -> Model:
+    """Cut heads out of a model.
+
+    ``scores``, ``circuit``, ``mask`` and ``with_mask`` take a file or a document.
+
+    Returns:
+        The pruned model; ``result`` holds its mask and cost. Without ``output`` its file is temporary.
+
+    Raises:
+        UsageError, InputError: an option, a file, a data set or the model is wrong.
+        NonFiniteError: a weight or a score is not finite.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    given = current().given
+    criterion = method if isinstance(method, AnyCriterion) else None
+    reads_data = criterion is not None and criterion.needs_data
+    reads_no_data = criterion is not None and not criterion.needs_data
+    with Problems() as problems:
+        # What decides, and which options then have no effect.
+        if given("weights"):
+            problems.unused(
+                *("scores", "circuit", "mask", "allow_other_base", "keep", "remove", "max_drop", "val", "scope"),
+                *("order", "sample_from", "share_sites", "with_mask", "layout"),
+                because="weights",
+            )
+            if reads_no_data:  # the scores are the same in every step
+                problems.unused("weight_steps", because="method")
+                weight_steps = None
+        elif given("mask"):  # it says everything
+            problems.unused(
+                *("keep", "remove", "max_drop", "val", "scope", "order", "samples", "sample_from", "tower"),
+                "max_length",
+                because="mask",
+            )
+            keep = remove = max_drop = val = scope = order = sample_from = tower = max_length = None
+        elif given("circuit"):  # it says the order of the heads
+            problems.unused("scope", "order", "samples", "max_length", because="circuit")
+            scope = order = max_length = None
+        elif given("scores"):  # they say the importance of the heads
+            problems.unused("order", "samples", "sample_from", "max_length", because="scores")
+            order = sample_from = max_length = None
+        elif given("method"):
+            problems.unused("sample_from", because="method")
+            sample_from = None
+            if reads_no_data:
+                problems.unused("max_length", because="method")
+                max_length = None
+            if not given("with_mask"):  # no file is read that could be of another base
+                problems.unused("allow_other_base", because="method")
+                allow_other_base = False
+            if isinstance(criterion, Decider):  # it says how many heads stay, and where
+                problems.unused("keep", "remove", "max_drop", "val", "scope", "order", because="method")
+                keep = remove = max_drop = val = scope = order = None
+            elif scope == "global" and order == "sequential":
+                problems.unused("order", because="scope")
+                order = None
+
+        # What is needed.
+        if given("weights"):
+            _check_criterion_of_weights(problems, criterion, dtype)
+        elif criterion is not None and not isinstance(criterion, Criterion):
+            problems.goes_with("method", "weights")
+        else:
+            problems.exactly_one("method", "scores", "circuit", "mask")
+            ranks_heads = given("method") and not isinstance(criterion, Decider)
+            if given("scores") or ranks_heads:
+                problems.exactly_one("keep", "remove", "max_drop")
+            elif given("circuit"):
+                problems.at_most_one("keep", "remove", "max_drop")
+                if given("sample_from") and not (given("keep") or given("remove")):
+                    problems.add(f"--sample-from{current().where('sample_from')} needs one of --keep, --remove")
+            if reads_data:
+                problems.needs("data", f"--method {criterion}")
+
+            # Accuracy is measured on the samples that chose the heads, if there are any, else on --val.
+            if given("max_drop"):
+                if given("share_sites"):
+                    problems.add("--max-drop cannot be given with --share-sites")
+                if given("scores") or reads_no_data:
+                    chosen_by = "--scores" if given("scores") else f"--method {criterion}"
+                    problems.needs("val", f"--max-drop with {chosen_by}")
+                # The accuracies in a circuit of another base are those of other weights.
+                if given("circuit") and allow_other_base:
+                    problems.needs("val", "--max-drop with --allow-other-base")
+            problems.goes_with("share_sites", "with_mask")
+            problems.goes_with("with_mask", "share_sites")
+            problems.goes_with("val", "max_drop")
+            problems.one_from_stdin("scores", "circuit", "mask", "with_mask")
+        problems.goes_with("weight_steps", "weights")
+
+    from hydractl.api.making import made, place_of_model
+    from hydractl.verbs.choosing import Measuring, Selection
+    from hydractl.verbs.opening import opening_options
+    from hydractl.verbs.prune import run as prune_heads
+    from hydractl.verbs.prune_weights import run as prune_weights
+
+    # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
+    opening = opening_options(arch=arch, labels=labels, max_length=None, prompt=prompt, seed=seed, bodies=True)
+    spec = text_or_none(data)
+    on = Measuring("prune", spec, samples, limit, seed, device, dtype, batch_size, workers)
+    path, folder = place_of_model(output, "pruned.st")
+    if weights is not None:
+        assert criterion is not None
+        outcome = prune_weights(
+            text(model),
+            opening,
+            method=criterion.name,
+            share=weights,
+            steps=weight_steps,
+            tower=tower,
+            on=on,
+            max_length=max_length,
+            output=path,
+            force=force,
+            dry_run=dry_run,
+            log=log(),
+        )
+        return made(outcome, folder)
+
+    assert not isinstance(remove, str)  # "auto" is a drop by now
+    wanted = Selection(
+        criterion=criterion if isinstance(criterion, Criterion) else None,
+        scores=text_or_none(scores),
+        circuit=text_or_none(circuit),
+        mask=text_or_none(mask),
+        keep=keep,
+        remove=remove,
+        max_drop=max_drop,
+        val=text_or_none(val),
+        scope=scope,
+        order=order,
+        sample_from=sample_from,
+        share_sites=share_sites,
+        with_mask=text_or_none(with_mask),
+        allow_other_base=allow_other_base,
+        tower=tower,
+        max_length=max_length,
+        on=on,
+        reads_weights=not dry_run,
+    )
+    outcome = prune_heads(
+        text(model), opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
+    )
+    return made(outcome, folder)
+
+
+def _check_criterion_of_weights(problems: Problems, criterion: AnyCriterion | None, dtype: str) -> None:
+    """Add the problems of the criterion of single weights: there is none, or it lacks what it needs."""
+    if criterion is None:
+        problems.needs("method", "--weights")
+        return
+    if criterion.name not in WEIGHT_CRITERIA:
+        where = current().where("method")
+        problems.add(f"--method {criterion} scores heads, --weights takes {OF_WEIGHTS}{where}")
+        return
+    if not WEIGHT_CRITERIA[criterion.name].needs_data:
+        return
+    # OBA is the only one that reads data. Its gradients need 32 bits or more.
+    if dtype not in ("float32", "float64"):
+        problems.add("--method oba needs --dtype float32 or float64")
+    problems.needs("data", f"--method {criterion}")

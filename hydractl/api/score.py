@@ -1,0 +1,129 @@
+"""The signature of ``score``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from hydractl.api.heads import CRITERION, KEEP, REMOVE, SAMPLES, Order, rows_of_arguments
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    DataSet,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+)
+from hydractl.api.verb import verb
+from hydractl.criteria import CRITERIA, Criterion, Decider, read_criterion
+from hydractl.options.call import Problems, current, log, text, text_or_none, to_stdout
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Scores
+
+scoring = partial(opt, group="Scoring")
+
+
+@verb("score", alternatives=[("keep", "remove")], further_help=lambda: {"Scoring": rows_of_arguments()})
+def score(
+    model: OneModel,
+    *,
+    method: Annotated[
+        Criterion | str | None,
+        scoring(CRITERION, choices=CRITERIA.names, reads=read_criterion, type=Criterion, often=True),
+    ] = None,
+    samples: Annotated[int, scoring(f"{SAMPLES} [samples]", at_least=1, often=True)] = 512,
+    order: Annotated[
+        Order | None,
+        scoring(
+            "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the "
+            "full model [default: sequential with --keep or --remove, else one-shot]"
+        ),
+    ] = None,
+    keep: Annotated[int | None, scoring(f"{KEEP} per site [heads]", at_least=0, often=True)] = None,
+    remove: Annotated[int | None, scoring(f"{REMOVE} per site [heads]", at_least=0)] = None,
+    output: Output = None,
+    data: DataSet = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+) -> Scores:
+    """Give every attention head an importance score.
+
+    Returns:
+        The scores, which ``prune(scores=...)`` takes.
+
+    Raises:
+        UsageError, InputError: an option, a file, a data set or the model is wrong.
+        NonFiniteError: a score is not finite.
+    """
+    criterion = method if isinstance(method, Criterion) else None
+    reads_no_data = criterion is not None and not criterion.needs_data
+    with Problems() as problems:
+        if reads_no_data:
+            problems.unused("max_length", because="method")
+            max_length = None
+
+        # Scores without data do not depend on the heads that were removed before, so a number of heads has no effect.
+        if isinstance(criterion, Decider):
+            problems.unused("order", "keep", "remove", because="method")
+            order = keep = remove = None
+        elif order == "one-shot":
+            problems.unused("keep", "remove", because="order")
+            keep = remove = None
+        elif order is None and reads_no_data:
+            problems.unused("keep", "remove", because="method")
+            keep = remove = None
+        # The scores at a number of heads are those of ``prune --method`` at this number.
+        elif order is None:
+            has_count = current().given("keep") or current().given("remove")
+            order = "sequential" if has_count else "one-shot"
+
+        problems.needs("method")
+        if criterion is not None and criterion.needs_data:
+            problems.needs("data", f"--method {criterion}")
+        if order == "sequential":
+            problems.exactly_one("keep", "remove")
+
+    from hydractl.api.results import Scores
+    from hydractl.verbs.choosing import Measuring, Scoring
+    from hydractl.verbs.opening import opening_options
+    from hydractl.verbs.score import run
+
+    assert criterion is not None
+    spec = text_or_none(data)
+    on = Measuring("score", spec, samples, limit, seed, device, dtype, batch_size, workers)
+    outcome = run(
+        text(model),
+        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
+        Scoring(criterion, order or "one-shot", keep, remove, tower, on),
+        output=text_or_none(output),
+        to_stdout=to_stdout(),
+        force=force,
+        dry_run=dry_run,
+        log=log(),
+    )
+    return Scores(outcome)
