@@ -12,6 +12,7 @@ from hydractl import errors
 from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
+    from hydractl.api.bench import bench
     from hydractl.api.export import export
     from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from hydractl.api.score import score
     from hydractl.api.study import study
     from hydractl.api.verbs import (
-        bench,
         calibrate,
         evaluate,
         extract_circuit,

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hydractl.options.call import Call, gather
+from hydractl.log import Log
+from hydractl.options.call import Call, gather, gather_arguments
 from hydractl.options.option import Raw
 from hydractl.options.verbs import SETTINGS, declared
 from hydractl.settings.sources import merge
 from hydractl.studies.request import StudyRequest
+from hydractl.verbs.outcome import Outcome
 
 
 class _Ready(BaseException):
@@ -42,6 +44,17 @@ def values_when_ready(call: Call) -> dict[str, Any]:
     except _Ready:
         return call.values
     raise AssertionError(f"{call.verb} starts to work without a check of its options")
+
+
+def ran(verb: str, values: Mapping[str, object], log: Log | None = None) -> Outcome:
+    """Run a verb with typed values as the command line runs it, and return what it would print."""
+    signature = declared(verb)
+    assert signature is not None
+    call = gather_arguments(signature, values)
+    call.from_python = False
+    call.log = log or Log()
+    outcome: Outcome = call.run().outcome
+    return outcome
 
 
 def study_request(**flags: Raw) -> StudyRequest:

@@ -52,7 +52,6 @@ Tower: TypeAlias = Literal["visual", "text", "both"]
 Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
 Mergeable: TypeAlias = Literal["mlp", "norm", "embed", "none", "auto"]
 ExportFormat: TypeAlias = Literal["onnx", "pt2"]
-Baseline: TypeAlias = Literal["stock", "members", "deep"]
 Part: TypeAlias = Literal[
     "patch",
     "position",
@@ -87,15 +86,10 @@ class OpensModels(EveryVerb, total=False):
     seed: int
 
 
-class OnModels(OpensModels, total=False):
-    """Arguments of every verb that computes on a device that the caller chooses."""
-
-    device: str
-
-
-class InBatches(OnModels, total=False):
+class InBatches(OpensModels, total=False):
     """Arguments of every verb with one batch size and one number format: all but ``bench`` and ``export``."""
 
+    device: str
     workers: int | None
     dtype: Dtype
     batch_size: int
@@ -232,23 +226,6 @@ class PredictArguments(InBatches, total=False):
     report: Path | None
     resume: bool
     require: str | Sequence[str]
-
-
-class BenchArguments(OnModels, total=False):
-    """Arguments of :func:`hydractl.bench`."""
-
-    batch_size: int | Sequence[int]
-    dtype: Dtype | Sequence[Dtype]
-    compare: Baseline | Sequence[Baseline]
-    unequal_inputs: bool
-    compile: bool
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None
-    rounds: int
-    warmup: int
-    threads: int | None
-    require: str | Sequence[str]
-    data: Data | None
-    whole_last_block: bool
 
 
 class ReportArguments(EveryVerb, total=False):

@@ -177,9 +177,8 @@ Workers: TypeAlias = Annotated[
 ]
 Seed: TypeAlias = Annotated[int, running("The seed of everything random", at_least=0, often=True)]
 DryRun: TypeAlias = Annotated[bool, running("Print the plan and stop", often=True)]
-Dtype: TypeAlias = Annotated[
-    Literal["float32", "bfloat16", "float16", "float64"], running("Number format of the computation")
-]
+DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
+Dtype: TypeAlias = Annotated[DtypeName, running("Number format of the computation")]
 BatchSize: TypeAlias = Annotated[int, running("Samples that are computed together [samples]", at_least=1)]
 WholeLastBlock: TypeAlias = Annotated[
     bool, running("Run the last block for all tokens, not only for those that are read out")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from hydractl.api.arguments import (
-    BenchArguments,
     CalibrateArguments,
     CircuitArguments,
     EvalArguments,
@@ -47,7 +46,6 @@ ARGUMENTS: dict[str, type] = {
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
     "predict": PredictArguments,
-    "bench": BenchArguments,
     "report": ReportArguments,
 }
 """The types of the keyword arguments of each verb."""
@@ -299,24 +297,6 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
     outcome = run("predict", model_arguments([model]), options)
     rows = list(outcome.lines or ())
     return Predictions(outcome.document, outcome.files, rows)
-
-
-@_documented("bench")
-def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
-    """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
-
-    Args:
-        models: one model, several, or a mapping from the names of rows to models. A list in the mapping is an ensemble
-            whose models run one after another.
-
-    Returns:
-        The rows, one for each model, batch size and number format, in its ``results``.
-
-    Raises:
-        RequirementError: one of ``require`` is not met.
-    """
-    outcome = _run_on_rows("bench", models, options)
-    return Benchmark(outcome.document, outcome.files)
 
 
 @_documented("report")

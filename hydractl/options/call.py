@@ -333,6 +333,12 @@ def texts(values: object) -> list[str]:
     return [text(value) for value in values]
 
 
+def integers(values: object) -> list[int]:
+    """Return the whole numbers that an argument is once it is read, if it may be several."""
+    assert isinstance(values, list)
+    return values
+
+
 # --- rules between options --------------------------------------------------------------------------------------------
 
 

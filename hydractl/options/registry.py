@@ -146,7 +146,7 @@ VERBS: dict[str, Verb] = {
         prints_table=True,
     ),
     "bench": Verb(
-        settings="hydractl.settings.measuring:BenchSettings",
+        signature="hydractl.api.bench:bench",
         summary="Measure latency, memory and mult-adds",
         usage="[NAME=]MODEL... [-o bench.json] [options]",
         about="Measure latency, throughput, memory and mult-adds; ratios are to the first MODEL, in paired rounds.",

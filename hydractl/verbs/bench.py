@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
+from hydractl.benchmark.measuring import BenchOptions, measure_rows
+from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, open_samples, with_ratios
+from hydractl.errors import UsageError
+from hydractl.expressions.conditions import Requirement
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
-from hydractl.files.collecting import importing
+from hydractl.files.bench_answer import BenchCost
 from hydractl.log import Log
-from hydractl.settings.measuring import BenchSettings
+from hydractl.model.cost import COUNTED_PRODUCTS
+from hydractl.model.loading import find_models, resolve_device
+from hydractl.model.source import ModelOptions
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_of_bench
-
-if TYPE_CHECKING:
-    from hydractl.benchmark.rows import BenchModel
-    from hydractl.data.base import Dataset
-    from hydractl.files.bench_answer import BenchCost
 
 SCHEMA = "hydractl.bench/1"
 
@@ -51,107 +53,135 @@ CONVENTIONS = {
 }
 
 
-def run(settings: BenchSettings, log: Log) -> Outcome:
-    """Measure every model at every batch size and number format, write the figures, and check requirements on them."""
-    with importing():
-        from hydractl.benchmark.measuring import BenchOptions, measure_rows
-        from hydractl.benchmark.rows import bench_rows, on_one_input, open_samples, with_ratios
-        from hydractl.model.loading import find_models, resolve_device
-        from hydractl.verbs.opening import announce_reading, model_options
+def run(
+    models: Sequence[str],
+    opening: ModelOptions,
+    options: BenchOptions,
+    *,
+    compare: Sequence[str],
+    unequal_inputs: bool,
+    whole_last_block: bool,
+    data: str | None,
+    limit: int | None,
+    requirements: Sequence[Requirement],
+    device: str,
+    output: str | None,
+    to_stdout: bool,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
+    """Measure every model at every batch size and number format, write the figures, and check requirements on them.
 
+    Args:
+        models: the MODELs.
+        opening: how they are opened.
+        options: how they are measured, still without data.
+        compare: the baselines that become further rows.
+        unequal_inputs: whether each model runs on its own input where they differ.
+        whole_last_block: whether the last block runs for all tokens.
+        data: the SPEC of the samples to run on; None for random inputs.
+        limit: the most samples to use of them; None for all.
+        requirements: what has to hold of the rows.
+        device: the device, or ``auto``.
+        output: the file; None to name it after the first model.
+        to_stdout: whether the figures go to standard output, or to the program, instead of a file.
+        force: whether the file may be replaced.
+        dry_run: whether only to plan.
+        log: the log.
+    """
     # The rows: the models and what they are compared with. Requirements are checked against their names.
-    device = resolve_device(settings.device)
-    settings.check_device(device.type)
-    models = find_models(settings.model, model_options(settings))
-    if not settings.unequal_inputs:
-        models = on_one_input(models, log)
-    rows = bench_rows(models, settings.compare, whole_last_block=settings.whole_last_block)
+    runs_on = resolve_device(device)
+    _check_mode(options.compile_mode, runs_on.type)
+    found = find_models(models, opening)
+    if not unequal_inputs:
+        found = on_one_input(found, log)
+    rows = bench_rows(found, compare, whole_last_block=whole_last_block)
 
     # Check the requirements, and open the data and the output path, before anything is measured.
     row_names = [row.name for row in rows]
     names_of_compared_rows = {row.name for row in rows if row.kind in COMPARED}
-    check_known(settings.requirements(), row_names, ROW_KEYS, skip_first=True, named_only=names_of_compared_rows)
-    data = None
-    if settings.data is not None:
-        largest_batch = max(settings.batch_size)
-        data = open_samples(rows, settings.data, settings.limit, settings.seed, largest_batch)
+    check_known(requirements, row_names, ROW_KEYS, skip_first=True, named_only=names_of_compared_rows)
+    if data is not None:
+        largest_batch = max(options.batch_sizes)
+        options = replace(options, data=open_samples(rows, data, limit, options.seed, largest_batch))
     path = None
-    if not settings.to_stdout:
-        path = file_path(settings.output or f"{rows[0].name}.bench.json")
+    if not to_stdout:
+        path = file_path(output or f"{rows[0].name}.bench.json")
     costs = with_ratios([row.cost() for row in rows])
-    if settings.dry_run:
+    if dry_run:
         files_to_write = []
         if path is not None:
             files_to_write.append(path)
-        check_outputs(files_to_write, force=settings.force)
-        return Outcome(_plan(settings, rows, costs, files_to_write))
+        check_outputs(files_to_write, force=force)
+        return Outcome(_plan(options, rows, costs, files_to_write))
 
     with contextlib.ExitStack() as stack:
         # Claim the output file, then measure.
-        output = None
+        output_file = None
         if path is not None:
-            output = stack.enter_context(Output(path, force=settings.force))
-        compile_mode = None
-        if settings.compile:
-            compile_mode = settings.compile_mode or "default"
-        options = settings.fill(
-            BenchOptions,
-            batch_sizes=settings.batch_size,
-            dtypes=settings.dtype,
-            compile_mode=compile_mode,
-            data=data,
-        )
+            output_file = stack.enter_context(Output(path, force=force))
         source_by_name = {}
         for row in rows:
             for source in row.model.sources:
                 source_by_name[source.name] = source
         announce_reading(source_by_name.values(), log)
-        measured = measure_rows(options, rows, costs, device, log)
+        measured = measure_rows(options, rows, costs, runs_on, log)
 
         # Write the answer.
-        conventions = _conventions(settings, data)
-        document = measured.model_copy(update={"conventions": conventions}).to_dict()
+        document = measured.model_copy(update={"conventions": _conventions(options)}).to_dict()
         files = []
-        if output is not None:
-            files.append(write_json(output, document))
+        if output_file is not None:
+            files.append(write_json(output_file, document))
     results = [result.to_dict() for result in measured.results]
-    unmet = unmet_of_bench(results, settings.requirements(), names_of_compared_rows)
+    unmet = unmet_of_bench(results, requirements, names_of_compared_rows)
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
-def _conventions(settings: BenchSettings, data: Dataset | None) -> dict[str, object]:
-    """Return, by key, how the numbers of the answer are defined, with what this command has set (rounds, data, seed).
+def _check_mode(compile_mode: str | None, kind: str) -> None:
+    """Refuse CUDA graphs on a device without CUDA.
 
     Args:
-        settings: the options of the command.
-        data: the samples that models run on; None for random inputs.
-    """
-    from hydractl.model.cost import COUNTED_PRODUCTS
+        compile_mode: the mode of ``torch.compile``; None if nothing is compiled.
+        kind: ``cpu``, ``cuda`` or ``mps``.
 
+    Raises:
+        UsageError: the device has no CUDA graphs; the message names the option.
+    """
+    if compile_mode == "reduce-overhead" and kind != "cuda":
+        raise UsageError(
+            f"--compile-mode reduce-overhead has no effect on a {kind} device: it is CUDA graphs",
+            hint="leave it out, or use --device cuda",
+        )
+
+
+def _conventions(options: BenchOptions) -> dict[str, object]:
+    """Return, by key, how the numbers of the answer are defined, with what is set here (rounds, data, seed)."""
     conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
-    conventions["rounds_measured"] = settings.rounds
-    conventions["rounds_warmup"] = settings.warmup
+    conventions["rounds_measured"] = options.rounds
+    conventions["rounds_warmup"] = options.warmup
+    data = options.data
     if data is not None:
         conventions["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
-    conventions["seed"] = settings.seed
+    conventions["seed"] = options.seed
     return conventions
 
 
 def _plan(
-    settings: BenchSettings, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
+    options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
 ) -> dict[str, object]:
     """Return the answer of a dry run: the cost of each row, and how many times models will be called in all."""
     results = []
     for row, cost in zip(rows, costs, strict=True):
         results.append({"model": row.name, **cost.to_dict()})
-    measurements = len(rows) * len(settings.batch_size) * len(settings.dtype)
-    calls_each = settings.rounds + settings.warmup + 1  # and one call that checks the model
+    measurements = len(rows) * len(options.batch_sizes) * len(options.dtypes)
+    calls_each = options.rounds + options.warmup + 1  # and one call that checks the model
     return {
         "schema": SCHEMA,
         "dry_run": True,
         "results": results,
-        "batch_sizes": list(settings.batch_size),
-        "dtypes": list(settings.dtype),
+        "batch_sizes": list(options.batch_sizes),
+        "dtypes": list(options.dtypes),
         "calls": measurements * calls_each,
         "files": [str(file) for file in files],
     }

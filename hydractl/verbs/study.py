@@ -51,7 +51,7 @@ from hydractl.studies.rows import (
 )
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
-from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, report
+from hydractl.verbs import calibrate, eval, extract_circuit, finetune, fuse, report
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -63,7 +63,6 @@ _RUNS = {
     "fuse": fuse.run,
     "eval": eval.run,
     "calibrate": calibrate.run,
-    "bench": bench.run,
     "report": report.run,
 }
 _MODEL = ("device", "labels", "prompt", "arch", "seed")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,10 @@ from hydractl.log import Log, Progress
 from hydractl.model import machine
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
-from hydractl.settings.measuring import BenchSettings
-from hydractl.verbs import bench
-from hydractl.verbs.bench import ROW_KEYS, run
+from hydractl.verbs.bench import ROW_KEYS
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import lookup
+from tests.calls import ran
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
 
@@ -61,13 +58,9 @@ def write(path: str, seed: int = 0, scale: float = 1.0) -> Path:
     return Path(path)
 
 
-def settings(*models: str, **changes: Any) -> BenchSettings:
-    few = {"batch_size": [2], "rounds": 3, "warmup": 1, "device": "cpu", **changes}
-    return BenchSettings(model=list(models) or [f"base={PICO}", f"deep={PICO}+{PICO}"], **few)
-
-
 def measure(*models: str, log: Log | None = None, **changes: Any) -> Outcome:
-    return run(settings(*models, **changes), log or Log())
+    few = {"batch_size": [2], "rounds": 3, "warmup": 1, "device": "cpu", **changes}
+    return ran("bench", {"model": list(models) or [f"base={PICO}", f"deep={PICO}+{PICO}"], **few}, log)
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
@@ -383,10 +376,3 @@ def test_threads_are_set_for_the_measurement_and_put_back(monkeypatch: pytest.Mo
     outcome = measure(threads=before + 1)
     assert seen == [before + 1] and outcome.document["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before
-
-
-def test_nothing_heavy_is_imported_with_the_module() -> None:
-    code = "import sys, hydractl.verbs.bench; print('torch' in sys.modules)"
-    root = Path(bench.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
-    assert done.stdout.strip() == "False"

@@ -13,12 +13,10 @@ from hydractl.benchmark.rows import StockModel, bench_rows, stock_cost, unsliced
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.log import Log
 from hydractl.model.loading import ModelArgument, build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, pruned
-from hydractl.settings.measuring import BenchSettings
-from hydractl.verbs.bench import run
+from tests.calls import ran
 from tests.pico import (
     close,
     inputs,
@@ -60,7 +58,7 @@ def files() -> list[str]:
 
 def measure(*models: str, compare: list[str], **changes: Any) -> dict[str, Any]:
     few = {"batch_size": [2], "rounds": 2, "warmup": 0, "device": "cpu", "json": True, **changes}
-    return run(BenchSettings(model=list(models), compare=compare, **few), Log()).document
+    return ran("bench", {"model": list(models), "compare": compare, **few}).document
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -93,17 +91,9 @@ def test_rows_say_what_they_are_and_cost_what_they_hold() -> None:
 
 @pytest.mark.usefixtures("files")
 def test_requirements_are_about_the_models_unless_a_row_is_named() -> None:
-    settings = BenchSettings(
-        model=["base.st", "hydra.st"],
-        compare=["deep"],
-        require=["mac_ratio<=2.9", "base.deep:mac_ratio<=2.9"],
-        batch_size=[1],
-        rounds=1,
-        warmup=0,
-        device="cpu",
-        json=True,
-    )
-    unmet = run(settings, Log()).unmet
+    few = {"batch_size": [1], "rounds": 1, "warmup": 0, "device": "cpu", "json": True}
+    require = ["mac_ratio<=2.9", "base.deep:mac_ratio<=2.9"]
+    unmet = ran("bench", {"model": ["base.st", "hydra.st"], "compare": ["deep"], "require": require, **few}).unmet
     assert unmet == ["base.deep:mac_ratio<=2.9: mac_ratio of base.deep (batch 1, float32) is 3"]
 
 

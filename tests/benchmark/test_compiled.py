@@ -13,9 +13,8 @@ from torch import nn
 
 from hydractl.benchmark.measuring import Contest
 from hydractl.errors import HydraError, UsageError
-from hydractl.log import Log, Progress
-from hydractl.settings.measuring import BenchSettings
-from hydractl.verbs.bench import run
+from hydractl.log import Progress
+from tests.calls import ran
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
 
@@ -54,9 +53,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 
 def measure(*models: str, **changes: Any) -> list[dict[str, Any]]:
     few = {"batch_size": [2], "rounds": 2, "warmup": 1, "device": "cpu", "json": True, "compile": True, **changes}
-    settings = BenchSettings(model=list(models) or [f"base={PICO}", f"deep={PICO}+{PICO}"], **few)
-    settings.check()
-    return run(settings, Log()).document["results"]
+    return ran("bench", {"model": list(models) or [f"base={PICO}", f"deep={PICO}+{PICO}"], **few}).document["results"]
 
 
 def contest(models: dict[str, nn.Module]) -> Contest:
@@ -163,5 +160,5 @@ def test_a_failed_compilation_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_modes_without_effect_are_refused() -> None:
     with pytest.raises(UsageError, match="reduce-overhead has no effect on a cpu device"):
         measure(compile_mode="reduce-overhead")
-    with pytest.raises(UsageError, match="^--compile-mode needs --compile$"):
+    with pytest.raises(UsageError, match=r"^--compile-mode \(flag\) needs --compile$"):
         measure(compile=False, compile_mode="default")

@@ -17,10 +17,10 @@ from hydractl.benchmark.figures import timed
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
 from hydractl.report.terminal import render
-from hydractl.settings.measuring import BenchSettings
 from hydractl.settings.reporting import ReportSettings
-from hydractl.verbs import bench, report
+from hydractl.verbs import report
 from hydractl.verbs.outcome import Outcome
+from tests.calls import ran
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
 MODELS = {"single": (1.0, "model", 1), "single.stock": (0.95, "stock", 1), "hydra": (2.5, "model", 3)}
@@ -106,7 +106,7 @@ def test_another_document_is_refused(damage: Any, message: str) -> None:
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
     with pytest.raises(InputError, match="bench.json is no document of eval, bench or study \\(schema none\\)"):
         again([1])
-    plan = bench.run(BenchSettings(model=[PICO], dry_run=True, device="cpu"), Log()).document
+    plan = ran("bench", {"model": [PICO], "dry_run": True, "device": "cpu"}).document
     with pytest.raises(InputError) as caught:
         again(plan)
     assert caught.value.hint == "a dry run measures nothing"

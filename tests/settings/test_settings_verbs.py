@@ -153,8 +153,7 @@ def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]
 
 def test_requirements_are_read(merged: Callable[..., Any]) -> None:
     expressions = ["ratio<=1.5", "hf:o/n:id.ece < 1e-2", "fused:ood.cifar-10.auroc==1"]
-    settings = merged("bench", {**M, "require": expressions})
-    found = settings.requirements()
+    found = merged("bench", {**M, "require": expressions}).require
     assert [(r.row, r.key, r.sign, r.value) for r in found] == [
         (None, "ratio", "<=", 1.5),
         ("hf:o/n", "id.ece", "<", 0.01),

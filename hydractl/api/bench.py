@@ -1,0 +1,167 @@
+"""The signature of ``bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hydractl.api.options import (
+    Arch,
+    Config,
+    DataSet,
+    Device,
+    DryRun,
+    DtypeName,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    Models,
+    Output,
+    Prompt,
+    Seed,
+    WholeLastBlock,
+)
+from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.verb import verb
+from hydractl.options.call import Call, Problems, integers, log, text_or_none, texts, to_stdout, where
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Benchmark
+
+measuring = partial(opt, group="Measuring")
+
+Baseline = Literal["stock", "members", "deep"]
+
+
+def _own_data(call: Call) -> None:
+    """Drop data that are set for all verbs at once: inputs are random unless ``bench`` itself is given samples."""
+    call.drop_shared("data", "limit")
+
+
+@verb("bench", before=_own_data)
+def bench(
+    models: Models = (),
+    *,
+    batch_size: Annotated[
+        int | Sequence[int],
+        measuring(
+            "Samples that are computed together; several are measured one after another [samples]",
+            metavar="N,...",
+            at_least=1,
+            split=True,
+            often=True,
+        ),
+    ] = (1, 8),
+    dtype: Annotated[
+        DtypeName | Sequence[DtypeName],
+        measuring(
+            "Number formats of the computation: float32, bfloat16, float16, float64", metavar="NAME,...", split=True
+        ),
+    ] = ("float32",),
+    compare: Annotated[
+        Baseline | Sequence[Baseline],
+        measuring(
+            "Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every "
+            "fused MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
+            metavar="NAME,...",
+            split=True,
+            often=True,
+        ),
+    ] = (),
+    unequal_inputs: Annotated[
+        bool,
+        measuring(
+            "Run each MODEL on its own input where they differ (images and texts, image sizes, lengths of texts)"
+        ),
+    ] = False,
+    compile: Annotated[bool, measuring("Measure the models compiled by torch.compile, each as one graph")] = False,
+    compile_mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune"] | None,
+        measuring("The mode of torch.compile; reduce-overhead is CUDA graphs [default: default]"),
+    ] = None,
+    rounds: Annotated[
+        int,
+        measuring(
+            "Measured rounds; each round runs every model once, in turn. More of them narrow the intervals of a noisy "
+            "machine; fewer than 5 say nothing about noise [rounds]",
+            at_least=1,
+            often=True,
+        ),
+    ] = 20,
+    warmup: Annotated[int, measuring("Rounds before the measured ones [rounds]", at_least=0)] = 3,
+    threads: Annotated[int | None, measuring("CPU threads [threads; default: what torch chooses]", at_least=1)] = None,
+    require: Annotated[
+        Required,
+        requiring(
+            "Exit with 4 unless it holds for every MODEL but the first, as [NAME:]KEY<=NUMBER; repeat it for more; "
+            "with a NAME it is about that row only",
+            group="Measuring",
+        ),
+    ] = (),
+    output: Output = None,
+    data: DataSet = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    whole_last_block: WholeLastBlock = False,
+    config: Config = None,
+) -> Benchmark:
+    """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
+
+    Args:
+        models: one model, several, or a mapping from the names of rows to models. A list in the mapping is an ensemble
+            whose models run one after another.
+
+    Returns:
+        The rows, one for each model, batch size and number format, in its ``results``.
+
+    Raises:
+        RequirementError: one of ``require`` is not met.
+    """
+    with Problems() as problems:
+        if data is not None and unequal_inputs:
+            problems.add("give only one of --data, --unequal-inputs")
+        problems.goes_with("limit", "data")
+        if compile_mode is not None and not compile:
+            problems.add(f"--compile-mode{where('compile_mode')} needs --compile")
+
+    from hydractl.api.results import Benchmark
+    from hydractl.benchmark.measuring import BenchOptions
+    from hydractl.verbs.bench import run
+    from hydractl.verbs.opening import opening_options
+
+    outcome = run(
+        texts(models),
+        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        BenchOptions(
+            batch_sizes=integers(batch_size),
+            dtypes=texts(dtype),
+            rounds=rounds,
+            warmup=warmup,
+            threads=threads,
+            compile_mode=(compile_mode or "default") if compile else None,
+            seed=seed,
+        ),
+        compare=texts(compare),
+        unequal_inputs=unequal_inputs,
+        whole_last_block=whole_last_block,
+        data=text_or_none(data),
+        limit=limit,
+        requirements=requirements(require),
+        device=device,
+        output=text_or_none(output),
+        to_stdout=to_stdout(),
+        force=force,
+        dry_run=dry_run,
+        log=log(),
+    )
+    return Benchmark(outcome)
