@@ -131,8 +131,17 @@ def _read_needed_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tu
         The headers of the usable arrays, by name of the array; and one message for each needed array that is missing
         and each array that cannot be used.
     """
+    headers: dict[str, _Header] = {}
+    problems = []
     with zipfile.ZipFile(path) as archive:
-        headers, problems = _read_headers(archive, names.values())
+        members = set(archive.namelist())
+        for name in names.values():
+            if f"{name}.npy" not in members:
+                continue
+            try:
+                headers[name] = _read_header(archive, name)
+            except _UnusableArray as error:
+                problems.append(str(error))
     arrays_in_file = sorted(member.removesuffix(".npy") for member in archive.namelist())
     listed = ", ".join(arrays_in_file) or "nothing"
 
@@ -239,21 +248,6 @@ def _read_whole_array(path: Path, name: str) -> npt.NDArray[np.uint8]:
     with np.load(path, allow_pickle=False) as arrays:
         images: npt.NDArray[np.uint8] = arrays[name]
     return images
-
-
-def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[str, _Header], list[str]]:
-    """Return the headers of the named arrays that are in the file and usable, and one message per unusable array."""
-    headers: dict[str, _Header] = {}
-    problems = []
-    members = set(archive.namelist())
-    for name in names:
-        if f"{name}.npy" not in members:
-            continue
-        try:
-            headers[name] = _read_header(archive, name)
-        except _UnusableArray as error:
-            problems.append(str(error))
-    return headers, problems
 
 
 class _UnusableArray(ValueError):

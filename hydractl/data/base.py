@@ -70,9 +70,7 @@ class Spec:
         if not unknown:
             return
         listed = ", ".join(map(repr, unknown))
-        hint = "this kind of data takes no settings"
-        if known:
-            hint = f"known here: {', '.join(known)}"
+        hint = f"known here: {', '.join(known)}" if known else "this kind of data takes no settings"
         raise UsageError(f"{self.where}: unknown setting {listed} after '?'", hint=hint)
 
 
@@ -92,7 +90,6 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
         name = text[: question_mark.start()]
         settings = text[question_mark.end() :].split("&")
 
-    # The kind before the colon, if there is one, and the path.
     kind, path = _kind_and_path(name)
     if not path:
         raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
@@ -225,10 +222,7 @@ class Dataset(ABC):
             UnreadableSample: if a file cannot be read. If such samples are skipped, the sample's id is hashed instead.
         """
         if self._fingerprints is None:
-            fingerprints = []
-            for i in range(len(self)):
-                fingerprints.append(self._sample_fingerprint(i))
-            self._fingerprints = fingerprints
+            self._fingerprints = [self._sample_fingerprint(i) for i in range(len(self))]
         return self._fingerprints
 
     def _sample_fingerprint(self, i: int) -> str:
@@ -249,8 +243,7 @@ class Dataset(ABC):
         if self.labels is None:
             pieces.append(b"unlabelled")
         else:
-            little_endian = self.labels.astype("<i8")  # the same bytes on every machine
-            pieces.append(little_endian.tobytes())
+            pieces.append(self.labels.astype("<i8").tobytes())  # little-endian on every machine
         return _sha256(pieces)
 
 
@@ -262,14 +255,18 @@ def _sha256(pieces: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
+def seeded_by(digest: bytes) -> np.random.RandomState:
+    """Return a random generator seeded by a digest. RandomState's stream never changes between numpy versions."""
+    little_endian = np.frombuffer(digest, dtype="<u4")  # the same numbers on every machine
+    return np.random.RandomState(little_endian.astype(np.uint32))
+
+
 def reason(error: Exception) -> str:
     """Return one line that says why the system or a library failed.
 
     The text of an error may quote bytes of a damaged file, so unprintable characters are escaped.
     """
-    words = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        words = error.strerror
+    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     first_line, _, _ = words.strip().partition("\n")
     if not first_line:
         return type(error).__name__
@@ -278,10 +275,7 @@ def reason(error: Exception) -> str:
 
 def _visible(character: str) -> str:
     """Return the character itself, or its escape sequence if it cannot be printed."""
-    if character.isprintable():
-        return character
-    quoted = repr(character)
-    return quoted[1:-1]
+    return character if character.isprintable() else repr(character)[1:-1]
 
 
 def report_classes(dataset: Dataset, log: Log) -> None:
@@ -289,15 +283,12 @@ def report_classes(dataset: Dataset, log: Log) -> None:
     labels = dataset.labels
     if labels is None or len(labels) < 2:
         return
-    is_other_class = labels != labels[0]
-    if is_other_class.any():
+    if (labels != labels[0]).any():
         return
 
     # Name the class, if classes have names.
     label = int(labels[0])
-    name = str(label)
-    if dataset.label_names is not None:
-        name = dataset.label_names[label]
+    name = str(label) if dataset.label_names is None else dataset.label_names[label]
     log.warn(
         f"{dataset.where}: all {len(labels)} samples are of one class, {name}: give samples of every class; with "
         "--limit, a file that is sorted by class is to be shuffled first"

@@ -171,9 +171,7 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
         readable = [i for i in indices if i not in unreadable]
         if not readable:
             continue
-        labels = None
-        if dataset.labels is not None:
-            labels = torch.from_numpy(dataset.labels[readable])
+        labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[readable])
         yielded += 1
         yield Batch(inputs, labels, readable)
 

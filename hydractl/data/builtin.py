@@ -78,7 +78,10 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     name, _, split = spec.path.partition("/")
     _check_name(spec, name, split)
     if name == "docstrings":
-        return _sentences(spec, limit), RawLabels()
+        sentences = docstrings()[:limit]
+        if not sentences:
+            raise InputError(f"{spec.where}: this Python's standard library has no source files to take sentences from")
+        return Texts(spec.text, spec.where, _ids(spec, len(sentences)), sentences), RawLabels()
     if name == "digits":
         images, labels = digits(split)
         raw = RawLabels(labels[:limit], list("0123456789"))
@@ -133,19 +136,6 @@ def _full_names(name: str) -> list[str]:
     if not splits:
         return [f"builtin:{name}"]
     return [f"builtin:{name}/{split}" for split in splits]
-
-
-def _sentences(spec: Spec, limit: int | None) -> Texts:
-    """Return the set of English sentences from docstrings.
-
-    Raises:
-        InputError: if Python's standard library is installed without source files.
-    """
-    sentences = docstrings()[:limit]
-    if not sentences:
-        raise InputError(f"{spec.where}: this Python's standard library has no source files to take sentences from")
-    ids = _ids(spec, len(sentences))
-    return Texts(spec.text, spec.where, ids, sentences)
 
 
 @lru_cache(maxsize=3)
@@ -303,8 +293,19 @@ def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Ima
     angle = float(random.uniform(-12, 12))
     box_height = random.randint(28, _BITMAP + 1)
     box_width = random.randint(20, 27)
-    large = _large_glyph(character, font, thickness, angle)
-    small = _resized_into_box(large, box_width, box_height)
+
+    # Draw it in white on black, turn it, and crop the black margin.
+    canvas = Image.new("L", (_CANVAS, _CANVAS))
+    text_position = (_FONT_SIZE // 2, _FONT_SIZE // 3)
+    ImageDraw.Draw(canvas).text(text_position, character, fill=255, font=font, stroke_width=thickness)
+    turned = canvas.rotate(angle, resample=Image.Resampling.BILINEAR)
+    large = turned.crop(turned.getbbox())
+
+    # Resize it to fit into the box, with its proportions kept.
+    scale = min(box_height / large.height, box_width / large.width)
+    fitted_width = max(1, round(large.width * scale))
+    fitted_height = max(1, round(large.height * scale))
+    small = large.resize((fitted_width, fitted_height), resample=Image.Resampling.BOX)
 
     # Paste it near the middle of the bitmap, up to a pixel to the side and a quarter of the free height up or down.
     free_width = _BITMAP - small.width
@@ -320,20 +321,3 @@ def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Ima
     blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)  # [8, block, 8, block]
     white_pixels = blocks.sum(axis=(1, 3))  # [8, 8]
     return _to_grey(white_pixels)
-
-
-def _large_glyph(character: str, font: Any, thickness: int, angle: float) -> Image.Image:
-    """Draw a character in white on black, turn it by ``angle`` degrees, and crop the black margin."""
-    canvas = Image.new("L", (_CANVAS, _CANVAS))
-    text_position = (_FONT_SIZE // 2, _FONT_SIZE // 3)
-    ImageDraw.Draw(canvas).text(text_position, character, fill=255, font=font, stroke_width=thickness)
-    turned = canvas.rotate(angle, resample=Image.Resampling.BILINEAR)
-    return turned.crop(turned.getbbox())
-
-
-def _resized_into_box(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Return the image resized to fit into a box of ``width`` x ``height``, with its proportions kept."""
-    scale = min(height / image.height, width / image.width)
-    fitted_width = max(1, round(image.width * scale))
-    fitted_height = max(1, round(image.height * scale))
-    return image.resize((fitted_width, fitted_height), resample=Image.Resampling.BOX)

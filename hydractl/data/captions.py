@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -20,7 +19,6 @@ from hydractl.data.shards import index_shards
 from hydractl.data.text import MOST_PROBLEMS, shown_columns
 from hydractl.data.text_rows import TextRow, open_table
 from hydractl.errors import InputError
-from hydractl.jsonio import shown
 
 # Names under which the column of images and the column of captions are found; open_clip uses filepath and title.
 _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("caption", "title", "text")}
@@ -48,9 +46,7 @@ class CaptionedImages(Dataset):
         self.captions = captions
 
     def _sample(self, i: int) -> tuple[Image.Image, str]:
-        image = self.images[i]
-        caption = self.captions[i]
-        return image, caption
+        return self.images[i], self.captions[i]
 
     def _content(self, i: int) -> Iterable[bytes]:
         return self.images._content(i)
@@ -89,8 +85,7 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     path = Path(os.path.expanduser(spec.path))
 
     # Shards: a .tar file, or a folder of them.
-    are_shards = name.endswith(".tar") or path.is_dir()
-    if are_shards:
+    if name.endswith(".tar") or path.is_dir():
         return _read_shard_pairs(spec, limit)
 
     # Anything else is a table. Only a Parquet file can hold the images themselves.
@@ -142,9 +137,7 @@ def _read_parquet_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabe
     table = open_table(spec, ("image", "caption"))
 
     # Images and captions are read separately. The reader of the images would refuse ?caption=, so pass on only ?image=.
-    image_query = {}
-    if "image" in spec.query:
-        image_query["image"] = spec.query["image"]
+    image_query = {key: value for key, value in spec.query.items() if key == "image"}
     image_spec = replace(spec, query=image_query)
     images, _ = read_image_parquet(image_spec, limit, None)
 
@@ -169,9 +162,8 @@ def _read_table_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels
         InputError: if columns are missing or ambiguous, rows have no caption, or images do not exist (all are listed).
     """
     table = open_table(spec, ("image", "caption", "root"))
-    columns = {}
-    if table.columns:  # JSON lines have no common columns: _read_texts decides by the keys of the first row
-        columns = _choose_columns(spec, table.columns, "column")
+    # JSON lines have no common columns: _read_texts decides by the keys of the first row.
+    columns = _choose_columns(spec, table.columns, "column") if table.columns else {}
     all_rows = table.rows(list(columns.values()))
     rows = itertools.islice(all_rows, limit)
     texts, row_names = _read_texts(spec, rows, columns)
@@ -224,10 +216,7 @@ def _read_texts(
 
 def _choose_columns(spec: Spec, available: Sequence[str], what: str) -> dict[str, str]:
     """Return a dict with the names of two columns: ``image`` and ``caption``."""
-    columns = {}
-    for key in _NAMES:
-        columns[key] = _choose_column(spec, key, available, what)
-    return columns
+    return {key: _choose_column(spec, key, available, what) for key in _NAMES}
 
 
 def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
@@ -283,11 +272,7 @@ def _text_of_row(row: TextRow, column: str, what: str) -> str:
     Raises:
         ValueError: saying what is wrong with the text, as the end of a sentence about the row.
     """
-    value: Any = row.values.get(column)
-    if value is None:
-        raise ValueError(f"has no {column!r}")
-    if not isinstance(value, str):
-        raise ValueError(f"has {shown(value)} for {column!r}, which is no text")
+    value = row.text_in(column)
     if not value.strip():
         raise ValueError(f"has an empty {what}")
     return value

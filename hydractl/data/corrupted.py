@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 from PIL import Image
 
-from hydractl.data.base import Dataset, Spec
+from hydractl.data.base import Dataset, Spec, seeded_by
 from hydractl.data.files import read_folder
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SEVERITIES, setting_value, with_setting
@@ -65,8 +64,7 @@ class CorruptedImages(Dataset):
         self.severity = severity
         self.labels = clean.labels
         self.label_names = clean.label_names
-        skips_bad_samples = clean.skipped is not None
-        if skips_bad_samples:
+        if clean.skipped is not None:
             self.skipped = {}  # filled while samples are read, by index
 
         # Only frost has photographs.
@@ -86,11 +84,11 @@ class CorruptedImages(Dataset):
         image = _reduced(grey_or_coloured)
         corruption = TABLE[self.name]
         is_small = min(image.size) < SMALL_SIDE
-        constants_by_severity = corruption.small if is_small else corruption.large
-        constants = constants_by_severity[self.severity - 1]
+        constants = (corruption.small if is_small else corruption.large)[self.severity - 1]
         if self.photographs is not None:  # the corruption is frost, which takes the photographs as its last constant
             constants = (*constants, self.photographs)
-        random = _generator_of_sample(self.name, self.severity, i)
+        seed = f"hydractl.corruption {self.name} {self.severity} {i}"
+        random = seeded_by(hashlib.sha256(seed.encode()).digest())
         pixels = to_pixels(image)
         corrupted = corruption.apply(pixels, constants, random)
         return to_image(corrupted)
@@ -157,7 +155,14 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
     name = corruption_settings["corruption"]
     severity = corruption_settings["severity"]
     photographs = corruption_settings.get("photographs")
-    _check_corruption(spec.where, name, severity)
+    if name not in CORRUPTIONS:
+        closest_names = difflib.get_close_matches(name, CORRUPTIONS, n=1)
+        guess = f"; did you mean {closest_names[0]}?" if closest_names else ""
+        known = ", ".join(CORRUPTIONS)
+        raise UsageError(f"{spec.where}: unknown corruption {name!r}{guess}", hint=f"there are: {known}")
+    known_severities = [str(known) for known in SEVERITIES]
+    if severity not in known_severities:
+        raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
 
     # Only frost takes photographs, and it cannot do without them.
     hint_at_photographs = PHOTOGRAPHS.format("&photographs=FOLDER")
@@ -167,40 +172,3 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
         raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint_at_photographs)
     clean_spec = replace(spec, query=other_settings)
     return clean_spec, AskedCorruption(name, int(severity), photographs)
-
-
-def _check_corruption(where: str, name: str, severity: str) -> None:
-    """Refuse a corruption or a severity that does not exist.
-
-    Args:
-        where: the name of the data set in messages.
-        name: the name of the corruption.
-        severity: the severity as the user wrote it; valid ones are ``1`` to ``5``.
-
-    Raises:
-        UsageError: naming the known corruptions or severities.
-    """
-    if name not in CORRUPTIONS:
-        closest_names = difflib.get_close_matches(name, CORRUPTIONS, n=1)
-        guess = ""
-        if closest_names:
-            guess = f"; did you mean {closest_names[0]}?"
-        known = ", ".join(CORRUPTIONS)
-        raise UsageError(f"{where}: unknown corruption {name!r}{guess}", hint=f"there are: {known}")
-    known_severities = [str(known) for known in SEVERITIES]
-    if severity not in known_severities:
-        least = known_severities[0]
-        most = known_severities[-1]
-        raise UsageError(f"{where}: severity {severity} is not in {least} .. {most}")
-
-
-def _generator_of_sample(name: str, severity: int, index: int) -> np.random.RandomState:
-    """Return a random generator seeded by the corruption, its severity and the index of a sample.
-
-    RandomState's stream never changes between numpy versions.
-    """
-    text = f"hydractl.corruption {name} {severity} {index}"
-    digest = hashlib.sha256(text.encode()).digest()
-    little_endian = np.frombuffer(digest, dtype="<u4")  # [8] the same numbers on every machine
-    seeds = little_endian.astype(np.uint32)
-    return np.random.RandomState(seeds)

@@ -293,18 +293,13 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     # 12, ..., the middle ones of each five; for n = 1 all pixels.
     middle = stride // 2
     pixels = np.asarray(large_photograph)[middle::stride, middle::stride]
-    part = _random_part(pixels, height, width, random)
-    frosted = part.reshape(x.shape)  # a grey part [height, width] becomes [height, width, 1]
-    return image_share * x + frost_share * frosted / 255
-
-
-def _random_part(pixels: npt.NDArray[Any], height: int, width: int, random: _Random) -> npt.NDArray[Any]:
-    """Cut a part of ``height`` x ``width`` pixels out of a larger image, at a random position."""
     free_height = pixels.shape[0] - height
     free_width = pixels.shape[1] - width
     top = random.randint(free_height + 1)
     left = random.randint(free_width + 1)
-    return pixels[top : top + height, left : left + width]
+    part = pixels[top : top + height, left : left + width]
+    frosted = part.reshape(x.shape)  # a grey part [height, width] becomes [height, width, 1]
+    return image_share * x + frost_share * frosted / 255
 
 
 def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:

@@ -258,11 +258,8 @@ def _open_entries(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) 
         InputError: if images do not exist; they are listed together with the problems of the labels.
     """
     raw = _labels_of_entries(entries, rows)
-    paths = []
-    places = []
-    for row in rows:
-        paths.append(entries[row].path)
-        places.append(entries[row].place)
+    paths = [entries[row].path for row in rows]
+    places = [entries[row].place for row in rows]
     dataset = listed_images(spec, paths, places, raw.problems)
     return dataset, raw
 
@@ -308,9 +305,14 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
     has_integers = any(INTEGER.fullmatch(label) for label in labels)
 
     # A list must be labelled completely, and in one way.
-    problems = _unlabelled_entries(entries)
-    if has_integers:
-        problems += _entries_with_names(entries)
+    problems = []
+    for entry in entries:
+        if entry.label is None:
+            shown_path = repr(entry.path)[1:-1]
+            problems.append(f"{entry.place}: no label for {shown_path}")
+    for entry in entries:
+        if has_integers and entry.label is not None and not INTEGER.fullmatch(entry.label):
+            problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
     if problems:
         return RawLabels(problems=problems)
 
@@ -321,25 +323,6 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
         return RawLabels(np.array(numbers, dtype=np.int64))
     names_of_classes = sorted(set(labels))
     return RawLabels(labels_of_rows, names_of_classes)
-
-
-def _unlabelled_entries(entries: Iterable[_ListedImage]) -> list[str]:
-    """Return a line of a message for each entry without a label."""
-    problems = []
-    for entry in entries:
-        if entry.label is None:
-            shown_path = repr(entry.path)[1:-1]
-            problems.append(f"{entry.place}: no label for {shown_path}")
-    return problems
-
-
-def _entries_with_names(entries: Iterable[_ListedImage]) -> list[str]:
-    """Return a line of a message for each entry whose label is a name and not an integer."""
-    problems = []
-    for entry in entries:
-        if entry.label is not None and not INTEGER.fullmatch(entry.label):
-            problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
-    return problems
 
 
 def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
@@ -436,7 +419,13 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
         dataset = _open_paths(spec, root, [loose_images[row] for row in rows])
         return dataset, RawLabels()
 
-    class_of_each, paths = _classes_and_paths(images_by_class)
+    # Class after class: the class of each image, and its path.
+    class_of_each = []
+    paths = []
+    for name, images in images_by_class.items():
+        for image in images:
+            class_of_each.append(name)
+            paths.append(f"{name}/{image}")
     rows = limited(class_of_each, len(paths), limit, seed)
     dataset = _open_paths(spec, root, [paths[row] for row in rows])
     labels = [printable(class_of_each[row]) for row in rows]
@@ -449,17 +438,6 @@ def _open_paths(spec: Spec, root: str, paths: Sequence[str]) -> FileImages:
     ids = [printable(path) for path in paths]
     files = [os.path.join(root, path) for path in paths]
     return FileImages(spec.text, spec.where, ids, files)
-
-
-def _classes_and_paths(images_by_class: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return two lists of equal length, class after class: the class of each image, and its path ``CLASS/IMAGE``."""
-    class_of_each = []
-    paths = []
-    for name, images in images_by_class.items():
-        for image in images:
-            class_of_each.append(name)
-            paths.append(f"{name}/{image}")
-    return class_of_each, paths
 
 
 def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:

@@ -161,8 +161,7 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
     names = getattr(dataset, "classes", None)
     if not isinstance(names, list | tuple):
         return HeldSamples(samples, labels)
-    are_texts = all(isinstance(name, str) for name in names)
-    if not are_texts:
+    if not all(isinstance(name, str) for name in names):
         return HeldSamples(samples, labels)
     return HeldSamples(samples, labels, list(names))
 
@@ -179,8 +178,4 @@ def _labels_of(dataset: Any, count: int) -> Sequence[Any]:
     changes_labels = getattr(dataset, "target_transform", None) is not None
     if listed is not None and len(listed) == count and not changes_labels:
         return list(listed)
-    labels = []
-    for row in range(count):
-        item = dataset[row]
-        labels.append(item[1])
-    return labels
+    return [dataset[row][1] for row in range(count)]

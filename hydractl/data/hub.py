@@ -93,9 +93,7 @@ class ParquetImages(EncodedImages):
             return b""
         value = images[row_in_group]
         content = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(content, bytes):
-            return b""
-        return content
+        return content if isinstance(content, bytes) else b""
 
     def _images_of_group(self, number: int) -> list[Any]:
         """Return the images of a row group; also keep them, so that the next image of the group needs no reading."""
@@ -186,9 +184,8 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
-            group_sizes = []
-            for number in range(file.metadata.num_row_groups):
-                group_sizes.append(file.metadata.row_group(number).num_rows)
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            group_sizes = [group.num_rows for group in groups]
             image_column, label_column = _choose_columns(spec, _image_columns(schema), schema.names)
             if label_column is not None:
                 labels_read = file.read(columns=[label_column], use_threads=False)
@@ -205,10 +202,7 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
             raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
 
     # Choose the rows.
-    if seed is None:
-        rows = limited(None, total, limit, 0)
-    else:
-        rows = limited(labels, total, limit, seed)
+    rows = limited(None, total, limit, 0) if seed is None else limited(labels, total, limit, seed)
 
     # Open them as a data set.
     file_name = printable(Path(path).name)
@@ -302,7 +296,9 @@ class HubImages(EncodedImages):
         content = value.get("bytes")
         path = value.get("path")
         if content is None and path:  # the row names a file
-            if not self._may_read(path):
+            folders = self._folders_of_images
+            may_be_read = folders is None or any(_lies_in(path, folder) for folder in folders)
+            if not may_be_read:
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
                 content = Path(path).read_bytes()
@@ -311,12 +307,6 @@ class HubImages(EncodedImages):
         if not content:
             raise self.unreadable(i, _NO_BYTES)
         return bytes(content)
-
-    def _may_read(self, path: str) -> bool:
-        """Return whether a file lies in one of the allowed folders."""
-        if self._folders_of_images is None:
-            return True
-        return any(_lies_in(path, folder) for folder in self._folders_of_images)
 
 
 def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
@@ -382,18 +372,13 @@ def _read_loaded(
         InputError: if the table is empty, or columns are missing or ambiguous.
     """
     # The ids begin with the name of the set.
-    name = spec.path
-    if folders is not None:
-        name = f"hf:{spec.path}"
+    name = spec.path if folders is None else f"hf:{spec.path}"
     total = len(table)
     if total == 0 or limit == 0:
         raise InputError(f"{spec.where}: the set is empty")
 
     # Without a column of images it is a set of texts.
-    image_columns = []
-    for column, feature in table.features.items():
-        if type(feature).__name__ == "Image":
-            image_columns.append(column)
+    image_columns = [column for column, feature in table.features.items() if type(feature).__name__ == "Image"]
     if not image_columns:
         count = total if limit is None else min(limit, total)
         return _read_texts(spec, table, count, name)
@@ -404,9 +389,7 @@ def _read_loaded(
     image_column, label_column = _choose_columns(spec, image_columns, available)
     from datasets import Image
 
-    labels = None
-    if label_column is not None:
-        labels = list(table[label_column])
+    labels = None if label_column is None else list(table[label_column])
     rows = limited(labels, total, limit, seed)
     ids = [f"{name}#{row}" for row in rows]
 
@@ -539,8 +522,9 @@ def _read_description(spec: Spec, file: Path) -> Any:
         raise InputError(f"{spec.where}: {file} is longer than {_LONGEST_DESCRIPTION} bytes")
     try:
         text = file.read_text(encoding="utf-8")
-        if file.name == _CARD:
-            text = _yaml_of_card(text)
+        if file.name == _CARD:  # the YAML stands between two lines of ---
+            block = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
+            text = block[1] if block else ""
         return yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{spec.where}: {file} cannot be read: {reason(error)}") from error
@@ -553,14 +537,6 @@ def _is_elsewhere(place: str) -> bool:
     if place.startswith(("/", "~")):
         return True
     return ".." in Path(place).parts
-
-
-def _yaml_of_card(text: str) -> str:
-    """Return the YAML at the start of a dataset card, between two lines of ``---``; empty if there is none."""
-    match = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-    if match is None:
-        return ""
-    return match[1]
 
 
 def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool = False) -> Iterator[str]:

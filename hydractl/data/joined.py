@@ -33,8 +33,7 @@ class JoinedSets(Dataset):
 
     def __init__(self, parts: Sequence[Dataset]) -> None:
         """Join the ids and labels of the sets. The samples stay in their sets and are read there."""
-        specs = [part.spec for part in parts]
-        super().__init__(" ".join(specs), "INPUT", _joined_ids(parts))
+        super().__init__(" ".join(part.spec for part in parts), "INPUT", _joined_ids(parts))
         first = parts[0]
         self.kind = first.kind
         self.is_encoded = any(part.is_encoded for part in parts)
@@ -46,16 +45,13 @@ class JoinedSets(Dataset):
         self._ends = list(itertools.accumulate(sizes))
         if any(part.labels is not None for part in parts):
             self.labels = np.concatenate([_labels_or_minus_one(part) for part in parts])
-        skips_bad_samples = first.skipped is not None
-        if skips_bad_samples:
+        if first.skipped is not None:
             self.skipped = {}  # filled while samples are read; the index counts over all sets
 
     def _set_and_index(self, i: int) -> tuple[Dataset, int]:
         """Return the set that holds sample ``i``, and the index of the sample in that set."""
         set_index = bisect_right(self._ends, i)
-        samples_before = 0
-        if set_index > 0:
-            samples_before = self._ends[set_index - 1]
+        samples_before = self._ends[set_index - 1] if set_index > 0 else 0
         return self.parts[set_index], i - samples_before
 
     def _sample(self, i: int) -> Any:
@@ -82,8 +78,7 @@ def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
     ids = []
     for part in parts:
         ids += part.ids
-    are_different = len(set(ids)) == len(ids)
-    if are_different:
+    if len(set(ids)) == len(ids):
         return ids
     ids_with_spec = []
     for part in parts:
@@ -156,10 +151,8 @@ def open_inputs(
     for part in parts:
         if part.kind != kind_read:
             raise InputError(f"{part.where} holds {part.kind}s, and {model} reads {kind_read}s")
-        if on_bad == "skip":
-            part.skipped = {}  # filled while samples are read
-        else:
-            part.skipped = None  # an unreadable sample is an error
+        # Filled while samples are read; with None an unreadable sample is an error.
+        part.skipped = {} if on_bad == "skip" else None
     if len(parts) == 1:
         return parts[0]
     return JoinedSets(parts)

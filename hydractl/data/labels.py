@@ -91,8 +91,7 @@ class RawLabels:
         ids_of_rows = [ids[row] for row in rows]
         part = raw_labels(labels_of_rows, ids_of_rows, names=self.names, hint=self.hint)
         if isinstance(part.values, list):
-            names_in_set = {label for label in self.refused if type(label) is str}
-            part.names = sorted(names_in_set)
+            part.names = sorted({label for label in self.refused if type(label) is str})
         return part
 
 
@@ -134,9 +133,7 @@ def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
     """
     if labels is None:
         return None
-    run_lengths = []
-    for _, run in itertools.groupby(labels):
-        run_lengths.append(len(list(run)))
+    run_lengths = [len(list(run)) for _, run in itertools.groupby(labels)]
     # A set is sorted if every class is one run of equal labels.
     runs = len(run_lengths)
     if runs <= 1 or runs >= len(labels):
@@ -343,12 +340,9 @@ def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], w
         InputError: if a class name occurs twice in ``data_names``, or a sample's label is not in ``data_names``.
     """
     # The class names must differ.
-    repeated_lines = []
-    for name, count in Counter(data_names).items():
-        if count > 1:
-            repeated_lines.append(f"{name!r} is in classes twice")
-    if repeated_lines:
-        raise InputError(f"{where}: class names given more than once", problems=repeated_lines)
+    problems = [f"{name!r} is in classes twice" for name, count in Counter(data_names).items() if count > 1]
+    if problems:
+        raise InputError(f"{where}: class names given more than once", problems=problems)
 
     # Every label must be a class name. An unknown one is reported with the first sample that has it.
     index_by_name = {name: index for index, name in enumerate(data_names)}
@@ -357,9 +351,8 @@ def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], w
         if name not in index_by_name:
             first_sample_by_unknown.setdefault(name, sample)
     if first_sample_by_unknown:
-        problems = []
-        for name, sample in sorted(first_sample_by_unknown.items()):
-            problems.append(f"{name!r}, first at sample {sample}")
+        first_samples = sorted(first_sample_by_unknown.items())
+        problems = [f"{name!r}, first at sample {sample}" for name, sample in first_samples]
         subject = _subject(len(problems), "label", "labels")
         raise InputError(f"{where}: {subject} not among the data's own classes", problems=problems)
     indices = [index_by_name[name] for name in values]
@@ -393,9 +386,8 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
     others = int(is_bad.sum()) - 1
     if others:
         message += f", and so are {others} more"
-    hint = None
-    if label < 0:  # some sets write -1 for an unknown label
-        hint = "give a set without labels where none are known"
+    # Some sets write -1 for an unknown label.
+    hint = "give a set without labels where none are known" if label < 0 else None
     raise InputError(message, hint=hint)
 
 
@@ -508,9 +500,7 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
     lines = []
     for index, name in enumerate(names):
         line = repr(name)
-        similar = []
-        if index < most_compared:
-            similar = difflib.get_close_matches(name.casefold(), label_by_folded, n=1)
+        similar = difflib.get_close_matches(name.casefold(), label_by_folded, n=1) if index < most_compared else []
         if similar:
             line += f" (near: {label_by_folded[similar[0]]!r})"
         lines.append(line)
@@ -519,9 +509,7 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
 
 def _subject(number: int, singular: str, plural: str) -> str:
     """Return a number, the noun and the verb, e.g. ``1 label is`` or ``2 labels are``."""
-    if number == 1:
-        return f"{number} {singular} is"
-    return f"{number} {plural} are"
+    return f"{number} {singular} is" if number == 1 else f"{number} {plural} are"
 
 
 def some(names: Sequence[str], most: int = 12) -> str:

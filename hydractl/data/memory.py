@@ -82,12 +82,14 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     ids = [f"{spec.path}#{row}" for row in rows]
     raw = RawLabels()
     if labels is not None:
-        raw = _labels_of_rows(labels, rows, ids, held_set.class_names)
+        chosen_labels = [labels[row] for row in rows]
+        raw = raw_labels(chosen_labels, ids, names=held_set.class_names)
+        if isinstance(labels[0], str):  # classes come from all labels, whatever the limit
+            raw.names = sorted({label for label in labels if isinstance(label, str)})
 
     # The first sample tells whether they are texts or images.
     first = samples[rows[0]]
-    are_texts = isinstance(first, str | tuple | list)
-    if are_texts:
+    if isinstance(first, str | tuple | list):
         texts = [_text_or_pair(samples[row], spec) for row in rows]
         return Texts(spec.text, spec.where, ids, texts), raw
     image_of(first)  # raises an error if the sample is no image
@@ -95,31 +97,9 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     return HeldImages(spec.text, spec.where, ids, images), raw
 
 
-def _labels_of_rows(
-    labels: list[Any], rows: Sequence[int], ids: Sequence[str], class_names: list[str] | None
-) -> RawLabels:
-    """Return the labels of some samples. The class names come from all labels, whatever the limit.
-
-    Args:
-        labels: the labels of all samples.
-        rows: the indices of the samples.
-        ids: the ids of the samples in ``rows``.
-        class_names: the names that numbers index; None if they are not known.
-    """
-    chosen = [labels[row] for row in rows]
-    raw = raw_labels(chosen, ids, names=class_names)
-    are_names = isinstance(labels[0], str)
-    if are_names:
-        all_names = {label for label in labels if isinstance(label, str)}
-        raw.names = sorted(all_names)
-    return raw
-
-
 def _as_python(label: Any) -> Any:
     """Return a label as a plain Python value; numbers of numpy and torch are converted."""
-    if hasattr(label, "item"):
-        return label.item()
-    return label
+    return label.item() if hasattr(label, "item") else label
 
 
 def _text_or_pair(sample: Any, spec: Spec) -> Text:
@@ -132,13 +112,10 @@ def _text_or_pair(sample: Any, spec: Spec) -> Text:
     Raises:
         InputError: if the sample is anything else.
     """
-    parts = [sample]
-    if isinstance(sample, tuple | list):
-        parts = list(sample)
+    parts = list(sample) if isinstance(sample, tuple | list) else [sample]
     are_texts = all(isinstance(part, str) for part in parts)
     if are_texts and len(parts) == 1:
         return parts[0]
     if are_texts and len(parts) == 2:
-        first, second = parts
-        return first, second
+        return parts[0], parts[1]
     raise InputError(f"{spec.where}: neither a text nor a pair of texts: {shown(sample)}")

@@ -82,9 +82,7 @@ def index_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[s
     built_in = _set_of_labels(tuple(labels))
     if built_in is None:
         return {}
-    index_by_folded = {}
-    for index, published in enumerate(built_in.published):
-        index_by_folded[folded_name(published)] = index
+    index_by_folded = {folded_name(published): index for index, published in enumerate(built_in.published)}
     index_by_name = {}
     for name in names:
         folded = folded_name(name)
@@ -181,9 +179,7 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
         return None
 
     # All names are new, and the old ones meant something.
-    changes = []
-    for old, new in zip(old_names, names, strict=True):
-        changes.append(f"{old} is now {new}")
+    changes = [f"{old} is now {new}" for old, new in zip(old_names, names, strict=True)]
     listed = ", ".join(changes[:_MOST_SHOWN])
     if len(changes) > _MOST_SHOWN:
         listed += ", ..."
@@ -368,7 +364,12 @@ def _lines_of(path: str, where: str) -> list[str]:
         raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
     if path.lower().endswith(".json"):
         return _listed_names(parse_json(content, where), where)
-    return _text_names(content, where)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 text (byte {error.start})", hint="save the file as UTF-8") from error
+    lines = [line.strip() for line in text.split("\n")]
+    return [line for line in lines if line]
 
 
 def _checked_names(names: list[str], where: str, singular: str, plural: str) -> list[str]:
@@ -386,10 +387,7 @@ def _checked_names(names: list[str], where: str, singular: str, plural: str) -> 
         raise InputError(f"{where}: no {plural} in the file")
     if not all(names):
         raise InputError(f"{where}: an empty {singular}")
-    repeated = []
-    for name, count in Counter(names).items():
-        if count > 1:
-            repeated.append(name)
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         problems = [shown(name) for name in sorted(repeated)]
         raise InputError(f"{where}: {plural} given more than once", problems=problems)
@@ -404,13 +402,3 @@ def _listed_names(document: object, where: str) -> list[str]:
     if not all(isinstance(name, str) for name in document):
         raise error
     return [name.strip() for name in document]
-
-
-def _text_names(content: bytes, where: str) -> list[str]:
-    """Return the lines of a UTF-8 text that are not blank, without spaces around them."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 text (byte {error.start})", hint="save the file as UTF-8") from error
-    lines = [line.strip() for line in text.split("\n")]
-    return [line for line in lines if line]

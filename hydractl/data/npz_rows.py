@@ -92,7 +92,8 @@ class NpzRows:
                 self._begin_in_member = member.tell()
             # The array can be read directly from the file only if it is stored without compression. None otherwise.
             self._begin_in_file: int | None = None
-            if _is_stored_as_it_is(info):
+            is_encrypted = bool(info.flag_bits & _ENCRYPTED)
+            if info.compress_type == zipfile.ZIP_STORED and not is_encrypted:
                 self._begin_in_file = _begin_of_member(handle, info) + self._begin_in_member
 
         # The sizes of the array and of one row.
@@ -101,8 +102,7 @@ class NpzRows:
         self._row_bytes = math.prod(self.row_shape) * dtype.itemsize
 
         # The last block of rows that was read, and the open stream of a compressed array: nothing so far.
-        no_rows = np.empty((0, *self.row_shape), np.uint8)
-        self._block = _Block(0, no_rows)
+        self._block = _Block(0, np.empty((0, *self.row_shape), np.uint8))
         self._stream: _Stream | None = None
 
     @property
@@ -221,12 +221,6 @@ class _Stream:
         assert self._archive.fp is not None  # zipfile sets it to None only when the archive is closed
         self.file: IO[bytes] = self._archive.fp
         self.member = self._archive.open(member)
-
-
-def _is_stored_as_it_is(info: zipfile.ZipInfo) -> bool:
-    """Return whether the archive holds the bytes of a member unchanged, neither compressed nor encrypted."""
-    is_encrypted = bool(info.flag_bits & _ENCRYPTED)
-    return info.compress_type == zipfile.ZIP_STORED and not is_encrypted
 
 
 def _begin_of_member(handle: IO[bytes], info: zipfile.ZipInfo) -> int:

@@ -160,7 +160,9 @@ def open_data(
     if corruption is not None:
         dataset = CorruptedImages(dataset, corruption.name, corruption.severity, corruption.photographs)
     if rows is not None:
-        positions = _limited_positions(indices, len(rows), limit, seed, drawn=entry.drawn)
+        # `positions` count within the part. If the part is sorted by class, they are drawn from every class.
+        labels_to_draw_by = indices.tolist() if indices is not None and entry.drawn else None
+        positions = limited(labels_to_draw_by, len(rows), limit, seed)
         dataset = dataset_part(dataset, spec, [rows[position] for position in positions])
         if indices is not None:
             dataset.labels = indices[positions]
@@ -172,22 +174,6 @@ def open_data(
         dataset = PseudoOod(dataset, ood_kind, seed)
     dataset.spec = spec  # the SPEC as the user wrote it, including the settings taken out above
     return dataset
-
-
-def _limited_positions(labels: Labels | None, total: int, limit: int | None, seed: int, *, drawn: bool) -> list[int]:
-    """Return which samples of a part ``--limit`` takes, counted within the part.
-
-    Args:
-        labels: the labels of the part's samples, or None if there are none.
-        total: the number of the part's samples.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw.
-        drawn: if the part is sorted by class, draw samples from every class. Otherwise take the first ones.
-    """
-    labels_to_draw_by = None
-    if labels is not None and drawn:
-        labels_to_draw_by = labels.tolist()
-    return limited(labels_to_draw_by, total, limit, seed)
 
 
 def _read_set(
@@ -209,13 +195,9 @@ def _read_set(
     read = entry.reader()
     if entry.streams:
         read = partial(read, read_once=read_once)
-    if wanted_rows is None:
-        if entry.drawn:
-            return read(spec, limit, seed)
-        return read(spec, limit)
     if entry.drawn:
-        return read(spec, None, seed)
-    return read(spec, wanted_rows.reach)
+        return read(spec, limit if wanted_rows is None else None, seed)
+    return read(spec, limit if wanted_rows is None else wanted_rows.reach)
 
 
 def _check_models_read(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
@@ -229,10 +211,7 @@ def _check_models_read(spec: Spec, samples: str, reads: Mapping[str, str]) -> No
     Raises:
         InputError: naming the models.
     """
-    other_models = []
-    for name, kind in reads.items():
-        if kind != samples:
-            other_models.append(name)
+    other_models = [name for name, kind in reads.items() if kind != samples]
     if not other_models:
         return
     wanted = reads[other_models[0]]
@@ -270,9 +249,7 @@ def _reader_key(spec: Spec) -> str:
     if path.name.lower().endswith(".parquet"):
         from hydractl.data.hub import holds_images
 
-        if holds_images(str(path)):
-            return "image parquet"
-        return "text"
+        return "image parquet" if holds_images(str(path)) else "text"
     if is_file_by_name:
         return spec.kind
     if path.suffix.lower() in _LIST_SUFFIXES:
@@ -289,7 +266,8 @@ def _not_found(spec: Spec, path: Path) -> InputError:
     if first_part in SPLITS:
         hint = f"did you mean builtin:{spec.path}?"
     elif not folder.is_dir():
-        hint = f"the path exists up to {os.path.join(_nearest_existing(folder), '')}"
+        nearest = next((above for above in folder.parents if above.is_dir()), Path("/"))
+        hint = f"the path exists up to {os.path.join(nearest, '')}"
     else:
         near = difflib.get_close_matches(path.name, _names_in(folder), n=3, cutoff=0.5)
         shown_folder = os.path.join(folder, "")  # ends with a slash, as "/" does
@@ -297,14 +275,6 @@ def _not_found(spec: Spec, path: Path) -> InputError:
         if near:
             hint = f"in {shown_folder} there is: {', '.join(near)}"
     return InputError(f"{spec.where}: no such file or folder", hint=hint)
-
-
-def _nearest_existing(folder: Path) -> Path:
-    """Return the nearest parent of a missing folder that exists."""
-    for above in folder.parents:
-        if above.is_dir():
-            return above
-    return Path("/")
 
 
 def _names_in(folder: Path) -> list[str]:

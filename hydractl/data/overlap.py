@@ -11,7 +11,7 @@ handful of common samples gives a warning, and more than half of either set is r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hydractl.data.base import Dataset
@@ -65,20 +65,16 @@ class SharedSamples:
     @property
     def is_many(self) -> bool:
         """Whether the common samples are more than a handful of either set."""
-        total_of_first = len(self.first.dataset)
-        total_of_second = len(self.second.dataset)
-        if is_more_than_a_handful(self.of_first, total_of_first):
+        if is_more_than_a_handful(self.of_first, len(self.first.dataset)):
             return True
-        return is_more_than_a_handful(self.of_second, total_of_second)
+        return is_more_than_a_handful(self.of_second, len(self.second.dataset))
 
     @property
     def is_most(self) -> bool:
         """Whether the common samples are more than half of either set."""
-        total_of_first = len(self.first.dataset)
-        total_of_second = len(self.second.dataset)
-        if self.of_first > total_of_first / 2:
+        if self.of_first > len(self.first.dataset) / 2:
             return True
-        return self.of_second > total_of_second / 2
+        return self.of_second > len(self.second.dataset) / 2
 
     def __str__(self) -> str:
         """Return a sentence that says how many samples the two sets share."""
@@ -122,18 +118,9 @@ def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
     in_both = set(digests_of_first) & set(digests_of_second)
     if not in_both:
         return SharedSamples(first, second, 0, 0)
-    of_first = _count_wanted(digests_of_first, in_both)
-    of_second = _count_wanted(digests_of_second, in_both)
+    of_first = sum(digest in in_both for digest in digests_of_first)  # a repeated sample counts every time
+    of_second = sum(digest in in_both for digest in digests_of_second)
     return SharedSamples(first, second, of_first, of_second)
-
-
-def _count_wanted(digests: Iterable[str], wanted: Collection[str]) -> int:
-    """Count the digests that are among ``wanted``; a repeated digest counts every time."""
-    count = 0
-    for digest in digests:
-        if digest in wanted:
-            count += 1
-    return count
 
 
 def compare_sets(sets: Sequence[GivenSet]) -> Findings:
@@ -198,10 +185,8 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
 
     # Keep the samples whose content (by its digest) is not in the training data.
     digests_of_training = set(training.dataset.sample_fingerprints())
-    kept_rows = []
-    for index, digest in enumerate(dataset.sample_fingerprints()):
-        if digest not in digests_of_training:
-            kept_rows.append(index)
+    fingerprints = dataset.sample_fingerprints()
+    kept_rows = [index for index, digest in enumerate(fingerprints) if digest not in digests_of_training]
     remaining = dataset_part(dataset, dataset.spec, kept_rows)
     return Validation(remaining, left_out=shared.of_first)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 _ROWS_OF_A_GROUP = 10_000
@@ -42,14 +42,8 @@ def write_predictions_parquet(
     # Write in groups of rows, so that not all predictions are in memory as a table.
     columns = [(field, types.get(field, number)) for field in fields]
     schema = pa.schema(columns)
+    remaining_rows = iter(rows)
     with pq.ParquetWriter(handle, schema) as writer:
-        for group in _in_groups(rows):
+        while group := list(itertools.islice(remaining_rows, _ROWS_OF_A_GROUP)):
             table = pa.Table.from_pylist(group, schema=schema)
             writer.write_table(table)
-
-
-def _in_groups(rows: Iterable[Mapping[str, object]]) -> Iterator[list[Mapping[str, object]]]:
-    """Yield rows in lists of :data:`_ROWS_OF_A_GROUP`; the last list may be shorter."""
-    remaining_rows = iter(rows)
-    while group := list(itertools.islice(remaining_rows, _ROWS_OF_A_GROUP)):
-        yield group

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -68,16 +68,13 @@ class DatasetPart(Dataset):
             self.skipped = {}
 
     def _sample(self, i: int) -> Any:
-        row = self._rows[i]
-        return self._whole._sample(row)
+        return self._whole._sample(self._rows[i])
 
     def _content(self, i: int) -> Iterable[bytes]:
-        row = self._rows[i]
-        return self._whole._content(row)
+        return self._whole._content(self._rows[i])
 
     def _sample_fingerprint(self, i: int) -> str:
-        row = self._rows[i]
-        return self._whole._sample_fingerprint(row)
+        return self._whole._sample_fingerprint(self._rows[i])
 
     def lengths(self) -> list[int] | None:
         """Return the lengths of the samples of the part; None if the whole set has no lengths."""
@@ -161,7 +158,11 @@ class ChosenRows:
         in_part = slice(part_number - 1, None, part_count)
 
         # `without` counts the remaining samples before they are divided into parts.
-        is_left = self._is_left(len(remaining))
+        is_left = np.ones(len(remaining), dtype=np.bool_)
+        for first, last in self.without:
+            if last >= len(remaining):
+                raise InputError(f"{self.where}: without={last} is beyond the last of {len(remaining)} samples")
+            is_left[first : last + 1] = False
         chosen = remaining[in_part][is_left[in_part]]
         if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
@@ -203,12 +204,9 @@ class ChosenRows:
         low, high = self.share
         start = round(low * count)
         end = round(high * count)
-        is_everything = start == 0 and end == count
-        if is_everything:
+        if start == 0 and end == count:
             return indices
-        labels_of_indices = None
-        if labels is not None:
-            labels_of_indices = np.asarray(labels)[indices]
+        labels_of_indices = None if labels is None else np.asarray(labels)[indices]
 
         # The order has the class proportions of the whole in every stretch, so every share has them too.
         order = _stratified_order(labels_of_indices, count, self.seed)
@@ -216,19 +214,6 @@ class ChosenRows:
         if not len(chosen):
             raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
         return np.sort(chosen)
-
-    def _is_left(self, total: int) -> np.ndarray:
-        """Return for each of ``total`` samples whether ``without=`` keeps it, bool ``[total]``.
-
-        Raises:
-            InputError: if ``without=`` names a sample beyond the last one.
-        """
-        is_left = np.ones(total, dtype=np.bool_)
-        for first, last in self.without:
-            if last >= total:
-                raise InputError(f"{self.where}: without={last} is beyond the last of {total} samples")
-            is_left[first : last + 1] = False
-        return is_left
 
 
 def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
@@ -291,16 +276,16 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     asked = {key: spec.query[key] for key in _SETTINGS if key in spec.query}
     if not asked:
         return spec, None
-    _check_settings(spec, asked)
+    for key, text in asked.items():
+        if not _is_sound(key, text):
+            raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key].words}")
+    if "seed" in asked and "fraction" not in asked:
+        raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
 
     # Parse the values.
-    count = None
-    if "take" in asked:
-        count = int(asked["take"])
+    count = int(asked["take"]) if "take" in asked else None
     part, parts = _two_numbers("part", asked.get("part", "1/1"))
-    without: tuple[tuple[int, int], ...] = ()
-    if "without" in asked:
-        without = _parse_spans(asked["without"])
+    without: tuple[tuple[int, int], ...] = _parse_spans(asked["without"]) if "without" in asked else ()
 
     # The choice. A setting that is not asked for gets the value that changes nothing, e.g. part 1 of 1.
     chosen = ChosenRows(
@@ -317,28 +302,12 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     return whole_spec, chosen
 
 
-def _check_settings(spec: Spec, asked: Mapping[str, str]) -> None:
-    """Refuse values that do not have the form of their setting, and a seed without a fraction.
-
-    Raises:
-        UsageError: naming the first wrong setting.
-    """
-    for key, text in asked.items():
-        if not _is_sound(key, text):
-            form = _FORMS[key].words
-            raise UsageError(f"{spec.where}: {key} {text!r} is not {form}")
-    if "seed" in asked and "fraction" not in asked:
-        raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
-
-
 def _parse_spans(text: str) -> tuple[tuple[int, int], ...]:
     """Return the first and the last index of each span: ``3,7-9`` gives (3, 3) and (7, 9)."""
     spans = []
     for span in text.split(","):
         first, _, last = span.partition("-")
-        if not last:
-            last = first
-        spans.append((int(first), int(last)))
+        spans.append((int(first), int(last or first)))
     return tuple(spans)
 
 
@@ -402,10 +371,7 @@ def _spans_text(indices: Iterable[int]) -> str:
         index_before = index
     texts = []
     for first, last in spans:
-        if first == last:
-            texts.append(str(first))
-        else:
-            texts.append(f"{first}-{last}")
+        texts.append(str(first) if first == last else f"{first}-{last}")
     return ",".join(texts)
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hydractl.data.base import PAIRS, Dataset, UnreadableSample
 from hydractl.data.overlap import is_more_than_a_handful
-from hydractl.data.text import Text, parts_of
+from hydractl.data.text import parts_of
 from hydractl.families.pixels import grey_or_rgb
 
 _LOOKED_AT = 64
@@ -55,17 +55,11 @@ def _text_doubts(dataset: Dataset) -> list[str]:
     total = len(dataset)
     empty_count = 0
     for i in range(total):
-        if _is_empty(dataset[i]):
-            empty_count += 1
+        has_text = any(part.strip() for part in parts_of(dataset[i]))
+        empty_count += not has_text
     if not is_more_than_a_handful(empty_count, total):
         return []
     return [f"{empty_count} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]
-
-
-def _is_empty(sample: Text) -> bool:
-    """Return whether a text, or both texts of a pair, consist only of spaces."""
-    stripped = [part.strip() for part in parts_of(sample)]
-    return not any(stripped)
 
 
 def _image_doubts(dataset: Dataset) -> list[str]:
@@ -102,10 +96,7 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
             sample = dataset[index]
         except UnreadableSample:
             continue
-        if dataset.kind == PAIRS:
-            image, _ = sample
-        else:
-            image = sample
+        image = sample[0] if dataset.kind == PAIRS else sample
         assert isinstance(image, Image.Image)
         # Only the two extremes are kept, because a large image takes much memory.
         extrema = np.ravel(grey_or_rgb(image).getextrema())  # the darkest and brightest value of every channel

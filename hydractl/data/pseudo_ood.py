@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hydractl.data.base import Dataset, Spec
+from hydractl.data.base import Dataset, Spec, seeded_by
 from hydractl.data.text import Text, characters, parts_of
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, with_setting
@@ -56,36 +56,14 @@ def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     # Cut out the part that the tiles cover. It is a view, so writing to it changes `result`.
     result = pixels.copy()
     without_margin = result[: rows * height, : columns * width]
-    tiles = _cut_into_tiles(without_margin, rows, columns)  # [rows * columns, height, width, C]
+    in_rows = without_margin.reshape(rows, height, columns, width, -1).swapaxes(1, 2)  # [rows, columns, h, w, C]
+    tiles = in_rows.reshape(rows * columns, height, width, -1)
 
     # Write the tiles back in another order.
     order = _reordered(np.arange(len(tiles)), random)
-    joined = _join_tiles(tiles[order], rows, columns)  # [rows * height, columns * width, C]
-    without_margin[...] = joined.reshape(without_margin.shape)  # drops the last axis if `pixels` is [H, W]
+    moved = tiles[order].reshape(in_rows.shape).swapaxes(1, 2)  # [rows, h, columns, w, C]
+    without_margin[...] = moved.reshape(without_margin.shape)  # drops the last axis if `pixels` is [H, W]
     return result
-
-
-def _cut_into_tiles(pixels: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
-    """Cut an image into tiles and return them, row after row: ``[rows * columns, h, w, C]``.
-
-    Args:
-        pixels: ``[rows * h, columns * w]`` or ``[rows * h, columns * w, C]``; without channels, C is 1.
-        rows, columns: the number of tiles in each direction.
-    """
-    image_height, image_width = pixels.shape[:2]
-    height = image_height // rows
-    width = image_width // columns
-    cut = pixels.reshape(rows, height, columns, width, -1)  # [rows, h, columns, w, C]
-    tiles_in_rows = cut.swapaxes(1, 2)  # [rows, columns, h, w, C]
-    return tiles_in_rows.reshape(rows * columns, height, width, -1)
-
-
-def _join_tiles(tiles: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
-    """Join tiles to an image ``[rows * h, columns * w, C]``; this reverses :func:`_cut_into_tiles`."""
-    _, height, width, channels = tiles.shape
-    tiles_in_rows = tiles.reshape(rows, columns, height, width, channels)
-    cut = tiles_in_rows.swapaxes(1, 2)  # [rows, h, columns, w, C]
-    return cut.reshape(rows * height, columns * width, channels)
 
 
 def _noise(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
@@ -151,22 +129,22 @@ class PseudoOodKind(NamedTuple):
     Attributes:
         samples: ``image`` or ``text``: the samples it is made from.
         make: returns the OOD sample. It takes the pixels (uint8 ``[H, W]`` or ``[H, W, 3]``) or the text, then a second
-            sample of the same form if ``two`` is set, and a random generator.
-        two: whether it takes two samples.
+            sample of the same form if ``takes_two`` is set, and a random generator.
+        takes_two: whether the sample is made from two.
     """
 
     samples: str
     make: Callable[..., Any]
-    two: bool = False
+    takes_two: bool = False
 
 
 PSEUDO_OOD_KINDS = {
     "jigsaw": PseudoOodKind("image", _jigsaw),
-    "mixture": PseudoOodKind("image", _mixture, two=True),
+    "mixture": PseudoOodKind("image", _mixture, takes_two=True),
     "noise": PseudoOodKind("image", _noise),
     "rotate": PseudoOodKind("image", _rotate),
     "shuffle": PseudoOodKind("text", _shuffle),
-    "splice": PseudoOodKind("text", _splice, two=True),
+    "splice": PseudoOodKind("text", _splice, takes_two=True),
 }
 
 
@@ -210,7 +188,7 @@ class PseudoOod(Dataset):
 
         # Which kinds apply to these data.
         names = _names_of_kind(clean, ood_kind, where)
-        needs_two = any(PSEUDO_OOD_KINDS[name].two for name in names)
+        needs_two = any(PSEUDO_OOD_KINDS[name].takes_two for name in names)
         if needs_two and len(clean) < 2:
             raise InputError(f"{where}: ?ood={ood_kind} needs two samples")
 
@@ -223,8 +201,7 @@ class PseudoOod(Dataset):
         self.clean = clean
         self.seed = seed
         self._names = names
-        skips_bad_samples = clean.skipped is not None
-        if skips_bad_samples:
+        if clean.skipped is not None:
             self.skipped = {}  # filled while samples are read, by index
 
     @cached_property
@@ -242,25 +219,20 @@ class PseudoOod(Dataset):
 
     def _name_of_kind(self, i: int) -> str:
         """Return the name of the kind of sample ``i``."""
-        kind_index = self._kinds[i]
-        return self._names[kind_index]
+        return self._names[self._kinds[i]]
 
     def _digest(self, purpose: str, i: int) -> bytes:
         """Return a SHA-256 of sample ``i``'s id, the seed and a purpose, by which something is drawn for it."""
         clean_id = self.clean.ids[i]
         text = f"hydractl.ood {purpose} {self.seed} {clean_id}"
-        text_bytes = text.encode("utf-8", "backslashreplace")
-        hashed = hashlib.sha256(text_bytes)
-        return hashed.digest()
+        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
     def _draw_recipe(self, i: int) -> _Recipe:
         """Draw how the OOD sample ``i`` is made, and from which second sample; the same at every call."""
         name = self._name_of_kind(i)
         kind = PSEUDO_OOD_KINDS[name]
-        digest = self._digest(name, i)
-        little_endian = np.frombuffer(digest, dtype="<u4")  # [8] the same numbers on every machine
-        random = _Random(little_endian.astype(np.uint32))
-        if not kind.two:
+        random = seeded_by(self._digest(name, i))
+        if not kind.takes_two:
             return _Recipe(kind, None, random)
         candidates = self._possible_seconds(i)
         drawn = random.randint(len(candidates))
@@ -280,9 +252,7 @@ class PseudoOod(Dataset):
         """Make the OOD sample ``i`` from one or two clean samples."""
         recipe = self._draw_recipe(i)
         sample = self.clean[i]
-        second = None
-        if recipe.second is not None:
-            second = self.clean[recipe.second]
+        second = None if recipe.second is None else self.clean[recipe.second]
         if isinstance(sample, Image.Image):
             return _make_image(recipe.kind, sample, second, recipe.random)
         return _make_text(recipe.kind, sample, second, recipe.random)
@@ -300,9 +270,7 @@ class PseudoOod(Dataset):
 
     def origins(self) -> list[Dataset]:
         """Return this set and the ID samples it was made from."""
-        origins: list[Dataset] = [self]
-        origins += self.clean.origins()
-        return origins
+        return [self, *self.clean.origins()]
 
     def lengths(self) -> list[int] | None:
         """Return the number of characters of each text; None for images."""
@@ -322,19 +290,14 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
         raise UsageError(f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {known}, auto")
 
     # The kinds that can be made of these data: some are for images, some for texts.
-    fitting = []
-    for name, known_kind in PSEUDO_OOD_KINDS.items():
-        if known_kind.samples == clean.kind:
-            fitting.append(name)
+    fitting = [name for name, known_kind in PSEUDO_OOD_KINDS.items() if known_kind.samples == clean.kind]
     if kind == AUTO and fitting:
         return fitting
     if kind in fitting:
         return [kind]
 
     # The kind is known but does not fit, or no kind fits.
-    hint = "give an OOD set"
-    if fitting:
-        hint = f"for them there are: {', '.join(fitting)}, auto"
+    hint = f"for them there are: {', '.join(fitting)}, auto" if fitting else "give an OOD set"
     raise UsageError(f"{where} holds {clean.kind}s, of which ?ood={kind} makes no OOD samples", hint=hint)
 
 

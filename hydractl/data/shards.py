@@ -225,10 +225,8 @@ class _Index:
             ValueError: if there is no such file, or more than one.
         """
         asked = self.spec.query.get("image")
-        if asked is None:
-            endings = [ending for ending in sample.members if ending in _IMAGES]
-        else:
-            endings = [ending for ending in sample.members if ending == asked.lower()]
+        wanted = _IMAGES if asked is None else (asked.lower(),)
+        endings = [ending for ending in sample.members if ending in wanted]
         if not endings:
             raise ValueError(f"{printable(key)} has no image")
         if len(endings) > 1:
@@ -299,13 +297,16 @@ def _shard_paths(spec: Spec) -> list[str]:
 
     Raises:
         UsageError: for a network address, and for braces that cannot be expanded.
-        InputError: if files do not exist; they are listed.
+        InputError: if files do not exist (they are listed), or a folder has none.
     """
     if "://" in spec.path or spec.path.startswith("pipe:"):
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
     path = os.path.expanduser(spec.path)
     if os.path.isdir(path):
-        return _shards_in(path, spec)
+        files = [entry.path for entry in os.scandir(path) if entry.name.lower().endswith(".tar")]
+        if not files:
+            raise InputError(f"{spec.where}: no .tar files in the folder")
+        return sorted(files)
     try:
         # Stop one after the largest number, because braces can stand for more names than fit into memory.
         shards = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
@@ -318,21 +319,6 @@ def _shard_paths(spec: Spec) -> list[str]:
         problems = [f"no file {printable(shard)}" for shard in missing]
         raise InputError(f"{spec.where}: {len(missing)} of {len(shards)} shards do not exist", problems=problems)
     return shards
-
-
-def _shards_in(folder: str, spec: Spec) -> list[str]:
-    """Return the tar files in a folder, sorted.
-
-    Raises:
-        InputError: if there are none.
-    """
-    shards = []
-    for entry in os.scandir(folder):
-        if entry.name.lower().endswith(".tar"):
-            shards.append(entry.path)
-    if not shards:
-        raise InputError(f"{spec.where}: no .tar files in the folder")
-    return sorted(shards)
 
 
 def expand_braces(text: str) -> Iterator[str]:
@@ -351,10 +337,7 @@ def expand_braces(text: str) -> Iterator[str]:
     expansions: list[list[str]] = []
     for index, piece in enumerate(pieces):
         was_in_braces = index % 2 == 1
-        if was_in_braces:
-            expansions.append(_expand_inside(piece))
-        else:
-            expansions.append([piece])
+        expansions.append(_expand_inside(piece) if was_in_braces else [piece])
     return map("".join, itertools.product(*expansions))
 
 

@@ -142,16 +142,13 @@ def _parts_of_benchmark(
 
     # ID data.
     for part in ("train", "val", "test"):
-        id_set = _openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")
-        parts[part] = [id_set]
+        parts[part] = [_openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")]
     parts["ood-val"] = [ood_val]
     if not shifted:
         return parts
 
     # Covariate-shifted data, together with the test set and alone.
-    shifted_sets = {}
-    for name, lists in shifted.items():
-        shifted_sets[name] = _openood(benchmark, name, None, folder, *lists)
+    shifted_sets = {name: _openood(benchmark, name, None, folder, *lists) for name, lists in shifted.items()}
     parts[FULL_SPECTRUM] = [*parts["test"], *shifted_sets.values()]
     for name, shifted_set in shifted_sets.items():
         parts[name] = [shifted_set]
@@ -334,9 +331,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
 
     # If all sets are missing the folder is probably wrong. If only some are, the user may go on without them.
     if missing and not specs:
-        what_it_holds = "benchmark_imglist and images_..."
-        if suite.samples == "texts":
-            what_it_holds = "the files of texts"
+        what_it_holds = "the files of texts" if suite.samples == "texts" else "benchmark_imglist and images_..."
         way_out = f"is --ood-root the folder that holds {what_it_holds}?"
         raise _sets_missing(choice, root, len(wanted), missing, way_out)
     if missing and not choice.partial:
@@ -347,10 +342,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         notes.append(f"without {', '.join(missing_names)}, which {_is_or_are(missing)} not there")
 
     # Put the sets into the order of the suite, stand-ins included.
-    sets = []
-    for member in suite.members:
-        if member in specs:
-            sets.append(OodSet(member.name, member.group, specs[member]))
+    sets = [OodSet(member.name, member.group, specs[member]) for member in suite.members if member in specs]
     _check_names_are_free(choice, sets, taken)
     return FoundSuite(choice.name, sets, missing_names, notes)
 
@@ -399,24 +391,19 @@ def id_list_of(spec: str) -> str | None:
         benchmark, _, part = path.removeprefix("openood:").partition("/")
         suite = SUITES.get(f"openood-{benchmark}")
         if suite is not None and part in suite.parts:
-            return _words_of_part(suite, part)
+            # Parts begin with the ID set, and only the full spectrum has more sets.
+            id_set, *shifted_sets = suite.parts[part]
+            id_list = id_set.files[0]
+            if not shifted_sets:
+                return _description_of_list(f"/{id_list}")
+            names = ", ".join(member.name for member in shifted_sets)
+            return f"OpenOOD's full spectrum: {suite.id_lists[id_list]}, and {names}"
 
     # The SPEC may be the path of a list.
-    return _words_of_list(path)
+    return _description_of_list(path)
 
 
-def _words_of_part(suite: OodBenchmark, part: str) -> str | None:
-    """Describe the data of ``openood:NAME/PART``; None if they are no ID list."""
-    # Parts begin with the ID set, and only the full spectrum has more sets.
-    id_set, *shifted_sets = suite.parts[part]
-    id_list = id_set.files[0]
-    if not shifted_sets:
-        return _words_of_list(f"/{id_list}")
-    names = ", ".join(member.name for member in shifted_sets)
-    return f"OpenOOD's full spectrum: {suite.id_lists[id_list]}, and {names}"
-
-
-def _words_of_list(path: str) -> str | None:
+def _description_of_list(path: str) -> str | None:
     """Describe a file that is one of OpenOOD's ID lists; None for any other file."""
     for suite in SUITES.values():
         for id_list, sentence in suite.id_lists.items():
@@ -498,9 +485,7 @@ def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
 
 def _is_or_are(members: Collection[SuiteMember]) -> str:
     """Return the verb of a sentence whose subject is these sets: ``is`` for one set, ``are`` for several."""
-    if len(members) == 1:
-        return "is"
-    return "are"
+    return "is" if len(members) == 1 else "are"
 
 
 def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:

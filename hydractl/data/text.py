@@ -15,7 +15,6 @@ from hydractl.data.files import printable
 from hydractl.data.labels import INTEGER, RawLabels, raw_labels, some
 from hydractl.data.text_rows import TextRow, TextTable, open_table
 from hydractl.errors import InputError
-from hydractl.jsonio import shown
 from hydractl.log import Log
 
 Text = str | tuple[str, str]
@@ -34,17 +33,12 @@ MOST_PROBLEMS = 20
 
 def parts_of(text: Text) -> tuple[str, ...]:
     """Return the two texts of a pair, or a tuple with the single text."""
-    if isinstance(text, str):
-        return (text,)
-    return text
+    return (text,) if isinstance(text, str) else text
 
 
 def characters(text: Text) -> int:
     """Return the number of characters of a text, or of both texts of a pair together."""
-    if isinstance(text, str):
-        return len(text)
-    first, second = text
-    return len(first) + len(second)
+    return sum(map(len, parts_of(text)))
 
 
 class Texts(Dataset):
@@ -75,8 +69,7 @@ class Texts(Dataset):
 
     def lengths(self) -> list[int]:
         """Return the number of characters of each sample, both texts of a pair together."""
-        lengths = map(characters, self.texts)
-        return list(lengths)
+        return list(map(characters, self.texts))
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -103,11 +96,7 @@ class Columns:
     def needed(self, available: Sequence[str]) -> list[str]:
         """Return those of the available columns that must be read."""
         wanted = {self.text, self.text_b, self.label}
-        names = []
-        for name in available:
-            if name in wanted:
-                names.append(name)
-        return names
+        return [name for name in available if name in wanted]
 
 
 def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -> Columns:
@@ -132,7 +121,14 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
     else:
         text = _only_one_there(spec, _FIRST, available, what, "text")
     if text is None:
-        raise _no_text_column(spec, available, what)
+        hints = [f"name the {what} with ?text=NAME"]
+        near = _hint_at_similar(_FIRST, available)
+        if near is not None:
+            hints.insert(0, near)
+        if what == "column":
+            hints.append("a file without a header needs ?columns=label,text or the like")
+        message = f"{spec.where}: no {what} of the text: it has {shown_columns(available)}"
+        raise InputError(message, hint="; ".join(hints))
 
     # The column of the second text. If the user has named a column of texts, none is looked for by known names.
     # `others` are the known names of a second text: a row that has one is a pair among single texts, and is refused.
@@ -175,17 +171,6 @@ def _check_apart(spec: Spec, used: Sequence[str], available: Sequence[str], what
             raise InputError(f"{spec.where}: there are several columns {name!r}: it has {shown_columns(available)}")
     if len(set(used)) < len(used):
         raise InputError(f"{spec.where}: one {what} is taken for two things: text, text_b and label must differ")
-
-
-def _no_text_column(spec: Spec, available: Sequence[str], what: str) -> InputError:
-    """Return the error of a file without a column of texts."""
-    hints = [f"name the {what} with ?text=NAME"]
-    near = _hint_at_similar(_FIRST, available)
-    if near is not None:
-        hints.insert(0, near)
-    if what == "column":
-        hints.append("a file without a header needs ?columns=label,text or the like")
-    return InputError(f"{spec.where}: no {what} of the text: it has {shown_columns(available)}", hint="; ".join(hints))
 
 
 def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequence[str], what: str) -> None:
@@ -232,9 +217,7 @@ def _only_one_there(spec: Spec, names: Sequence[str], available: Sequence[str], 
             f"{spec.where}: {named} may both be the text: it has {shown_columns(available)}",
             hint=f"say which {what} with ?{key}=NAME",
         )
-    if not candidates:
-        return None
-    return candidates[0]
+    return candidates[0] if candidates else None
 
 
 # A damaged file may seem to have thousands of columns, or names of thousands of characters.
@@ -244,9 +227,7 @@ _LONGEST_NAME_SHOWN = 40
 
 def shown_columns(names: Sequence[str]) -> str:
     """Return the names of columns for a message: the first few, with long ones cut."""
-    shortened = []
-    for name in names:
-        shortened.append(repr(name[:_LONGEST_NAME_SHOWN]))
+    shortened = [repr(name[:_LONGEST_NAME_SHOWN]) for name in names]
     return some(shortened, _MOST_COLUMNS_SHOWN)
 
 
@@ -359,8 +340,7 @@ class _Collector:
         """
         for count, row in enumerate(rows, start=1):
             self._add(row)
-            is_enough = count == limit or len(self.problems) == MOST_PROBLEMS
-            if is_enough:
+            if count == limit or len(self.problems) == MOST_PROBLEMS:
                 break
         if not self.problems:
             return
@@ -406,27 +386,13 @@ class _Collector:
         Raises:
             ValueError: if a text is missing or is not a string, or if the row is a pair among single texts.
         """
-        text = self._text_in_column(row, columns.text)
+        text = row.text_in(columns.text)
         if columns.text_b is not None:
-            second = self._text_in_column(row, columns.text_b, hint=", and other rows are pairs")
-            return text, second
+            return text, row.text_in(columns.text_b, hint=", and other rows are pairs")
         for column in columns.others:
             if row.values.get(column) is not None:
                 raise ValueError(f"is a pair with {column!r}, and other rows are single texts")
         return text
-
-    def _text_in_column(self, row: TextRow, column: str, hint: str = "") -> str:
-        """Return the text that a row has in a column.
-
-        Raises:
-            ValueError: if there is nothing in the column (the message then ends with ``hint``), or no string.
-        """
-        value = row.values.get(column)
-        if value is None:
-            raise ValueError(f"has no {column!r}{hint}")
-        if not isinstance(value, str):
-            raise ValueError(f"has {shown(value)} for {column!r}, which is no text")
-        return value
 
 
 def _labels_of_rows(collector: _Collector, ids: Sequence[str], table: TextTable) -> RawLabels:

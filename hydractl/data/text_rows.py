@@ -40,6 +40,20 @@ class TextRow:
     values: Mapping[str, object] = field(default_factory=dict)
     problem: str = ""
 
+    def text_in(self, column: str, hint: str = "") -> str:
+        """Return the text that the row has in a column.
+
+        Raises:
+            ValueError: if there is nothing in the column (the message then ends with ``hint``), or no text. The message
+                is the end of a sentence about the row.
+        """
+        value = self.values.get(column)
+        if value is None:
+            raise ValueError(f"has no {column!r}{hint}")
+        if not isinstance(value, str):
+            raise ValueError(f"has {shown(value)} for {column!r}, which is no text")
+        return value
+
 
 @dataclass
 class TextTable:
@@ -157,22 +171,15 @@ def _rows_by_column(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterato
             yield TextRow(place, problem=fields)
             continue
         if len(fields) != len(columns):
-            yield TextRow(place, problem=_wrong_width(fields, columns))
+            count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            names = ", ".join(columns)
+            yield TextRow(place, problem=f"has {count}, not {len(columns)} ({names})")
             continue
         may_be_header = number == 0 and "columns" in spec.query
         if may_be_header and [name.strip() for name in fields] == columns:
             raise InputError(f"{spec.where}: the file has a header, so ?columns= would make a sample of it")
         values = dict(zip(columns, fields, strict=True))
         yield TextRow(place, values)
-
-
-def _wrong_width(fields: Sequence[str], columns: Sequence[str]) -> str:
-    """Return the problem text of a row that has more or fewer fields than there are columns."""
-    count = f"{len(fields)} fields"
-    if len(fields) == 1:
-        count = "1 field"
-    names = ", ".join(columns)
-    return f"has {count}, not {len(columns)} ({names})"
 
 
 def _tsv_fields(spec: Spec) -> Fields:
@@ -255,9 +262,7 @@ def _numbered_lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str
 
 def _open_unpacked(path: Path) -> IO[bytes]:
     """Open a file for reading; a gzipped file is unpacked while it is read."""
-    if path.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    return open(path, "rb")
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
 def _open_parquet(spec: Spec) -> TextTable:
