@@ -6,7 +6,6 @@ family.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,17 +55,13 @@ def families_for_folder(folder: Path) -> list[ModelFamily]:
     """
     families = []
     for name in FAMILIES.names:
-        if name in _PUBLISHED and not _is_published(folder, *_PUBLISHED[name]):
-            continue
-        family = get_family(name)
-        families.append(family)
+        if name in _PUBLISHED:
+            configuration, keys = _PUBLISHED[name]
+            entries = read_config(folder / configuration)
+            if entries is None or not entries.keys() >= set(keys):
+                continue
+        families.append(get_family(name))
     return sorted(families, key=lambda family: family.priority, reverse=True)
-
-
-def _is_published(folder: Path, configuration: str, keys: Iterable[str]) -> bool:
-    """Return whether a folder has a configuration of this name, with these keys in it."""
-    found = read_config(folder / configuration)
-    return found is not None and found.keys() >= set(keys)
 
 
 def classes_of(description: Description) -> int | None:
@@ -74,6 +69,4 @@ def classes_of(description: Description) -> int | None:
     classes = get_family(description.family).classes(description.config)
     if classes is not None:
         return classes
-    if description.labels is None:
-        return None
-    return len(description.labels)
+    return None if description.labels is None else len(description.labels)

@@ -167,12 +167,20 @@ def for_each(function: Callable[[Any, State], ResultT], blocks: Iterable[Any]) -
     return [partial(function, block) for block in blocks]
 
 
+def normed_input(norm: str, block: Any, state: State) -> Tensor:
+    """Return the inputs of a block's attention, computed from the state before the block.
+
+    Args:
+        norm: dotted name of the norm before the attention in the block; empty if there is none.
+        block: the block.
+        state: the state before it.
+    """
+    return block.get_submodule(norm)(state.hidden) if norm else state.hidden
+
+
 def numbered_paths(path: str, modules: Iterable[Any]) -> list[str]:
     """Return the dotted names of the modules of a list: ``path.0``, ``path.1`` and so on."""
-    paths = []
-    for index, _ in enumerate(modules):
-        paths.append(f"{path}.{index}")
-    return paths
+    return [f"{path}.{index}" for index, _ in enumerate(modules)]
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ class AttentionLayout:
             pos_q_bias=rows.get("pos_q_bias"),
             pos_k=rows.get("pos_k"),
             pos_k_bias=rows.get("pos_k_bias"),
-            extra=self._read_common(tensors, site),
+            extra={key: tensors[name] for name, key in self._common_names(site.path) if name in tensors},
         )
 
     def _read_rows(self, tensors: Mapping[str, Tensor], site: Site, queries: int) -> dict[str, Tensor]:
@@ -318,14 +326,6 @@ class AttentionLayout:
             return None
         return scale.flatten(1)  # [heads, 1, 1] -> [heads, 1]
 
-    def _read_common(self, tensors: Mapping[str, Tensor], site: Site) -> dict[str, Tensor]:
-        """Return the tensors that all heads share, e.g. a norm's weight, by their keys in ``HeadWeights.extra``."""
-        common = {}
-        for name, extra_name in self._common_names(site.path):
-            if name in tensors:
-                common[extra_name] = tensors[name]
-        return common
-
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """Write the weights of one attention block (site) into ``tensors``: the inverse of :meth:`read`.
 
@@ -336,7 +336,15 @@ class AttentionLayout:
             weights: the weights of the block; fields that are None are not written.
         """
         # Queries, keys, values, gate and positions.
-        self._write_rows(tensors, site, weights)
+        for name, fields in self._fields_by_name(site.path).items():
+            rows_of_fields = []
+            for field_name in fields:
+                field_tensor = getattr(weights, field_name)  # [heads, head_dim, ...]
+                if field_tensor is not None:
+                    rows_of_fields.append(field_tensor.flatten(0, 1))  # [heads * head_dim, ...]
+            if rows_of_fields:
+                stacked = torch.cat(rows_of_fields)
+                tensors[name] = self._outputs_first(stacked)
 
         # The output projection.
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
@@ -347,9 +355,7 @@ class AttentionLayout:
 
         # The table of relative positions. The weight of a linear layer behind features is already [heads, F].
         if weights.table is not None:
-            table = weights.table
-            if not self.features:
-                table = table.T  # [heads, R] -> [R, heads]
+            table = weights.table if self.features else weights.table.T  # [heads, R] -> [R, heads]
             tensors[f"{site.path}.{self.table}"] = table.contiguous()
 
         # The factors of cosines.
@@ -360,18 +366,6 @@ class AttentionLayout:
         for name, extra_name in self._common_names(site.path):
             if extra_name in weights.extra:
                 tensors[name] = weights.extra[extra_name]
-
-    def _write_rows(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """Write the tensors whose rows belong to heads; fields of ``weights`` that are None are skipped."""
-        for name, fields in self._fields_by_name(site.path).items():
-            rows_of_fields = []
-            for field_name in fields:
-                field_tensor = getattr(weights, field_name)  # [heads, head_dim, ...]
-                if field_tensor is not None:
-                    rows_of_fields.append(field_tensor.flatten(0, 1))  # [heads * head_dim, ...]
-            if rows_of_fields:
-                stacked = torch.cat(rows_of_fields)
-                tensors[name] = self._outputs_first(stacked)
 
     def _outputs_first(self, tensor: Tensor) -> Tensor:
         """Transpose a weight if the library stores the dimension of the inputs first; return others as they are.
@@ -587,13 +581,11 @@ class ModelFamily(ABC):
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """Read the weights of one site (attention block), with any number of heads. Works on meta tensors too."""
-        layout = self.layout(site)
-        return layout.read(tensors, site)
+        return self.layout(site).read(tensors, site)
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """Write the weights of one site: the inverse of :meth:`read`, bit for bit."""
-        layout = self.layout(site)
-        layout.write(tensors, site, weights)
+        self.layout(site).write(tensors, site, weights)
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
         """Return the part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed``, ``own``.
@@ -792,8 +784,7 @@ def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, k
         kept: the indices that the kept heads have in the whole model; they decide which heads share keys.
     """
     weights = family.read(tensors, site)
-    key_heads = site.key_heads(kept)
-    return replace(weights, key_heads=key_heads)
+    return replace(weights, key_heads=site.key_heads(kept))
 
 
 def parts_by_name(family: ModelFamily, names: Iterable[str], sites: Sequence[Site]) -> dict[str, str]:

@@ -77,8 +77,7 @@ def image_of(sample: Any) -> Image.Image:
     # Floating point numbers from 0 to 1 become bytes. Others keep their type and are refused below.
     are_floats = given_pixels.dtype.kind == "f" and given_pixels.size > 0
     if are_floats and given_pixels.min() >= 0 and given_pixels.max() <= 1:
-        levels = np.round(given_pixels * 255)
-        pixels = levels.astype(np.uint8)
+        pixels = np.round(given_pixels * 255).astype(np.uint8)
 
     # What Pillow can read: bytes, grey or RGB, of at least one pixel.
     is_empty = 0 in pixels.shape
@@ -112,9 +111,7 @@ def _channels_last(sample: Any) -> np.ndarray:
     if is_tensor and pixels.ndim == 3:
         pixels = pixels.transpose(1, 2, 0)  # [C, height, width] -> [height, width, C]
     has_one_channel = pixels.ndim == 3 and pixels.shape[2] == 1
-    if has_one_channel:
-        return pixels[:, :, 0]
-    return pixels
+    return pixels[:, :, 0] if has_one_channel else pixels
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -125,16 +122,12 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
     # Pillow can convert LAB to grey only through RGB.
     if image.mode == "LAB":
         image = image.convert("RGB")
-    if image.mode == mode:
-        return image
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
 def grey_or_rgb(image: Image.Image) -> Image.Image:
     """Convert an image with a grey mode to 8-bit grey, and any other image to RGB."""
-    if image.mode in _GREY:
-        return in_mode(image, "L")
-    return in_mode(image, "RGB")
+    return in_mode(image, "L" if image.mode in _GREY else "RGB")
 
 
 def stacked(

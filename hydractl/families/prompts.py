@@ -25,7 +25,13 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
         UsageError: if there are no labels or no templates, or if a template has no place for the name or has other
             braces.
     """
-    problems = _problems_of_templates(templates)
+    problems = []
+    for template in templates:
+        text_around, places = _PLACE.subn("", template)
+        if places == 0:
+            problems.append(f"prompt {template!r} has no place for the class name")
+        elif "{" in text_around or "}" in text_around:
+            problems.append(f"prompt {template!r} has braces that are no place for the class name")
     if problems:
         hint = "write {label} where the name goes: 'A photo of a {label}.'"
         several = problems if len(problems) > 1 else ()
@@ -39,18 +45,6 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
             pieces = _PLACE.split(template)
             texts.append(label.join(pieces))
     return texts
-
-
-def _problems_of_templates(templates: Sequence[str]) -> list[str]:
-    """Return one message for each template that has no place for the class name or has other braces."""
-    problems = []
-    for template in templates:
-        text_around, places = _PLACE.subn("", template)
-        if places == 0:
-            problems.append(f"prompt {template!r} has no place for the class name")
-        elif "{" in text_around or "}" in text_around:
-            problems.append(f"prompt {template!r} has braces that are no place for the class name")
-    return problems
 
 
 def mean_features(features: Tensor, prompts: int) -> Tensor:
@@ -79,6 +73,4 @@ def scaled_cosines(model: Any, images: Tensor, classes: Tensor) -> Tensor:
     """
     logits = model.logit_scale.exp() * images @ classes.T
     bias = getattr(model, "logit_bias", None)
-    if bias is None:
-        return logits
-    return logits + bias
+    return logits if bias is None else logits + bias

@@ -317,23 +317,14 @@ def checkpoint_on_hub(name: str) -> Path | None:
     with _refused_by_hub(hub_name.repo, "check the name and the network"):
         file = hub_name.file
         if file is None:
-            if _holds_known_model(hub_name):
+            # Only published models have this file. Where it is in the cache, the list of files need not be asked for.
+            config = huggingface_hub.try_to_load_from_cache(hub_name.repo, "config.json", revision=hub_name.revision)
+            if isinstance(config, str):
                 return None
             file = _only_checkpoint(name, hub_name)
         if file is None:
             return None
         return Path(huggingface_hub.hf_hub_download(hub_name.repo, file, revision=hub_name.revision))
-
-
-def _holds_known_model(hub_name: HubName) -> bool:
-    """Return whether the local cache has the repository's ``config.json``, which only published models have.
-
-    This saves a request for the list of files.
-    """
-    import huggingface_hub
-
-    config = huggingface_hub.try_to_load_from_cache(hub_name.repo, "config.json", revision=hub_name.revision)
-    return isinstance(config, str)
 
 
 def _only_checkpoint(name: str, hub_name: HubName) -> str | None:

@@ -151,14 +151,6 @@ class TimmViT(ModelFamily):
         # timm would silently change pretrained weights that do not fit the arguments.
         hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
         refuse_options(f"timm:{name} with pretrained weights", arguments, hint)
-        return self._download(name)
-
-    def _download(self, name: str) -> LoadedModel:
-        """Download the configuration and the safetensors of a pretrained model, and load them.
-
-        Raises:
-            InputError: if timm has published no weights with this name, or the download fails.
-        """
         with refused_as(f"timm {timm.__version__}", hint=_hint_at_tags(name)):
             published = timm.get_pretrained_cfg(name)
         if published is None or not published.hf_hub_id:
@@ -343,8 +335,7 @@ class TimmViT(ModelFamily):
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, C, H, W]``."""
-        size = input_size(preprocess)
-        return random_pixels(size, batch, seed)
+        return random_pixels(input_size(preprocess), batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -457,10 +448,8 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
             model = timm.create_model(name, pretrained=False, **arguments).eval()
         check_timm_model(model)
         config = _published_config(model, arguments)
-    # The published share of an image to cut out is meant for the published size. With another size nothing is cut off.
-    crop = None  # means the published share
-    if "img_size" in arguments:
-        crop = 1.0
+    # None is the published share of an image to cut out, meant for the published size. With another nothing is cut off.
+    crop = 1.0 if "img_size" in arguments else None
     return LoadedModel(
         arch=str(config["architecture"]),
         config=config,
@@ -499,18 +488,12 @@ def _with_classes_unnamed(section: Mapping[str, object], classes: int) -> dict[s
 
 def timm_sites(model: Any) -> list[Site]:
     """Return the sites (attention blocks) in model order, for a model that :func:`check_timm_model` accepts."""
-    sites = []
     if isinstance(model, _RELATIVE):
-        for path, block in timm_relative.relative_blocks(model).items():
-            site = timm_relative.relative_site(f"{path}.attn", block.attn)
-            sites.append(site)
-        return sites
-
+        blocks = timm_relative.relative_blocks(model).items()
+        return [timm_relative.relative_site(f"{path}.attn", block.attn) for path, block in blocks]
     paths = numbered_paths("blocks", model.blocks)
-    for path, block in zip(paths, model.blocks, strict=True):
-        site = timm_eva.rotary_site(f"{path}.attn", block.attn)
-        sites.append(site)
-    return sites
+    pairs = zip(paths, model.blocks, strict=True)
+    return [timm_eva.rotary_site(f"{path}.attn", block.attn) for path, block in pairs]
 
 
 def _run_block(block: nn.Module, state: State) -> State:
@@ -633,11 +616,8 @@ def _check_depth(name: object, arguments: object) -> None:
     """
     if not isinstance(arguments, Mapping):
         return
-    depth: Any
-    if "depths" not in arguments:
-        depth = _total_depth([arguments.get("depth", 1)])
-    else:  # the model has stages, like a Swin
-        depth = _total_depth(arguments["depths"])
+    # The model may have stages, like a Swin.
+    depth: Any = _total_depth(arguments["depths"] if "depths" in arguments else [arguments.get("depth", 1)])
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
 
@@ -665,11 +645,8 @@ def check_timm_model(model: Any) -> None:
         )
 
     # There must be blocks.
-    if isinstance(model, _RELATIVE):
-        count = len(timm_relative.relative_blocks(model))
-    else:
-        count = len(model.blocks)
-    if count == 0:
+    blocks = timm_relative.relative_blocks(model) if isinstance(model, _RELATIVE) else model.blocks
+    if len(blocks) == 0:
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
 
     # Each kind of model has its own conditions.
@@ -736,10 +713,7 @@ def _published_config(model: nn.Module, options: Mapping[str, object]) -> Librar
         model: timm's model.
         options: the arguments of the factory that built it.
     """
-    arguments = {}
-    for name, value in options.items():
-        if not name.endswith("drop_rate"):
-            arguments[name] = value
+    arguments = {name: value for name, value in options.items() if not name.endswith("drop_rate")}
     with tempfile.TemporaryDirectory() as folder, quiet_logger("timm"):
         path = Path(folder) / "config.json"
         save_config_for_hf(model, path, model_args=arguments)
@@ -810,9 +784,7 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
     pretrained = object_or_empty(config, "pretrained_cfg")
     published = config.get("label_names") or pretrained.get("label_names")
     # Names are a list, or a mapping from the number of the class.
-    names = published
-    if isinstance(published, Mapping):
-        names = _as_list(published, model.num_classes)
+    names = _as_list(published, model.num_classes) if isinstance(published, Mapping) else published
     if isinstance(names, list):
         if len(names) != model.num_classes:
             return None

@@ -62,9 +62,7 @@ class RotaryStandIn(nn.Module):
                 each head has its own angles, ``[heads, T - prefix, ...]`` or ``[M, heads, T - prefix, ...]``.
             attn_mask, is_causal: as for timm's attention.
         """
-        rotary = None
-        if rope is not None:
-            rotary = self._with_prefix(rope)
+        rotary = None if rope is None else self._with_prefix(rope)
         return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
 
     def _with_prefix(self, rope: Tensor) -> Rotary:
@@ -165,10 +163,9 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
     blocks: list[Callable[[State], State]] = []
     for index, block in enumerate(model.blocks):
-        if model.rope_mixed:  # every block has its own angles
-            blocks.append(partial(_run_block_by_index, index, block))
-        else:
-            blocks.append(partial(_run_block, block))
+        # With mixed frequencies every block has its own angles.
+        run = partial(_run_block_by_index, index) if model.rope_mixed else _run_block
+        blocks.append(partial(run, block))
 
     # The angles belong to the model, so members may have other ones (`per_member`) if they are learned.
     tower = Stages(

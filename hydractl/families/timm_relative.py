@@ -111,11 +111,9 @@ def _why_unsupported(model: Any) -> str | None:
 
 def relative_blocks(model: Any) -> dict[str, Any]:
     """Return the blocks of a BEiT or Swin by their dotted names, in model order."""
-    blocks = {}
     if isinstance(model, Beit):
-        for index, block in enumerate(model.blocks):
-            blocks[f"blocks.{index}"] = block
-        return blocks
+        return {f"blocks.{index}": block for index, block in enumerate(model.blocks)}
+    blocks = {}
     for number, stage in enumerate(model.layers):
         for index, block in enumerate(stage.blocks):
             blocks[f"layers.{number}.blocks.{index}"] = block
@@ -141,9 +139,7 @@ def relative_site(path: str, attention: Any) -> Site:
 def shared_table(model: Any) -> dict[str, Tensor]:
     """Return the table that all blocks of a BEiT share, as a keyword argument of the blocks; empty if there is none."""
     table = getattr(model, "rel_pos_bias", None)
-    if table is None:
-        return {}
-    return {SHARED_TABLE: table()}
+    return {} if table is None else {SHARED_TABLE: table()}
 
 
 def fill_swin_buffers(model: Any) -> None:

@@ -23,6 +23,7 @@ from hydractl.families.base import (
     State,
     first_tokens,
     for_each,
+    normed_input,
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, is_whole_number
 from hydractl.families.meta_device import on_meta_device
@@ -176,9 +177,7 @@ class TorchvisionViT(ModelFamily):
         if name not in _NAMES:
             return None
         classifier = shapes.get("heads.head.weight")
-        if classifier is None:
-            return name
-        return f"{name}?num_classes={classifier[0]}"
+        return name if classifier is None else f"{name}?num_classes={classifier[0]}"
 
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
@@ -213,16 +212,10 @@ class TorchvisionViT(ModelFamily):
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return one site for each block: ``encoder.layers.encoder_layer_0.self_attention`` and so on."""
         sizes = _Sizes.of_config(config)
-        sites = []
-        for index in range(sizes.num_layers):
-            site = Site(
-                f"{_block_path(index)}.self_attention",
-                heads=sizes.num_heads,
-                head_dim=sizes.hidden_dim // sizes.num_heads,
-                d_model=sizes.hidden_dim,
-            )
-            sites.append(site)
-        return sites
+        site_of = partial(
+            Site, heads=sizes.num_heads, head_dim=sizes.hidden_dim // sizes.num_heads, d_model=sizes.hidden_dim
+        )
+        return [site_of(f"{_block_path(index)}.self_attention") for index in range(sizes.num_layers)]
 
     def classes(self, config: LibraryConfig) -> int:
         """Return the number of classes of the classifier."""
@@ -235,8 +228,7 @@ class TorchvisionViT(ModelFamily):
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace ``nn.MultiheadAttention`` by ``attention``, wrapped so that the block can call it."""
-        stand_in = MultiheadStandIn(attention)
-        super().install(model, site, stand_in)
+        super().install(model, site, MultiheadStandIn(attention))
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model into its only tower: stem, blocks and readout.
@@ -267,7 +259,7 @@ class TorchvisionViT(ModelFamily):
             block_paths=[_block_path(index) for index in range(len(blocks))],
             stem_prefixes=("conv_proj.", "class_token", "encoder.pos_embedding"),
             readout=readout,
-            attention_inputs=for_each(_attention_input, blocks),
+            attention_inputs=for_each(partial(normed_input, "ln_1"), blocks),
             reads=first_tokens(1),
         )
         return [tower]
@@ -289,8 +281,7 @@ class TorchvisionViT(ModelFamily):
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, 3, H, W]``."""
-        size = input_size(preprocess)
-        return random_pixels(size, batch, seed)
+        return random_pixels(input_size(preprocess), batch, seed)
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Return the image format that the settings of torchvision's transform describe."""
@@ -317,11 +308,6 @@ def _run_block(block: nn.Module, state: State) -> State:
     """Return the state after one block."""
     hidden = block(state.hidden)
     return State(hidden, state.context)
-
-
-def _attention_input(block: Any, state: State) -> Tensor:
-    """Return the inputs of a block's attention, computed from the state before the block."""
-    return block.ln_1(state.hidden)
 
 
 def _config_of(name: str) -> LibraryConfig:

@@ -263,25 +263,16 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
     """
     readout = ARCHITECTURES[type(model).__name__].readout
     if not model.config.num_labels and readout is not _mean:
-        return _readout_of_body(readout)
+        if readout is _swin:
+            return _swin_mean, None
+        if readout is last_token_logits:
+            return _last_token, 1
+        return _first_token, 1
     if _reads_all_tokens(model, readout):
         return readout, None
     if readout is _two_tokens:
         return readout, 2
     return readout, 1
-
-
-def _readout_of_body(readout: Readout) -> tuple[Readout, int | None]:
-    """Return the readout of a body and its number of first tokens (see :func:`readout_of`).
-
-    Args:
-        readout: the readout of the classifier of the same encoder.
-    """
-    if readout is _swin:
-        return _swin_mean, None
-    if readout is last_token_logits:
-        return _last_token, 1
-    return _first_token, 1
 
 
 def _reads_all_tokens(model: Any, readout: Readout) -> bool:
@@ -326,7 +317,9 @@ def meta_model(config: LibraryConfig) -> Any:
     with on_meta_device():
         model = drawn_model(config)
     fill_hf_buffers(model)
-    _check_layers(model)
+    name = type(model).__name__
+    for tower in towers_of(model):
+        check_encoder(name, tower.base, tower.layout)
     return model.eval()
 
 
@@ -492,13 +485,6 @@ def check_counts(config: Any, name: str) -> None:
         raise InputError(f"this {name} is not supported: {problem}")
 
 
-def _check_layers(model: Any) -> None:
-    """Raise an error if the attention in any tower differs from its layout, e.g. in another transformers version."""
-    name = type(model).__name__
-    for tower in towers_of(model):
-        check_encoder(name, tower.base, tower.layout)
-
-
 def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
     """Raise an error if an encoder is not built as its layout says, e.g. in another version of transformers.
 
@@ -543,7 +529,11 @@ def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
     projections = [block.get_submodule(projection_name) for projection_name in projection_names]
     linear_class = Conv1D if layout.heads.transposed else nn.Linear
     are_linear = all(type(projection) is linear_class for projection in projections)
-    expected_classes = _possible_names(name, layout.core_class)
+    before_task, _, _ = name.partition("For")
+    kind = before_task.removesuffix("Model")
+    # An attention class that several models share may have no model in its name.
+    starts = (kind.removesuffix("Text"), kind, "")
+    expected_classes = [start + layout.core_class for start in starts]
     core_class = type(core).__name__
     if core_class not in expected_classes or not are_linear:
         raise InputError(f"the attention of this {name} is {core_class}, expected {expected_classes[0]}")
@@ -554,20 +544,6 @@ def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
     if head_dim and scale and not math.isclose(scale, head_dim**-0.5):
         problem = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({head_dim})"
         raise InputError(f"this {name} is not supported: {problem}")
-
-
-def _possible_names(model_name: str, ending: str) -> list[str]:
-    """Return the names that the attention class of a model may have, the most usual one first.
-
-    Args:
-        model_name: the name of the model's class, e.g. ``BertForSequenceClassification`` or ``Gemma3TextModel``.
-        ending: the end of the attention's class name, e.g. ``SelfAttention`` for ``BertSelfAttention``.
-    """
-    before_task, _, _ = model_name.partition("For")
-    kind = before_task.removesuffix("Model")
-    # An attention class that several models share may have no model in its name.
-    starts = (kind.removesuffix("Text"), kind, "")
-    return [start + ending for start in starts]
 
 
 # --- the towers of a model --------------------------------------------------------------------------------------------

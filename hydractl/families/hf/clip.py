@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hydractl.errors import InputError
-from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, numbered_paths
+from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, normed_input, numbered_paths
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.hf.architectures import EncoderTower, towers_of
 from hydractl.families.hf.texts import prompt_tokens, text_preprocess
@@ -30,9 +30,7 @@ Stem = Callable[[Any, Any], State]
 def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
     """Return the stages of the image tower, then those of the text tower."""
     images, texts = towers_of(model)
-    stages_of_images = _image_stages(model, images, stem)
-    stages_of_texts = _text_stages(model, texts, stem)
-    return [stages_of_images, stages_of_texts]
+    return [_image_stages(model, images, stem), _text_stages(model, texts, stem)]
 
 
 def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
@@ -100,7 +98,7 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
         block_paths=numbered_paths(f"{tower.prefix}.{tower.layout.layers}", layers),
         stem_prefixes=(f"{tower.prefix}.embeddings.", f"{tower.prefix}.pre_layrnorm."),
         readout=readout,
-        attention_inputs=for_each(_attention_input, layers),
+        attention_inputs=for_each(partial(normed_input, "layer_norm1"), layers),
         tower=NAMES[tower.prefix],
     )
 
@@ -117,9 +115,7 @@ def _projection(layer: Any, pooled: Callable[[State], Tensor]) -> Projection:
     def inputs(state: State) -> Tensor:
         # Only the text tower has ids, [classes, prompts, T]. An image counts as one prompt.
         ids = state.context.get("ids")
-        prompts = 1
-        if ids is not None:
-            prompts = ids.shape[1]
+        prompts = 1 if ids is None else ids.shape[1]
         features = pooled(state)  # [classes * prompts, d]
         return features.unflatten(0, (-1, prompts))  # [classes, prompts, d]
 
@@ -138,11 +134,6 @@ def _run_layer(layer: Any, state: State) -> State:
     return State(hidden, context)
 
 
-def _attention_input(layer: Any, state: State) -> Tensor:
-    """Return the inputs of a layer's attention, computed from the state before the layer."""
-    return layer.layer_norm1(state.hidden)
-
-
 def _image_features(model: Any, state: State) -> Tensor:
     """Return the features of images before they are normalised, ``[B, D]``, from the state after the last layer."""
     base = model.vision_model
@@ -150,9 +141,7 @@ def _image_features(model: Any, state: State) -> Tensor:
         return model.visual_projection(_pooled_image(model, state))
     hidden = base.post_layernorm(state.hidden)
     patch_mask = state.context.get("tokens")  # [B, T], 0 for padding; only a SigLIP 2 has it
-    if patch_mask is None:
-        return base.head(hidden)
-    return base.head(hidden, patch_mask)
+    return base.head(hidden) if patch_mask is None else base.head(hidden, patch_mask)
 
 
 def _pooled_image(model: Any, state: State) -> Tensor:
@@ -173,9 +162,8 @@ def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]
     Returns:
         The tokens ``[classes * prompts, T, d_model]``; the context also has ``ids``, the ``input_ids`` unchanged.
     """
-    texts = {}
-    for name, tensor in inputs.items():
-        texts[name] = tensor.flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
+    # [classes, prompts, T] -> [classes * prompts, T]
+    texts = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}
     state = stem(base, texts)
     ids = inputs["input_ids"]
     context = {**state.context, "ids": ids}
@@ -211,10 +199,7 @@ def _positions_read(model: Any, ids: Tensor) -> Tensor:
 
 def _class_features(model: Any, state: State) -> Tensor:
     """Compute the features of all classes, ``[classes, D]``, from the state of their prompts after the last layer."""
-    if is_causal(model):
-        layer = model.text_projection
-    else:
-        layer = model.text_model.head
+    layer = model.text_projection if is_causal(model) else model.text_model.head
     pooled = _pooled_texts(model, state)
     features = layer(pooled)
     _, prompts, _ = state.context["ids"].shape  # [classes, prompts, T]
@@ -287,8 +272,5 @@ def class_prompts(
     texts = filled_templates(labels, templates)
     full_length = not is_causal(model)
     tokens = prompt_tokens(preprocess.get("texts"), texts, full_length=full_length)
-    classes = len(labels)
-    by_class = {}
-    for name, tensor in tokens.items():
-        by_class[name] = tensor.unflatten(0, (classes, -1))  # [classes * templates, T] -> [classes, templates, T]
-    return by_class
+    # [classes * templates, T] -> [classes, templates, T]
+    return {name: tensor.unflatten(0, (len(labels), -1)) for name, tensor in tokens.items()}

@@ -59,16 +59,6 @@ def unsupported_setting(config: Any) -> str | None:
         return f"its tokens see {shown(window)} tokens"
     if getattr(config, "qk_layernorm", False):
         return "it has a norm of queries and keys for each head (qk_layernorm)"
-    return _problem_of_rotations(config)
-
-
-def _is_positive(number: Any) -> bool:
-    """Return whether a value from a file is a whole number above 0."""
-    return type(number) is int and number >= 1
-
-
-def _problem_of_rotations(config: Any) -> str | None:
-    """Return why the rotary positions of a configuration are not supported; None if they are."""
     for rotation in _rotations(config):
         if "dynamic" in str(rotation.get("rope_type")):
             return "its rotary positions depend on the length of a text (rope_type dynamic)"
@@ -76,6 +66,11 @@ def _problem_of_rotations(config: Any) -> str | None:
         if not _is_positive(length):
             return f"its rotary positions change behind {shown(length)} tokens (original_max_position_embeddings)"
     return None
+
+
+def _is_positive(number: Any) -> bool:
+    """Return whether a value from a file is a whole number above 0."""
+    return type(number) is int and number >= 1
 
 
 def _rotations(config: Any) -> list[Mapping[str, object]]:
@@ -87,27 +82,19 @@ def _rotations(config: Any) -> list[Mapping[str, object]]:
 
 def _short_lengths(config: Any) -> list[Any]:
     """Return the lengths in tokens above which a text would get other angles (LongRoPE only)."""
-    lengths = []
-    for rotation in _rotations(config):
-        if rotation.get("rope_type") == "longrope":
-            lengths.append(rotation.get(_ORIGINAL))
-    return lengths
+    return [rotation.get(_ORIGINAL) for rotation in _rotations(config) if rotation.get("rope_type") == "longrope"]
 
 
 def longest_text_of(config: Any) -> int:
     """Return the greatest number of tokens in a text; with LongRoPE, only texts with the angles of short texts fit."""
-    lengths = [config.max_position_embeddings]
-    lengths += _short_lengths(config)
-    return min(lengths)
+    return min([config.max_position_embeddings, *_short_lengths(config)])
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
     """Return the kind of each layer: ``full_attention``, or ``sliding_attention`` if its tokens see only a window."""
     if hasattr(type(config), "layer_types"):
         return list(config.layer_types)
-    kind = _FULL
-    if getattr(config, "sliding_window", None) is not None:
-        kind = _SLIDING
+    kind = _FULL if getattr(config, "sliding_window", None) is None else _SLIDING
     return [kind] * config.num_hidden_layers
 
 
@@ -143,16 +130,12 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     kinds = list(dict.fromkeys(kinds_of_layers(config)))  # distinct kinds, in order
     context: dict[str, object] = {}
     for kind in kinds:
-        window = None
-        if kind == _SLIDING:
-            window = config.sliding_window
+        window = config.sliding_window if kind == _SLIDING else None
         context[kind] = _visible_tokens(ids, padding_mask, causal, window)
     if hasattr(base, "rotary_emb"):
         context["angles"] = _angles_by_kind(base.rotary_emb, hidden, positions, kinds)
     context["tokens"] = padding_mask
-    context["last"] = None
-    if causal:
-        context["last"] = _last_positions(config, ids, padding_mask)
+    context["last"] = _last_positions(config, ids, padding_mask) if causal else None
     return State(hidden, context)
 
 
@@ -226,9 +209,7 @@ def _last_positions(config: Any, ids: Tensor, tokens: Tensor | None) -> Tensor:
         tokens: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
-    is_read = torch.ones_like(ids, dtype=torch.bool)
-    if tokens is not None:
-        is_read = tokens.bool()
+    is_read = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens.bool()
     if config.pad_token_id is not None:
         is_read = is_read & (ids != config.pad_token_id)
     return (positions * is_read).argmax(-1, keepdim=True)
@@ -280,9 +261,8 @@ def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
 
 def last_norm(base: Any, state: State) -> Tensor:
     """Return the tokens after the last norm, ``[B, T, d_model]``."""
-    if hasattr(base, "ln_f"):
-        return base.ln_f(state.hidden)
-    return base.norm(state.hidden)
+    norm = base.ln_f if hasattr(base, "ln_f") else base.norm
+    return norm(state.hidden)
 
 
 def at_last_token(state: State, values: Tensor) -> Tensor:

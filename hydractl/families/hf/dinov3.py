@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hydractl.families.base import Stages, State, first_tokens, for_each, numbered_paths
+from hydractl.families.base import Stages, State, first_tokens, for_each, normed_input, numbered_paths
 
 NAME = "DINOv3ViTModel"
 
@@ -27,7 +26,7 @@ def dinov3_stages(model: Any) -> list[Stages]:
             block_paths=numbered_paths("model.layer", layers),
             stem_prefixes=("embeddings.",),
             readout=lambda state: model.norm(state.hidden)[:, 0],
-            attention_inputs=for_each(_attention_input, layers),
+            attention_inputs=for_each(partial(normed_input, "norm1"), layers),
             reads=first_tokens(1),
         )
     ]
@@ -42,9 +41,7 @@ def _run_stem(model: Any, inputs: Any) -> State:
         model: transformers' DINOv3ViTModel.
         inputs: pixels ``[B, C, H, W]``, or a mapping with the pixels as ``pixel_values``.
     """
-    pixels = inputs
-    if isinstance(inputs, Mapping):
-        pixels = inputs["pixel_values"]
+    pixels = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
     hidden = model.embeddings(pixels)
     patch_cos, patch_sin = model.rope_embeddings(pixels)  # [patches, head_dim] each
     patches, head_dim = patch_cos.shape
@@ -63,8 +60,3 @@ def _run_layer(layer: Any, state: State) -> State:
     context = state.context
     hidden = layer(state.hidden, position_embeddings=context["angles"])
     return State(hidden, context)
-
-
-def _attention_input(layer: Any, state: State) -> Tensor:
-    """Return the inputs of a layer's attention, computed from the state before the layer."""
-    return layer.norm1(state.hidden)

@@ -60,22 +60,14 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
     context = _layer_arguments(base, hidden, None, mask)
     # ModernBERT has two kinds of layers, each with its own mask and angles. Its readout also needs the mask of padding.
     if hasattr(base, "rotary_emb"):
-        context["angles"] = _angles_by_kind(base, hidden)
+        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
+        kinds = set(base.config.layer_types)
+        context["angles"] = {kind: base.rotary_emb(hidden, positions, kind) for kind in kinds}
         context["sliding_attention"] = create_bidirectional_sliding_window_mask(
             config=base.config, inputs_embeds=hidden, attention_mask=mask
         )
         context["tokens"] = mask
     return State(hidden, context)
-
-
-def _angles_by_kind(base: Any, hidden: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the cosines and sines of rotary positions for each kind of layer of a ModernBERT."""
-    tokens = hidden.shape[1]
-    positions = torch.arange(tokens, device=hidden.device).unsqueeze(0)  # [1, T]
-    angles = {}
-    for kind in set(base.config.layer_types):
-        angles[kind] = base.rotary_emb(hidden, positions, kind)
-    return angles
 
 
 def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
@@ -107,9 +99,7 @@ def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
 
 def _none_on_meta(mask: Tensor | None) -> Tensor | None:
     """Return the mask, or None if it is on the meta device: transformers would read its numbers."""
-    if mask is None or mask.is_meta:
-        return None
-    return mask
+    return None if mask is None or mask.is_meta else mask
 
 
 def _layer_arguments(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, object]:
@@ -134,9 +124,6 @@ def run_encoder_layer(layer: Any, state: State) -> State:
         return relative.run_relative_layer(layer, state)
     # A layer of a ModernBERT: its kind decides its mask and its angles.
     kind = layer.attention_type
-    if kind == "sliding_attention":
-        mask = context["sliding_attention"]
-    else:
-        mask = context["attention_mask"]
+    mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
     hidden = layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind])
     return State(hidden, context)

@@ -23,6 +23,7 @@ from hydractl.families.base import (
     State,
     first_tokens,
     for_each,
+    normed_input,
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, object_in
 from hydractl.families.hf import clip, dinov3, relative
@@ -121,8 +122,7 @@ class _StandIn(nn.Module):
 def _of_every_head(angles: Tensor) -> Tensor:
     """Add a dimension of heads: ``[1, T, head_dim]`` becomes ``[1, 1, T, head_dim]``, in float32 or wider."""
     dtype = torch.promote_types(angles.dtype, torch.float32)
-    wide = angles.to(dtype)
-    return wide[:, None]
+    return angles.to(dtype)[:, None]
 
 
 _WEIGHTS = "model.safetensors"
@@ -283,8 +283,7 @@ class HFEncoder(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build transformers' model with parameters on the meta device and real buffers, as a copy to change."""
-        model = meta_model(config)
-        return copy.deepcopy(model)
+        return copy.deepcopy(meta_model(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return the sites (attention blocks) in model order: ``bert.encoder.layer.0.attention`` and so on.
@@ -295,9 +294,7 @@ class HFEncoder(ModelFamily):
         is_zero_shot = type(model).__name__ in TWO_TOWERS
         sites = []
         for tower in towers_of(model):
-            tower_name = "main"
-            if is_zero_shot:
-                tower_name = clip.NAMES[tower.prefix]
+            tower_name = clip.NAMES[tower.prefix] if is_zero_shot else "main"
             for layer_path, layer in layers_of(tower.base, tower.layout):
                 sites.append(_site_of_layer(tower, tower_name, layer_path, layer))
         return sites
@@ -315,8 +312,7 @@ class HFEncoder(ModelFamily):
         """Tokenize the prompts of all classes: ``{"input_ids": [classes, templates, tokens]}`` and perhaps a mask."""
         if self.classes(config) is not None:
             return super().prompts(config, preprocess, labels, templates)
-        model = meta_model(config)
-        return clip.class_prompts(model, preprocess, labels, templates)
+        return clip.class_prompts(meta_model(config), preprocess, labels, templates)
 
     def image_shape(self, config: LibraryConfig) -> list[int] | None:
         """Return the image shape of the patch embedding; None for texts, and for DINOv2, which takes any size."""
@@ -333,8 +329,7 @@ class HFEncoder(ModelFamily):
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the dropout rates of the attention weights and of the attention output; see :func:`dropouts_of`."""
-        layout = LAYOUTS[site.layout]
-        return dropouts_of(model, site.path, layout)
+        return dropouts_of(model, site.path, LAYOUTS[site.layout])
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace the module that computes attention; BERT's residual, dropout and norm after it stay in place."""
@@ -371,9 +366,8 @@ class HFEncoder(ModelFamily):
             blocks = for_each(run_encoder_layer, layers)
         else:
             stem = partial(decoder_stem, base, is_decoder(model))
-            blocks = []
-            for layer, kind in zip(layers, kinds_of_layers(base.config), strict=True):
-                blocks.append(partial(run_decoder_layer, layer, kind))
+            kinds = kinds_of_layers(base.config)
+            blocks = [partial(run_decoder_layer, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
 
         # Decoders read the last token of each sample, other models the first ones or all of them.
         readout, count_of_first_tokens = readout_of(model)
@@ -384,12 +378,12 @@ class HFEncoder(ModelFamily):
             reads = first_tokens(count_of_first_tokens)
 
         stages = Stages(
-            stem=partial(_run_stem, stem),
+            stem=lambda inputs: stem(from_first_token(inputs)),  # of texts whose padding comes first, too
             blocks=blocks,
             block_paths=[f"{prefix}.{path}" for path, _ in paths_and_layers],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=partial(readout, model, base),
-            attention_inputs=for_each(partial(_attention_input, layout.norm), layers),
+            attention_inputs=for_each(partial(normed_input, layout.norm), layers),
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
             per_member=relative.entries_of_weights(base),
@@ -407,9 +401,7 @@ class HFEncoder(ModelFamily):
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """Compute normalised features ``[B, D]`` of images with transformers' ``get_image_features``."""
-        arguments = inputs
-        if not isinstance(inputs, Mapping):
-            arguments = {"pixel_values": inputs}
+        arguments = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
         output = model.get_image_features(**arguments)
         return torch.nn.functional.normalize(output.pooler_output, dim=-1)
 
@@ -544,9 +536,7 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
         heads = block.get_submodule(layout.core).num_attention_heads
 
     # The number of heads of keys and values. Without this entry every head of queries has its own.
-    key_heads = getattr(config, "num_key_value_heads", None)
-    if not key_heads:
-        key_heads = heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
 
     # The widths, from the output projection.
     out_weight = block.get_submodule(layout.heads.out).weight
@@ -587,10 +577,7 @@ def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[flo
         return float(core.attn_dropout.p), float(core.resid_dropout.p)
 
     # The attention weights: the attribute is a rate, or a dropout module with the rate `p`.
-    if hasattr(core, "attention_dropout"):
-        dropout = core.attention_dropout
-    else:
-        dropout = core.dropout
+    dropout = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
     weights_rate = getattr(dropout, "p", dropout)
 
     # The output: ModernBERT's `out_drop` is a dropout module, or an identity without `p`.
@@ -621,24 +608,6 @@ def put_in_place(
     setattr(block, layout.core, stand_in)
     if layout.heads.out == "output.dense":
         block.output.dense = nn.Identity()  # HeadAttention already applies the output projection
-
-
-def _run_stem(stem: Callable[[Any], State], inputs: Any) -> State:
-    """Run a stem on pixels, or on texts whose padding comes behind them."""
-    return stem(from_first_token(inputs))
-
-
-def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
-    """Return the inputs of a layer's attention, computed from the state before the layer.
-
-    Args:
-        norm: dotted name of the norm before the attention in the layer; empty if there is none.
-        layer: the layer.
-        state: the state before it.
-    """
-    if not norm:
-        return state.hidden
-    return layer.get_submodule(norm)(state.hidden)
 
 
 def _positions_of_last(state: State) -> Tensor:

@@ -110,10 +110,7 @@ def _default_processor(name: str, size: tuple[int, int] | None, patch: int | Non
         patch: the side in pixels of the patches into which it cuts images; None if it cuts none.
     """
     processor_class = getattr(transformers, name)
-    if patch is None:
-        processor = processor_class()
-    else:
-        processor = processor_class(patch_size=patch)
+    processor = processor_class() if patch is None else processor_class(patch_size=patch)
     if size is None:
         return processor
 
@@ -152,10 +149,7 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
 
     def collate(samples: list[Any]) -> Any:
         """Return the inputs of the model for a list of images."""
-        images = []
-        for image in images_of(samples):
-            images.append(in_mode(image, mode))
-        return _run_processor(processor, images)
+        return _run_processor(processor, [in_mode(image, mode) for image in images_of(samples)])
 
     return collate
 
@@ -176,9 +170,7 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
 
     # What the processor makes of the brightest pixel, the byte 255. Most processors rescale bytes by 1 / 255, which
     # makes it 1; so do processors that do not mention rescaling. Without rescaling it stays 255.
-    brightest = 255.0
-    if settings.get("do_rescale", True):
-        brightest = 255 * float(settings.get("rescale_factor", 1 / 255))
+    brightest = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
 
     # A processor that does not normalise has the mean 0 and the standard deviation 1.
     if settings.get("do_normalize", True):
@@ -252,8 +244,7 @@ def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
 def write_processor(folder: Path, preprocess: Preprocessing) -> None:
     """Write the settings of the image processor to ``preprocessor_config.json``."""
     settings: Any = preprocess["processor"]
-    path = folder / _PROCESSOR_FILE
-    write_config(path, settings)
+    write_config(folder / _PROCESSOR_FILE, settings)
 
 
 def _build_processor(settings: object) -> Any:
@@ -262,9 +253,7 @@ def _build_processor(settings: object) -> Any:
     Raises:
         InputError: if the processor is not supported, or a size in the settings is impossible.
     """
-    name = None
-    if isinstance(settings, Mapping):
-        name = settings.get("image_processor_type")
+    name = settings.get("image_processor_type") if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or name not in PROCESSORS:
         raise _unsupported(name)
     # Check all sizes first: a huge one would make the processor fill the memory.
@@ -322,6 +311,4 @@ def _shape_of_images(processor: Any, channels: int) -> list[int]:
 def _run_processor(processor: Any, images: list[Image.Image]) -> Any:
     """Process images; return pixels ``[B, C, H, W]``, or a dict of patches with their mask and spatial shapes."""
     batch = processor(images=images, return_tensors="pt")
-    if "spatial_shapes" in batch:
-        return dict(batch)
-    return batch["pixel_values"]
+    return dict(batch) if "spatial_shapes" in batch else batch["pixel_values"]

@@ -201,15 +201,11 @@ def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report:
         report: transformers' report. ``mismatched_keys`` has the name, the shape in the file and the expected shape of
             each tensor of another shape; ``error_msgs`` may have further messages.
     """
-    problems = []
-    for name in sorted(missing):
-        problems.append(f"missing tensor {shown(name, 200)}")
-    for name in sorted(unexpected):
-        problems.append(f"unexpected tensor {shown(name, 200)}")
+    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(missing)]
+    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(unexpected)]
     for name, shape, expected_shape in sorted(report["mismatched_keys"]):
         problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected_shape)}")
-    for message in report.get("error_msgs", ()):
-        problems.append(shown(message, 200))
+    problems += [shown(message, 200) for message in report.get("error_msgs", ())]
     return problems
 
 
@@ -250,12 +246,10 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
         return _preprocess_of_texts(folder, model)
 
     image_tower = towers[0]
-    size = patch_image_size(model)
-    if image_tower.prefix.startswith("dinov2"):  # DINOv2 interpolates its positions, so it takes images of any size
-        size = None
-    patch = None
-    if config.model_type == "siglip2":  # its image processor has to cut images into patches
-        patch = image_tower.base.config.patch_size
+    # DINOv2 interpolates its positions, so it takes images of any size.
+    size = None if image_tower.prefix.startswith("dinov2") else patch_image_size(model)
+    # The image processor of SigLIP 2 has to cut images into patches.
+    patch = image_tower.base.config.patch_size if config.model_type == "siglip2" else None
     preprocess = image_preprocess(
         folder,
         default=_PROCESSORS[config.model_type],

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.families.base import Stages, State
+from hydractl.families.base import Stages, State, normed_input
 from hydractl.heads.relative import Relative
 
 _BEITS = ("BeitModel", "Data2VecVisionModel")
@@ -55,8 +55,7 @@ class BeitInPlace(_Tables):
         relative = None
         if self.index is not None or attention_mask is not None:
             relative = Relative(self.index, shared=attention_mask)
-        attended = self.attention(hidden_states, relative=relative)
-        return attended, None
+        return self.attention(hidden_states, relative=relative), None
 
 
 class Data2VecInPlace(BeitInPlace):
@@ -79,9 +78,7 @@ class SwinInPlace(_Tables):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Compute the attention of ``[M * B * W, T, d_model]``, with masks of the W windows, ``[W, T, T]``."""
-        relative = Relative(self.index, attention_mask)
-        attended = self.attention(hidden_states, relative=relative)
-        return attended, None
+        return self.attention(hidden_states, relative=Relative(self.index, attention_mask)), None
 
 
 class Swinv2InPlace(_Tables):
@@ -98,12 +95,9 @@ class Swinv2InPlace(_Tables):
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
     ) -> tuple[Tensor, None]:
         """Compute the attention of ``[M * B * W, T, d_model]``, with masks of the W windows, ``[W, T, T]``."""
-        mask = None
-        if attention_mask is not None:
-            mask = 2 * attention_mask  # transformers adds the mask twice
+        mask = None if attention_mask is None else 2 * attention_mask  # transformers adds the mask twice
         relative = Relative(self.index, mask, coordinates=self.coordinates, scale=1.0)
-        attended = self.attention(hidden_states, relative=relative)
-        return attended, None
+        return self.attention(hidden_states, relative=relative), None
 
 
 class MPNetInPlace(_Tables):
@@ -122,8 +116,7 @@ class MPNetInPlace(_Tables):
         ``[M, heads, T, T]``.
         """
         relative = Relative(None, shared=position_bias)
-        attended = self.attention(hidden_states, attention_mask, relative=relative)
-        return (attended,)
+        return (self.attention(hidden_states, attention_mask, relative=relative),)
 
 
 class DisentangledInPlace(nn.Module):
@@ -243,30 +236,19 @@ def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
         return {"position_bias": bias[0]}  # [1, heads, T, T] -> [heads, T, T]
     # DeBERTa: embeddings of distances, which each layer compares with its queries and keys.
     if kind == "DebertaV2Model":
-        return _disentangled_context(base.encoder, hidden, mask)
+        rows = torch.arange(base.encoder.rel_embeddings.num_embeddings, device=hidden.device)
+        vectors = base.encoder.rel_embeddings(rows)  # a call, not its weight, which may be in 16 bits
+        if "layer_norm" in base.encoder.norm_rel_ebd:
+            vectors = base.encoder.LayerNorm(vectors)
+        if mask is None:
+            mask = torch.ones_like(hidden[..., 0])
+        distances = base.encoder.get_rel_pos(hidden)
+        return {
+            "attention_mask": base.encoder.get_attention_mask(mask),
+            "relative_pos": distances,
+            "rel_embeddings": vectors,
+        }
     return {}
-
-
-def _disentangled_context(encoder: Any, hidden: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Return the arguments of a DeBERTa's layers: the mask, the distances and the vectors of the distances.
-
-    Args:
-        encoder: the module with the layers.
-        hidden: the tokens before the first layer, ``[B, T, d_model]``.
-        mask: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
-    """
-    rows = torch.arange(encoder.rel_embeddings.num_embeddings, device=hidden.device)
-    vectors = encoder.rel_embeddings(rows)  # call the module instead of reading its weight, which may be in 16 bits
-    if "layer_norm" in encoder.norm_rel_ebd:
-        vectors = encoder.LayerNorm(vectors)
-    if mask is None:
-        mask = torch.ones_like(hidden[..., 0])
-    distances = encoder.get_rel_pos(hidden)
-    return {
-        "attention_mask": encoder.get_attention_mask(mask),
-        "relative_pos": distances,
-        "rel_embeddings": vectors,
-    }
 
 
 def run_relative_layer(layer: Any, state: State) -> State:
@@ -297,9 +279,8 @@ def run_relative_layer(layer: Any, state: State) -> State:
     if shared is not None:
         arguments[name_of_shared] = shared[None]
     output = layer(state.hidden, **arguments)
-    if isinstance(output, tuple):  # some layers also return the attention weights
-        return State(output[0], state.context)
-    return State(output, state.context)
+    # Some layers also return the attention weights.
+    return State(output[0] if isinstance(output, tuple) else output, state.context)
 
 
 # The next two functions do what transformers' layers do. Those layers multiply by parameters, which an ensemble
@@ -392,8 +373,7 @@ def _problems_of_deberta(base: Any) -> list[str]:
     if base.encoder.conv is not None:
         messages.append("it has a convolution beside its first layer (conv_kernel_size)")
     terms = {"c2p", "p2c"} & set(base.config.pos_att_type or ())
-    has_terms = len(terms) > 0
-    if not base.config.relative_attention or not has_terms:
+    if not base.config.relative_attention or not terms:
         messages.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
     return messages
 
@@ -408,8 +388,7 @@ def _problems_of_swin(base: Any) -> list[str]:
     if any(side % patch_size for side in sides):
         messages.append("its images are cut into patches that do not fill them")
     # In transformers' Swin (not in v2) a grid that is smaller than the window makes the window smaller.
-    shorter_sides = [min(swin_layer.grid) for swin_layer in swin_layers(base)]
-    shortest_side = min(shorter_sides)
+    shortest_side = min(min(swin_layer.grid) for swin_layer in swin_layers(base))
     window = base.config.window_size
     if shortest_side < window and type(base).__name__ == "SwinModel":
         messages.append(f"its windows of {window} tokens are larger than its {shortest_side} rows of tokens")
@@ -463,10 +442,7 @@ def swin_layers(base: Any) -> list[SwinLayer]:
             merging = None  # the other layers of the stage have none
 
         # Remember the module at the end of this stage for the first layer of the next one. The last stage has none.
-        if stage.downsample is None:
-            merging = None
-        else:
-            merging = f"encoder.layers.{number}.downsample"
+        merging = None if stage.downsample is None else f"encoder.layers.{number}.downsample"
     return layers
 
 
@@ -489,13 +465,9 @@ def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages
         if swin_layer.merging is not None:
             merge = base.get_submodule(swin_layer.merging)
             merging[index] = f"{prefix}.{swin_layer.merging}"
-        layer = swin_layer.layer
-        grid_before = swin_layer.grid_before
-        grid = swin_layer.grid
-        run = partial(_run_swin, layer, merge, grid_before, grid)
-        attention_input = partial(_swin_input, norm, layer, merge, grid_before)
-        blocks.append(run)
-        attention_inputs.append(attention_input)
+        layer, grid_before, grid = swin_layer.layer, swin_layer.grid_before, swin_layer.grid
+        blocks.append(partial(_run_swin, layer, merge, grid_before, grid))
+        attention_inputs.append(partial(_swin_input, norm, layer, merge, grid_before))
 
         # A window is never larger than the grid. Windows at the edges are padded, hence the rounding up.
         window_side = min(base.config.window_size, *grid)
@@ -534,7 +506,5 @@ def _swin_input(norm: str, layer: Any, merge: Any, grid_before: Grid, state: Sta
 
     ``norm`` is the dotted name of the norm before the attention, relative to the layer; empty if there is none.
     """
-    hidden = _merged(merge, grid_before, state)
-    if not norm:
-        return hidden
-    return layer.get_submodule(norm)(hidden)
+    merged = State(_merged(merge, grid_before, state), state.context)
+    return normed_input(norm, layer, merged)

@@ -162,10 +162,8 @@ def text_preprocess(
     # What a checkpoint stores: the tokenizer itself as a text, and the settings that are not part of this text. A
     # special token may be an object with settings of its own, so take its text; lists of extra tokens are left out.
     longest = int(min(tokenizer.model_max_length, positions))
-    special_tokens = {}
-    for name, token in tokenizer.special_tokens_map.items():
-        if not isinstance(token, list):
-            special_tokens[name] = str(token)
+    known_tokens = tokenizer.special_tokens_map.items()
+    special_tokens = {name: str(token) for name, token in known_tokens if not isinstance(token, list)}
     named_inputs = [name for name in if_named if name in tokenizer.model_input_names]
     return {
         "kind": "text",
@@ -266,7 +264,8 @@ def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str,
     for name in _SETTINGS_FILES:
         settings = read_config(folder / name)
         if settings is not None:
-            documents[name] = _known_settings(settings)
+            known = _KNOWN_SETTINGS.union(key for key in settings if key.endswith("_token"))
+            documents[name] = {key: value for key, value in settings.items() if key in known}
 
     # The one setting that does name files.
     versioned = _versioned_files(folder)
@@ -285,11 +284,6 @@ def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str,
     if "model_type" in config:
         documents["config.json"] = names_only({key: config[key] for key in _KIND_OF_MODEL if key in config})
     return files, documents
-
-
-def _known_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of a tokenizer that are known not to name a file, in their order."""
-    return {key: value for key, value in settings.items() if key in _KNOWN_SETTINGS or key.endswith("_token")}
 
 
 def _versioned_files(folder: Path) -> list[str]:
@@ -316,8 +310,7 @@ def stored_tokenizer(preprocess: object) -> Any:
     Raises:
         InputError: if the preprocessing has no tokenizer, or its description is wrong.
     """
-    settings = _checked_settings(preprocess)
-    return _build_tokenizer(settings)
+    return _build_tokenizer(_checked_settings(preprocess))
 
 
 def text_collate(preprocess: object) -> TextCollate:
@@ -327,9 +320,7 @@ def text_collate(preprocess: object) -> TextCollate:
         InputError: if the preprocessing has no tokenizer, or a ``max_length`` that the model cannot take.
     """
     tokenizer = stored_tokenizer(preprocess)
-    max_length = None
-    if isinstance(preprocess, Mapping):
-        max_length = preprocess.get("max_length")
+    max_length = preprocess.get("max_length") if isinstance(preprocess, Mapping) else None
     longest = tokenizer.model_max_length
     # Each text of a pair keeps at least one token beside the special ones.
     shortest = tokenizer.num_special_tokens_to_add(pair=True) + 2
@@ -340,8 +331,7 @@ def text_collate(preprocess: object) -> TextCollate:
 
 def padding_of(preprocess: object) -> int:
     """Return the id of the padding token."""
-    tokenizer = stored_tokenizer(preprocess)
-    return int(tokenizer.pad_token_id)
+    return int(stored_tokenizer(preprocess).pad_token_id)
 
 
 def ends_in_padding(preprocess: object) -> bool:
@@ -460,9 +450,7 @@ def _as_texts(sample: Any) -> tuple[str, ...]:
     Raises:
         InputError: if the sample is neither.
     """
-    texts: tuple[Any, ...] = (sample,)
-    if not isinstance(sample, str):
-        texts = tuple(sample)
+    texts: tuple[Any, ...] = (sample,) if isinstance(sample, str) else tuple(sample)
     if len(texts) not in (1, 2) or not all(map(_is_text, texts)):
         raise InputError(f"this is no text that can be tokenized: {shown(texts)}")
     return texts
@@ -481,15 +469,10 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> d
         InputError: if the preprocessing has no tokenizer.
     """
     tokenizer = stored_tokenizer(preprocess)
-    padding = "longest"
-    side = "right"
-    if full_length:
-        padding = "max_length"
-        side = tokenizer.padding_side
     tokens = tokenizer(
         list(texts),
-        padding=padding,
-        padding_side=side,
+        padding="max_length" if full_length else "longest",
+        padding_side=tokenizer.padding_side if full_length else "right",
         max_length=preprocess["max_length"],
         truncation=True,
         return_tensors="pt",
@@ -565,10 +548,8 @@ def _check_files(folder: Path) -> None:
         file = folder / name
         document = read_config(file) or {}
         origin = str(file)
-        if name == "vocab.json":  # this file is only the vocabulary, from words to ids
-            _check_ids({"model": {"vocab": document}}, origin)
-        else:
-            _check_ids(document, origin)
+        # vocab.json is only the vocabulary, from words to ids.
+        _check_ids({"model": {"vocab": document}} if name == "vocab.json" else document, origin)
         unknown_settings: set[str] = set()
         for token in _tokens_in(document, is_map=name == "special_tokens_map.json"):
             unknown_settings |= token.keys() - _TOKEN_KEYS
@@ -614,9 +595,7 @@ def _check_ids(document: Mapping[str, object], origin: str) -> None:
         InputError: with the largest id.
     """
     model = document.get("model")
-    vocabulary = None
-    if isinstance(model, dict):
-        vocabulary = model.get("vocab")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
     possible_ids = list(_values_of(vocabulary))
     for token in _values_of(document.get("added_tokens")):
         if isinstance(token, dict):
@@ -698,16 +677,11 @@ def _checked_settings(preprocess: object) -> TokenizerSettings:
     Raises:
         InputError: if there is no tokenizer, or some keys are missing or have wrong values; all these keys are listed.
     """
-    settings = None
-    if isinstance(preprocess, Mapping):
-        settings = preprocess.get("tokenizer")
+    settings = preprocess.get("tokenizer") if isinstance(preprocess, Mapping) else None
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
     # Check the types first. The check of the values relies on them.
-    wrong_keys = []
-    for key, expected_type in _TYPES.items():
-        if type(settings.get(key)) is not expected_type:
-            wrong_keys.append(key)
+    wrong_keys = [key for key, expected_type in _TYPES.items() if type(settings.get(key)) is not expected_type]
     if not wrong_keys:
         wrong_keys = _keys_of_impossible_values(settings)
     if wrong_keys:
@@ -717,10 +691,7 @@ def _checked_settings(preprocess: object) -> TokenizerSettings:
 
 def _keys_of_impossible_values(settings: Mapping[str, Any]) -> list[str]:
     """List the keys of a tokenizer's settings whose values have the right type but are impossible."""
-    wrong_keys = []
-    for key in ("padding_side", "truncation_side"):
-        if settings[key] not in ("left", "right"):
-            wrong_keys.append(key)
+    wrong_keys = [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
     # The inputs of a model are the first one, two or three of the possible ones.
     input_names = settings["model_input_names"]
     are_first_names = input_names == _INPUT_NAMES[: len(input_names)]

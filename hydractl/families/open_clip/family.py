@@ -172,9 +172,7 @@ class OpenClip(ModelFamily):
                 f"open_clip:{name} is published as a pickle only, which hydractl never opens",
                 hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        optional: tuple[str, ...] = ()
-        if not own_tokenizer(config):
-            optional = (*TOKENIZER_FILES, "config.json")
+        optional = () if own_tokenizer(config) else (*TOKENIZER_FILES, "config.json")
         loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS], optional)
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
@@ -204,9 +202,7 @@ class OpenClip(ModelFamily):
         # The configuration: that of the architecture, with the activation of the tag and with the settings asked for.
         arch, _, tag = name.partition("/")
         config_of_arch = _known_config(arch)
-        published: Mapping[str, object] = {}
-        if tag:
-            published = _published_entry(arch, tag)
+        published: Mapping[str, object] = _published_entry(arch, tag) if tag else {}
         if published.get("quick_gelu"):  # the weights of this tag were trained with this activation
             config_of_arch["quick_gelu"] = True
         config = _with_settings(config_of_arch, options, name)
@@ -250,8 +246,7 @@ class OpenClip(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build open_clip's model with parameters on the meta device and real buffers, as a copy to change."""
-        model = skeleton(config)
-        return copy.deepcopy(model)
+        return copy.deepcopy(skeleton(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return the sites (attention blocks): first those of the image tower, then those of the text tower.
@@ -270,11 +265,8 @@ class OpenClip(ModelFamily):
                 sites.append(dataclasses.replace(site, path=path, tower="visual"))
         # All other towers.
         for path, block in blocks_of(model):
-            if is_of_transformers(path):
-                site = _site_of_transformers(path, block)
-            else:
-                site = _site_of_block(path, block)
-            sites.append(site)
+            site_of = _site_of_transformers if is_of_transformers(path) else _site_of_block
+            sites.append(site_of(path, block))
         return sites
 
     def classes(self, config: LibraryConfig) -> None:
@@ -344,15 +336,12 @@ class OpenClip(ModelFamily):
         # One of open_clip's own towers.
         block = model.get_submodule(site.path.removesuffix(".attn"))
         if isinstance(block, ResidualAttentionBlock):  # this block calls its attention like nn.MultiheadAttention
-            super().install(model, site, MultiheadStandIn(attention))
-        else:
-            super().install(model, site, attention)
+            attention = MultiheadStandIn(attention)
+        super().install(model, site, attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the image tower and the text tower into stem, blocks and readout."""
-        images = visual_stages(model)
-        texts = text_stages(model)
-        return [images, texts]
+        return [visual_stages(model), text_stages(model)]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """Return logits ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes."""
@@ -373,8 +362,7 @@ class OpenClip(ModelFamily):
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, 3, H, W]``."""
-        size = size_of_images(preprocess)
-        return random_pixels(size, batch, seed)
+        return random_pixels(size_of_images(preprocess), batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -430,16 +418,12 @@ class OpenClip(ModelFamily):
         """
         tower = visual_stages(model)
         is_timm_model = tower.stem_prefixes[0].startswith(TRUNK)
-        if is_timm_model:
-            names = ("drop_path1", "drop_path2")
-        else:
-            names = ("ls_1", "ls_2")
+        names = ("drop_path1", "drop_path2") if is_timm_model else ("ls_1", "ls_2")
         for path in tower.block_paths:
             block = model.get_submodule(path)
             for name in names:
                 module = getattr(block, name)
-                dropout = nn.Dropout(rate).eval()
-                setattr(block, name, nn.Sequential(module, dropout))
+                setattr(block, name, nn.Sequential(module, nn.Dropout(rate).eval()))
 
 
 def _holds_weights_of_another_library(folder: Path) -> bool:
@@ -577,11 +561,7 @@ def _arch_of(config: LibraryConfig) -> str:
 @cache
 def _known_architectures() -> dict[str, LibraryConfig]:
     """Return the configurations of open_clip's architectures by name, each completed by :func:`_with_defaults`."""
-    configs = {}
-    for name in open_clip.list_models():
-        config = _known_config(name)
-        configs[name] = _with_defaults(config)
-    return configs
+    return {name: _with_defaults(_known_config(name)) for name in open_clip.list_models()}
 
 
 def _with_defaults(config: LibraryConfig) -> LibraryConfig:

@@ -44,9 +44,7 @@ _POOLERS = {"MeanPooler": None, "ClsPooler": 1, "ClsLastHiddenStatePooler": 1}
 def hf_text(model: Any) -> HFTextEncoder | None:
     """Return the text tower of a model if it is a model of transformers, else None."""
     text = getattr(model, "text", None)
-    if isinstance(text, HFTextEncoder):
-        return text
-    return None
+    return text if isinstance(text, HFTextEncoder) else None
 
 
 def is_of_transformers(name: str) -> bool:
@@ -86,9 +84,7 @@ def problem_of_hf_config(config: object) -> str | None:
     Raises:
         InputError: if the configuration has impossible numbers, e.g. of layers.
     """
-    model_type = None
-    if isinstance(config, Mapping):
-        model_type = config.get("model_type")
+    model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(config, Mapping) or model_type not in _KINDS:
         return f"its text tower is {shown(model_type)} of transformers, expected {', '.join(_KINDS)}"
     settings = transformers.AutoConfig.for_model(**for_transformers(config))
@@ -170,22 +166,16 @@ def _run_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
         ``tokens``, which is 0 for padding.
     """
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
-    is_not_padding = text != base.config.pad_token_id
-    padding_mask = is_not_padding.long()
+    padding_mask = (text != base.config.pad_token_id).long()
     state = encoder_stem(base, {"input_ids": text, "attention_mask": padding_mask})
-    context = dict(state.context)
-    context["text"] = inputs["text"]
-    context["tokens"] = padding_mask
-    return State(state.hidden, context)
+    return State(state.hidden, {**state.context, "text": inputs["text"], "tokens": padding_mask})
 
 
 def _class_features(text: Any, state: State) -> Tensor:
     """Compute the features of all classes, ``[classes, D]``, from the state of their prompts after the last layer."""
     # open_clip's pooler takes the output object of transformers, whose own pooler may be missing.
     transformers_pooler = text.transformer.pooler
-    transformers_pooled = None
-    if transformers_pooler is not None:
-        transformers_pooled = transformers_pooler(state.hidden)
+    transformers_pooled = None if transformers_pooler is None else transformers_pooler(state.hidden)
     output = BaseModelOutputWithPooling(state.hidden, transformers_pooled)
     pooled = text.pooler(output, state.context["tokens"])  # [classes * prompts, d_model]
     features = text.proj(pooled)  # [classes * prompts, D]

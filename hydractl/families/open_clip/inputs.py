@@ -73,10 +73,7 @@ def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
 
 def published_preprocess(preprocess: Preprocessing) -> Preprocessing:
     """Return only the entries of open_clip's ``PreprocessCfg`` from a preprocessing."""
-    published = {}
-    for key in _FIELDS:
-        published[key] = preprocess[key]
-    return published
+    return {key: preprocess[key] for key in _FIELDS}
 
 
 def size_of_images(preprocess: Preprocessing) -> list[int]:
@@ -186,8 +183,7 @@ def text_cfg_of(config: LibraryConfig) -> LibraryConfig:
 
 def own_tokenizer(config: LibraryConfig) -> bool:
     """Return whether the model uses open_clip's own SimpleTokenizer, not a tokenizer of transformers."""
-    text_cfg = text_cfg_of(config)
-    return not text_cfg.get("hf_tokenizer_name")
+    return not text_cfg_of(config).get("hf_tokenizer_name")
 
 
 def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
@@ -242,8 +238,7 @@ def _hf_settings(text_cfg: LibraryConfig) -> LibraryConfig:
 
 def _are_followed(settings: LibraryConfig) -> bool:
     """Return whether hydractl supports these settings of an ``HFTokenizer``."""
-    has_unknown_settings = not set(settings) <= set(_HF_TOKENIZER)
-    if has_unknown_settings:
+    if not set(settings) <= set(_HF_TOKENIZER):
         return False
     return settings.get("clean", "whitespace") in _CLEANED
 
@@ -251,8 +246,7 @@ def _are_followed(settings: LibraryConfig) -> bool:
 def cleaned(config: LibraryConfig, texts: Sequence[str]) -> list[str]:
     """Clean texts as open_clip does before a tokenizer of transformers, e.g. remove double spaces."""
     settings = _hf_settings(text_cfg_of(config))
-    name_of_function = settings.get("clean", "whitespace")
-    clean = get_clean_fn(name_of_function)
+    clean = get_clean_fn(settings.get("clean", "whitespace"))
     return [clean(text) for text in texts]
 
 
@@ -329,9 +323,7 @@ def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
     """
     if pool == "argmax":
         return text.argmax(dim=-1)
-    end = -1
-    if eos is not None:
-        end = eos
+    end = -1 if eos is None else eos
     is_end = torch.eq(text, end)
     # argmax returns the first position with the greatest value.
     return is_end.int().argmax(dim=-1)

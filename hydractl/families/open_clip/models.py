@@ -152,9 +152,7 @@ def drawn_clip(config: LibraryConfig) -> Any:
 
     # A text tower that is a model of transformers: open_clip reads its configuration only from a folder, so a temporary
     # folder exists until the model is built.
-    hf_config = None
-    if "hf_config" in config:
-        hf_config = object_in(config, "hf_config", _ORIGIN)
+    hf_config = object_in(config, "hf_config", _ORIGIN) if "hf_config" in config else None
     with text_cfg_with_folder(text_cfg_of(config), hf_config) as text_cfg:
         arguments["text_cfg"] = text_cfg
         return model_class(**arguments, cast_dtype=None)
@@ -265,7 +263,9 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
     if is_timm_model:
         yield from _trunk_obstacles(visual, config["embed_dim"])
     else:
-        yield from _pooling_obstacles(visual)
+        if visual.pool_type == "none":
+            pooling = "no pooling" if visual.attn_pool is None else "an AttentionalPooler for tokens"
+            yield f"its VisionTransformer has {pooling}, so there is no one feature of an image"
 
     # The text tower.
     encoder = hf_text(model)
@@ -278,14 +278,6 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
     for path, block in blocks_of(model):
         if not is_of_transformers(path):
             yield from _block_obstacles(path, block)
-
-
-def _pooling_obstacles(visual: VisionTransformer) -> Iterator[str]:
-    """Yield a reason if open_clip's own image tower does not give one feature vector for each image."""
-    if visual.pool_type != "none":
-        return
-    pooling = "no pooling" if visual.attn_pool is None else "an AttentionalPooler for tokens"
-    yield f"its VisionTransformer has {pooling}, so there is no one feature of an image"
 
 
 def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
@@ -376,11 +368,9 @@ def blocks_of(model: Any) -> list[tuple[str, Any]]:
 
 def _with_paths(path: str, blocks: nn.ModuleList) -> list[tuple[str, Any]]:
     """Return the modules of a list, each with its dotted name: ``path.0``, ``path.1`` and so on."""
-    paths = numbered_paths(path, blocks)
-    return list(zip(paths, blocks, strict=True))
+    return list(zip(numbered_paths(path, blocks), blocks, strict=True))
 
 
 def _refusal(name: str, reason: str) -> InputError:
     """Return the error for a model that is not supported; its hint names the supported ones."""
-    message = f"open_clip's {name} is not supported: {reason}"
-    return InputError(message, hint=_SUPPORTED)
+    return InputError(f"open_clip's {name} is not supported: {reason}", hint=_SUPPORTED)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.families import timm
-from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, numbered_paths
+from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, normed_input, numbered_paths
 from hydractl.families.open_clip.hf_text import hf_text, hf_text_stages
 from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, TextTower, text_tower
 from hydractl.families.prompts import mean_features
@@ -38,11 +38,6 @@ def _mask_for(attention: Any, mask: Tensor) -> Tensor:
         return mask
     mask_by_head = mask.expand(-1, attention.num_heads, -1, -1)  # [B, heads, T, T]
     return mask_by_head.flatten(0, 1)  # [B * heads, T, T]
-
-
-def _attention_input(block: Any, state: State) -> Tensor:
-    """Return the inputs of a block's attention, computed from the state before the block."""
-    return block.ln_1(state.hidden)
 
 
 def visual_stages(model: Any) -> Stages:
@@ -79,7 +74,7 @@ def visual_stages(model: Any) -> Stages:
         stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
         readout=readout,
         projection=projection,
-        attention_inputs=for_each(_attention_input, blocks),
+        attention_inputs=for_each(partial(normed_input, "ln_1"), blocks),
         reads=first_tokens(1) if reads_class_token else None,
         tower="visual",
         prefixes=("visual.",),
@@ -140,7 +135,7 @@ def text_stages(model: Any) -> Stages:
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
         readout=lambda state: _class_features(tower, state),
         projection=_text_projection(tower),
-        attention_inputs=for_each(_attention_input, blocks),
+        attention_inputs=for_each(partial(normed_input, "ln_1"), blocks),
         reads=lambda state: _positions_read(tower, state),
         per_sample=("text", "attn_mask") if has_class_token else ("text",),
         tower="text",
@@ -177,9 +172,7 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
     # Masks are added to the attention scores [N, heads, tokens, tokens]: 0 for a pair that may attend, -inf for one
     # that may not. So two masks are combined by adding them. The causal mask is the same for all texts, [tokens,
     # tokens].
-    mask = None
-    if holder.attn_mask is not None:
-        mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
+    mask = None if holder.attn_mask is None else holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
 
     # With a class token, the padding of each text is masked as well. Added to it, the causal mask is repeated for every
     # text, and the sum is [N, 1, tokens, tokens].
