@@ -134,7 +134,7 @@ _PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # matches folded names, e.g
 _MOST_SHOWN = 3
 
 
-def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -> str | None:
+def renaming_warning(old_names: Sequence[str], names: Sequence[str], model: str) -> str | None:
     """Return a warning if new names for all classes of a classifier look as if they meant other classes; else None.
 
     Nothing is odd if the old names say nothing (``LABEL_0``), or if some names change and others keep their index

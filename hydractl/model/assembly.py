@@ -62,13 +62,12 @@ class Assembly:
         members = range(len(description.masks))
         self._views = [MemberTensors(tensors, member) for member in members]
         self._parts = parts_by_name(family, self._views[0].stored, sites)
-        self._per_member = self._names_kept_per_member()
+        # The library's names of all tensors that every member has for itself.
+        self._per_member = {name for view in self._views for name, stored in view.stored.items() if name != stored}
 
         # How tensors are read: now, or, in a streamed model, each time that a module runs ("late").
         self._reader = _Reader(tensors, device, dtype)
-        self._late: LateWeights | None = None
-        if streamed:
-            self._late = LateWeights(tensors, device)
+        self._late = LateWeights(tensors, device) if streamed else None
 
         # Build a network for each member, without attention, and then one attention for all members at each site.
         self.networks: list[nn.Module] = []
@@ -89,17 +88,9 @@ class Assembly:
             self._late.attach(self.networks)
             self._keep_apart()
         for network in self.networks[1:]:
-            self._remove_blocks(network)
+            for path in self._block_paths:
+                network.set_submodule(path, nn.Identity())
         self.chains = self._make_chains(starts)
-
-    def _names_kept_per_member(self) -> set[str]:
-        """Return the library's names of all tensors that every member has for itself."""
-        names = set()
-        for view in self._views:
-            for name, stored in view.stored.items():
-                if name != stored:
-                    names.add(name)
-        return names
 
     def _load_weights(self, network: nn.Module, view: MemberTensors) -> None:
         """Load the weights of a member into its network, whose tensors are on the meta device.
@@ -138,8 +129,7 @@ class Assembly:
         chains = []
         for tower, start in enumerate(starts):
             attentions = [self.attentions[index] for index in start.sites]
-            chain = Chain(self._family, self.networks, tower, attentions, start, merged=has_mlps_in_common)
-            chains.append(chain)
+            chains.append(Chain(self._family, self.networks, tower, attentions, start, merged=has_mlps_in_common))
         return chains
 
     def _is_attention(self, name: str) -> bool:
@@ -197,8 +187,8 @@ class Assembly:
         for block, block_path in enumerate(stages.block_paths):
             site = self._sites[sites[block]]
             differing = self._names_that_differ(stages.prefixes_of(block))
-            is_same = not differing and self._same_heads(site.path)
-            if is_same:
+            choices_of_heads = {mask.kept[site.path] for mask in self._masks}
+            if not differing and len(choices_of_heads) == 1:
                 continue
             # The attention of this block gets the same input from all members if nothing before it differs. If its
             # heads are also stored once for all members, it can run once with all of them.
@@ -211,16 +201,7 @@ class Assembly:
 
     def _names_that_differ(self, prefixes: tuple[str, ...]) -> list[str]:
         """Return the names of all tensors with one of the prefixes that every member has for itself."""
-        differing = []
-        for name in self._per_member:
-            if name.startswith(prefixes):
-                differing.append(name)
-        return differing
-
-    def _same_heads(self, site: str) -> bool:
-        """Return whether all members keep the same heads at a site."""
-        different_choices = {mask.kept[site] for mask in self._masks}
-        return len(different_choices) == 1
+        return [name for name in self._per_member if name.startswith(prefixes)]
 
     def _is_before_attention(self, name: str, block: str) -> bool:
         """Return whether a tensor is used before the attention of a block: in a norm, or in the merging of tokens."""
@@ -241,17 +222,13 @@ class Assembly:
         site = self._sites[index]
         if site.path in self._stored_once:
             # All members choose from one bank of heads. If they run once together, one choice stands for all.
-            masks = self._masks
-            if start.runs_once(index):
-                masks = masks[:1]
+            masks = self._masks[:1] if start.runs_once(index) else self._masks
             heads_of_members = [mask.kept[site.path] for mask in masks]
             members = self._projections_on_one_bank(site, heads_of_members)
         else:
             # Each member has a bank of its own.
-            members = []
-            for member in range(len(self.networks)):
-                bank = self._build_bank(site, member)
-                members.append(MemberProjections(bank))
+            banks = [self._build_bank(site, member) for member in range(len(self.networks))]
+            members = [MemberProjections(bank) for bank in banks]
 
         # Put the attention into the networks of all members.
         attention_dropout, output_dropout = self._family.dropouts(self.networks[0], site)
@@ -413,12 +390,6 @@ class Assembly:
                 if isinstance(module, HeadAttention | PerMember):
                     module.keep_apart()
 
-    def _remove_blocks(self, network: nn.Module) -> None:
-        """Remove the blocks of a network, because only those of the first network run."""
-        for path in self._block_paths:
-            nothing = nn.Identity()
-            network.set_submodule(path, nothing)
-
 
 def _bank_with_modules(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
     """Return a bank of heads; this also loads the weights of the modules in ``common``.
@@ -428,9 +399,7 @@ def _bank_with_modules(weights: HeadWeights, common: Sequence[nn.Module]) -> Hea
         common: the modules for the latter, in the order of :data:`COMMON`.
     """
     for name, module in zip(COMMON, common, strict=True):
-        state = {}
-        for leaf, _ in module.named_parameters():
-            state[leaf] = weights.extra[f"{name}.{leaf}"]
+        state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
         module.load_state_dict(state, assign=True)
     q_norm, k_norm, features = common
     return HeadBank(weights, q_norm, k_norm, features)
@@ -454,9 +423,7 @@ class _Reader:
     def tensor(self, stored: str) -> Tensor:
         """Read a tensor: as a copy, or without a copy if the source lends its memory."""
         tensor = self._tensors.read(stored)
-        dtype = None
-        if tensor.is_floating_point():
-            dtype = self._dtype
+        dtype = self._dtype if tensor.is_floating_point() else None
         is_lent = isinstance(self._tensors, LentTensors)
         return tensor.to(self._device, dtype, copy=not is_lent)
 
@@ -488,13 +455,11 @@ class LateWeights:
 
     def hollow(self, stored: str) -> Tensor:
         """Return a tensor of the stored shape that is all NaN and takes no memory."""
-        info = self._tensors.info(stored)
-        return _hollow(info.shape, self._device)
+        return _hollow(self._tensors.info(stored).shape, self._device)
 
     def read(self, stored: str) -> Tensor:
         """Read a tensor as float32."""
-        tensor = self._tensors.read(stored)
-        return _widened(tensor, self._device)
+        return _widened(self._tensors.read(stored), self._device)
 
     def parameter(self, stored: str) -> nn.Parameter:
         """Return the parameter for a stored name, not yet filled."""
@@ -506,8 +471,7 @@ class LateWeights:
 
     def register_bank(self, bank: HeadBank, make: Callable[[], HeadBank]) -> None:
         """Empty a bank, and remember ``make``, which builds the full bank again each time its attention runs."""
-        parameters = bank.parameters()
-        _empty(parameters)
+        _empty(bank.parameters())
         self._make_bank[id(bank)] = make
 
     def attach(self, networks: Iterable[nn.Module]) -> None:
@@ -543,7 +507,9 @@ class LateWeights:
                 stored_name = self._stored_names[id(parameter)]
                 parameter.data = self.read(stored_name)
             for bank in banks:
-                self._fill_bank(bank)
+                full_bank = self._make_bank[id(bank)]()
+                for parameter, full_parameter in zip(bank.parameters(), full_bank.parameters(), strict=True):
+                    parameter.data = full_parameter.data
 
         def drop_weights(*_: Any) -> None:
             """Drop the weights, after the module has run."""
@@ -554,26 +520,16 @@ class LateWeights:
         module.register_forward_pre_hook(give_weights)
         module.register_forward_hook(drop_weights)
 
-    def _fill_bank(self, bank: HeadBank) -> None:
-        """Fill an empty bank with the weights of a bank that is built again."""
-        make_bank = self._make_bank[id(bank)]
-        full_bank = make_bank()
-        pairs = zip(bank.parameters(), full_bank.parameters(), strict=True)
-        for parameter, full_parameter in pairs:
-            parameter.data = full_parameter.data
-
 
 def _empty(parameters: Iterable[nn.Parameter]) -> None:
     """Drop the numbers of parameters. They keep their shapes and are NaN."""
     for parameter in parameters:
-        shape = parameter.shape
-        parameter.data = _hollow(shape, parameter.device)
+        parameter.data = _hollow(parameter.shape, parameter.device)
 
 
 def _hollow(shape: Iterable[int], device: torch.device) -> Tensor:
     """Return a tensor of NaN that takes the memory of a single number."""
-    nan = float("nan")
-    one_number = torch.full((), nan, device=device)
+    one_number = torch.full((), float("nan"), device=device)
     return one_number.expand(tuple(shape))
 
 
@@ -581,7 +537,6 @@ def _widened(stored: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to float32, into memory that returns to the system as soon as the copy is dropped."""
     if device.type != "cpu":
         return stored.to(device, torch.float32)
-    bytes_of_float32 = 4
-    pages = page_buffer(bytes_of_float32 * stored.numel())
+    pages = page_buffer(torch.float32.itemsize * stored.numel())
     widened = pages.view(torch.float32).reshape(stored.shape)
     return widened.copy_(stored)

@@ -27,9 +27,7 @@ _Part = TypeVar("_Part", Tensor, Rotary, Relative)
 
 def _changed(part: _Part | None, change: Callable[[_Part], _Part]) -> _Part | None:
     """Return ``change(part)``, or None if the part is None."""
-    if part is None:
-        return None
-    return change(part)
+    return None if part is None else change(part)
 
 
 @dataclass(frozen=True)
@@ -474,12 +472,8 @@ class HeadAttention(nn.Module):
             q = meeting.query_rotary(q)
         if meeting.key_rotary is not None:
             k = meeting.key_rotary(k)
-        dropout = 0.0
-        if self.training:
-            dropout = self.attention_dropout
-        scale = None
-        if meeting.relative is not None:
-            scale = meeting.relative.scale
+        dropout = self.attention_dropout if self.training else 0.0
+        scale = None if meeting.relative is None else meeting.relative.scale
         return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
 
     def _stacked_weights(self, context: RunContext, device: torch.device) -> StackedWeights | None:
@@ -530,11 +524,7 @@ class HeadAttention(nn.Module):
 
 def _numbers_of_heads(members: Sequence[MemberProjections]) -> dict[int, Tensor]:
     """Return the original numbers ``[h]`` of the heads of each member that has heads, by the index of the member."""
-    numbers = {}
-    for member, projections in enumerate(members):
-        if projections.heads:
-            numbers[member] = projections.numbers
-    return numbers
+    return {member: projections.numbers for member, projections in enumerate(members) if projections.heads}
 
 
 def _split_by_member(attended: Tensor, members: Sequence[MemberProjections]) -> list[Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,8 +142,7 @@ class Chain:
         self._stages = []
         for network in self._networks:
             towers = self._family.stages(network)
-            stages = with_posterior(towers[self._place], network)
-            self._stages.append(stages)
+            self._stages.append(with_posterior(towers[self._place], network))
 
     def keep_first_tokens(self, count: int) -> None:
         """Let the blocks run on the first ``count`` tokens of the stem alone.
@@ -151,9 +150,7 @@ class Chain:
         The outputs are then other ones: this is for comparing models with each other in less time. Where the context
         has something for each token, e.g. a mask, all tokens stay.
         """
-        cut_stages = []
-        for stages in self._stages:
-            cut_stages.append(replace(stages, stem=_first_tokens_of(stages.stem, count)))
+        cut_stages = [replace(stages, stem=_first_tokens_of(stages.stem, count)) for stages in self._stages]
         self._stages = cut_stages
 
     def of_projection(self) -> Chain:
@@ -183,8 +180,7 @@ class Chain:
     @property
     def block_paths(self) -> list[str]:
         """The module path of each block."""
-        paths = self._stages[0].block_paths
-        return list(paths)
+        return list(self._stages[0].block_paths)
 
     @property
     def spans(self) -> Sequence[tuple[float, int]]:
@@ -284,9 +280,7 @@ class Chain:
             common: whether ``hidden`` is the same for all members, ``[B, T, d]``. Otherwise it is ``[M * B, T, d]`` and
                 is cut.
         """
-        if common:
-            return [hidden] * self.members
-        return apart(hidden, self.members)
+        return [hidden] * self.members if common else apart(hidden, self.members)
 
     def rest(self, site: int, state: State) -> Tensor:
         """Run from the state before the block of a site to the end; return what all members read out, ``[M, B, ...]``.
@@ -299,9 +293,7 @@ class Chain:
         # runs for all members together.
         stop = self.sites.stop
         first_different = self.start.first_apart
-        end_of_joint_part = first_different
-        if self.start.pooled(first_different):
-            end_of_joint_part = first_different + 1
+        end_of_joint_part = first_different + 1 if self.start.pooled(first_different) else first_different
 
         # Run what is left of that part.
         context = self._context_of_run(state.hidden)
@@ -321,16 +313,10 @@ class Chain:
         hidden_of_members = self._hidden_of_each_member(state.hidden, common=is_common)
         outputs = []
         for member, hidden in enumerate(hidden_of_members):
-            member_state = State(hidden, state.context)
-            outputs.append(self._finish_member(next_site, member_state, member))
+            context = self._context_of_run(hidden, member)
+            member_state = self._run_blocks(range(next_site, stop), State(hidden, state.context), context)
+            outputs.append(self._stages[member].readout(member_state))
         return torch.stack(outputs)
-
-    def _finish_member(self, site: int, state: State, member: int) -> Tensor:
-        """Run one member from the block of a site to the end, and return what it reads out, ``[B, ...]``."""
-        context = self._context_of_run(state.hidden, member)
-        state = self._run_blocks(range(site, self.sites.stop), state, context)
-        stages = self._stages[member]
-        return stages.readout(state)
 
     def _run_blocks(self, sites: range, state: State, context: RunContext) -> State:
         """Run the blocks of some sites one after another.
@@ -461,9 +447,7 @@ class Chain:
         # All members read the same positions, so find them from the samples of one member.
         last = self.sites.stop - 1
         is_common_to_all = self.start.shared_stem and last <= self.start.first_apart
-        copies = self.members
-        if is_common_to_all or member is not None:
-            copies = 1
+        copies = 1 if is_common_to_all or member is not None else self.members
         samples, _, width = state.hidden.shape  # [copies * B, T, d]
         batch = samples // copies
         first_copy = State(state.hidden[:batch], state.context)
@@ -485,28 +469,16 @@ class Chain:
             return state
 
         def repeat(value: Tensor) -> Tensor:
-            dimensions = value.dim()
-            other_dimensions = [1] * (dimensions - 1)
+            other_dimensions = [1] * (value.dim() - 1)
             return value.repeat(times, *other_dimensions)
 
-        context = self._change_values_of_samples(state.context, repeat)
-        hidden = repeat(state.hidden)
-        return State(hidden, context)
-
-    def _change_values_of_samples(
-        self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]
-    ) -> dict[str, Any]:
-        """Return a copy of a context with ``change`` applied to the entries whose dimension 0 is the samples.
-
-        The family lists these entries. The positions of the tokens that are read out (``read``) also belong to them.
-        """
-        changed = dict(context)
-        names = [*self._stages[0].per_sample, "read"]
-        for name in names:
-            value = changed.get(name)
+        # The entries with the samples in dimension 0: those that the family lists, and the positions that are read out.
+        context = dict(state.context)
+        for name in [*self._stages[0].per_sample, "read"]:
+            value = context.get(name)
             if value is not None:
-                changed[name] = change(value)
-        return changed
+                context[name] = repeat(value)
+        return State(repeat(state.hidden), context)
 
     def readout(self, state: State) -> Tensor:
         """Compute what each member reads out of the state after the last block, ``[M, B, ...]``."""
@@ -514,6 +486,5 @@ class Chain:
         hidden_of_members = self._hidden_of_each_member(state.hidden, common=ran_once)
         outputs = []
         for stages, hidden in zip(self._stages, hidden_of_members, strict=True):
-            member_state = State(hidden, state.context)
-            outputs.append(stages.readout(member_state))
+            outputs.append(stages.readout(State(hidden, state.context)))
         return torch.stack(outputs)

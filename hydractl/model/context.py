@@ -129,9 +129,7 @@ class RunContext:
 
     def stacks_of(self, module: Any) -> Any:
         """Return the stacked weights of a module, as checked at the beginning of the run; None if there are none."""
-        if self.stacks is None:
-            return None
-        return self.stacks.get(module)
+        return None if self.stacks is None else self.stacks.get(module)
 
     def run(self, function: Callable[[State], _Result], state: State) -> _Result:
         """Call a function with a state; while it runs, modules find this context by :func:`context_of_run`."""

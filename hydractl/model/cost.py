@@ -39,29 +39,17 @@ _macs_of_call: dict[str, int] = {}
 
 def parameters(tensors: TensorSource) -> int:
     """Count the elements of all stored tensors, including position embedding and class token."""
-    total = 0
-    for name in tensors.names():
-        info = tensors.info(name)
-        total += info.numel
-    return total
+    return sum(tensors.info(name).numel for name in tensors.names())
 
 
 def nonzero_parameters(tensors: TensorSource) -> int:
     """Count the nonzero elements of all stored tensors, which are read for this."""
-    total = 0
-    for name in tensors.names():
-        nonzero = tensors.read(name).count_nonzero()
-        total += int(nonzero)
-    return total
+    return sum(int(tensors.read(name).count_nonzero()) for name in tensors.names())
 
 
 def weight_bytes(tensors: TensorSource) -> int:
     """Count the bytes of all stored tensors in their stored dtypes, without the header of the file."""
-    total = 0
-    for name in tensors.names():
-        info = tensors.info(name)
-        total += info.nbytes
-    return total
+    return sum(tensors.info(name).nbytes for name in tensors.names())
 
 
 @plain_sizes()
@@ -102,14 +90,12 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
     shapes = []
     for name in tensors.names():
         info = tensors.info(name)
-        dtype = str(info.dtype)
-        shapes.append((name, dtype, info.shape))
+        shapes.append((name, str(info.dtype), info.shape))
 
     # Hash all of this together with the names, dtypes and shapes of the tensors.
     all_that_decides = [document, shapes, batch, whole_last_block]
     text = json.dumps(all_that_decides, sort_keys=True, default=repr)
-    digest = hashlib.sha256(text.encode())
-    return digest.hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _model_to_count(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
@@ -132,8 +118,7 @@ def _count_macs(run: Callable[[], Any]) -> int:
     """Return the multiply-adds of a call."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         run()
-    operations = int(counter.get_total_flops())
-    return operations // 2  # torch counts a multiplication and an addition as two operations
+    return int(counter.get_total_flops()) // 2  # torch counts a multiplication and an addition as two operations
 
 
 def dense_macs(description: Description, *, whole_last_block: bool = False) -> int:
@@ -149,14 +134,12 @@ def dense_macs(description: Description, *, whole_last_block: bool = False) -> i
         members=(),
         extra={},
     )
-    tensors = _dense_tensors(description)
-    return macs(dense, tensors, whole_last_block=whole_last_block)
+    return macs(dense, _dense_tensors(description), whole_last_block=whole_last_block)
 
 
 def dense_parameters(description: Description) -> int:
     """Count the elements of all tensors of the model with all its heads."""
-    tensors = _dense_tensors(description)
-    return parameters(tensors)
+    return parameters(_dense_tensors(description))
 
 
 def _dense_tensors(description: Description) -> TensorSource:
@@ -164,9 +147,7 @@ def _dense_tensors(description: Description) -> TensorSource:
     family = get_family(description.family)
     network = family.build(description.config)
     stock = network.state_dict()
-    infos = {}
-    for name, tensor in stock.items():
-        infos[name] = tensor_info(tensor)
+    infos = {name: tensor_info(tensor) for name, tensor in stock.items()}
     return MappedTensors(infos, stock.__getitem__)
 
 
@@ -190,8 +171,7 @@ def cost_of(description: Description, tensors: TensorSource, *, whole_last_block
 
 def size_of(description: Description, tensors: TensorSource) -> ModelSize:
     """Return the cost of one model as a record of answers, see :func:`cost_of`."""
-    cost = cost_of(description, tensors)
-    return ModelSize(**cost)
+    return ModelSize(**cost_of(description, tensors))
 
 
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -202,8 +182,7 @@ def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
         for key in total:
             total[key] += cost[key]
         counts.append((cost["params"], cost.get("params_nonzero")))
-    nonzero = total_nonzero(counts)
-    return {**total, **nonzero}
+    return {**total, **total_nonzero(counts)}
 
 
 def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
@@ -221,6 +200,4 @@ def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
         else:
             total += nonzero
             any_counted = True
-    if not any_counted:
-        return {}
-    return {"params_nonzero": total}
+    return {"params_nonzero": total} if any_counted else {}

@@ -59,8 +59,7 @@ class _InputHook:
         self.value: Tensor | None = None
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        thread = threading.get_ident()
-        if thread == self._thread:
+        if threading.get_ident() == self._thread:
             self.value = arguments[0]
 
 
@@ -140,8 +139,7 @@ def classifiers(model: Network) -> Iterator[FeatureClassifier]:
 
 def _classifier_of_average(heads: Sequence[nn.Linear]) -> FeatureClassifier:
     """Return the average of several linear layers as one classifier, which takes their inputs concatenated."""
-    weights = [head.weight for head in heads]
-    weight = torch.cat(weights, dim=1) / len(heads)  # [classes, sum of widths]
+    weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)  # [classes, sum of widths]
     bias = torch.zeros(())
     for head in heads:
         bias = bias + _bias_or_zeros(head)
@@ -166,9 +164,7 @@ def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tenso
     samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # [D + 1, D]
 
     # The family expects the outputs of the two towers in the order of the towers.
-    outputs = [classes, samples]
-    if _tower_of_samples(model) == 0:
-        outputs = [samples, classes]
+    outputs = [samples, classes] if _tower_of_samples(model) == 0 else [classes, samples]
     logits = model.family.logits(network, outputs)  # [D + 1, classes]
 
     # Read off the bias, and without it the columns of the weight.
@@ -180,16 +176,12 @@ def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tenso
 
 def _bias_or_zeros(head: nn.Linear) -> Tensor:
     """Return the bias of a layer, or zeros if it has none."""
-    bias: Tensor | None = head.bias
-    if bias is None:
-        return head.weight.new_zeros(len(head.weight))
-    return bias
+    return head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
 
 
 def _in_float64(values: Tensor) -> Floats:
     """Return a tensor as a float64 array on the CPU."""
-    on_cpu = values.detach().cpu()
-    return on_cpu.double().numpy()
+    return values.detach().cpu().double().numpy()
 
 
 # --- fitting and scoring ----------------------------------------------------------------------------------------------
@@ -213,8 +205,7 @@ class Detector:
     @property
     def names(self) -> list[str]:
         """The names of the scores."""
-        first_member = self.members[0]
-        return list(first_member)
+        return list(self.members[0])
 
     @property
     def constant(self) -> list[str]:
@@ -250,27 +241,17 @@ class Detector:
         scores = {}
         try:
             for name in self.names:
-                scores[name] = self._score(name, features_of_members, logits_of_members)
+                score = FEATURE_SCORES[name].score
+                inputs = zip(self.members, features_of_members, logits_of_members, strict=True)
+                scores[name] = np.stack([score(fitted[name], x, outputs) for fitted, x, outputs in inputs])
         except (LookupError, ValueError):  # statistics are missing, or have other shapes
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
         return scores
 
-    def _score(self, name: str, features: Sequence[Floats], logits: Sequence[Floats]) -> Floats:
-        """Return one score ``[M, B]`` from the features ``[B, D]`` and logits ``[B, classes]`` of each member."""
-        score = FEATURE_SCORES[name]
-        scores = []
-        inputs_of_members = zip(features, logits, strict=True)
-        for fitted, (features_of_member, logits_of_member) in zip(self.members, inputs_of_members, strict=True):
-            statistics = fitted[name]
-            scores.append(score.score(statistics, features_of_member, logits_of_member))
-        return np.stack(scores)
-
     def with_scores(self, other: Detector) -> Detector:
         """Return a detector with the scores of this one and of another one for the same members."""
-        members = []
-        for fitted, other_fitted in zip(self.members, other.members, strict=True):
-            statistics = {**fitted, **other_fitted}
-            members.append(statistics)
+        pairs = zip(self.members, other.members, strict=True)
+        members = [{**fitted, **other_fitted} for fitted, other_fitted in pairs]
         return Detector(members, {**self.fitted_on, **other.fitted_on})
 
     def with_bank(self, samples: int) -> Detector:
@@ -331,9 +312,7 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
         fitted_members.append({score: statistics})
 
     # The record of the training data. A file may contain anything there, or nothing.
-    fitted_on = None
-    if isinstance(document, Mapping):
-        fitted_on = document.get("fitted_on")
+    fitted_on = document.get("fitted_on") if isinstance(document, Mapping) else None
     if not isinstance(fitted_on, Mapping):
         fitted_on = {}
     return Detector(fitted_members, fitted_on)
@@ -434,9 +413,7 @@ def fit_detector(
         texts_of_members += _texts_of_words(model, words)
 
     # The labels of the samples that were read.
-    labels_of_rows = None
-    if labels is not None:
-        labels_of_rows = labels[read.rows]
+    labels_of_rows = None if labels is None else labels[read.rows]
 
     # Everything that a score may be fitted to, for each member.
     training_of_members = []
@@ -484,8 +461,7 @@ def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted
     for training_of_member in training:
         fitted = {}
         for name in names:
-            score = FEATURE_SCORES[name]
-            fitted[name] = score.fit(training_of_member)
+            fitted[name] = FEATURE_SCORES[name].fit(training_of_member)
         members.append(fitted)
     return Detector(members, fitted_on)
 

@@ -76,16 +76,12 @@ class Posterior(nn.Module):
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
     """Apply the probit approximation: ``mean / sqrt(1 + pi / 8 variance)``."""
-    square_of_divisor = 1 + math.pi / 8 * variance
-    divisor = square_of_divisor.sqrt()
-    return mean / divisor
+    return mean / (1 + math.pi / 8 * variance).sqrt()
 
 
 def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
     """Append a 1 to each input if the layer has a bias: ``[..., d]`` becomes ``[..., d + 1]``. Else change nothing."""
-    if bias is None:
-        return x
-    return F.pad(x, (0, 1), value=1.0)
+    return x if bias is None else F.pad(x, (0, 1), value=1.0)
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -121,8 +117,7 @@ def _name_in_owner(tower: str) -> str:
 def _layer_with_bias_column(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) -> LastLayer:
     """Return a layer with weight ``[k, d]``, to which the bias ``[k]`` is appended as a column if there is one."""
     if bias is not None:
-        column = bias[:, None]  # [k, 1]
-        weight = torch.cat([weight, column], dim=1)
+        weight = torch.cat([weight, bias[:, None]], dim=1)
     return LastLayer(tower, owner, weight.detach(), bias)
 
 
@@ -174,18 +169,13 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
 
         # The only layer of each member.
         tower = model.chains[0].tower
-        layers_of_members = []
-        for (head,) in heads_of_members:
-            classifier = _layer_with_bias_column(tower, head, head.weight, head.bias)
-            layers_of_members.append([classifier])
-        return layers_of_members
+        return [[_layer_with_bias_column(tower, head, head.weight, head.bias)] for (head,) in heads_of_members]
 
     # A model with two towers compares their features; both projections may have a posterior.
     projections_of_members = []
     for network in model.networks:
         towers = model.family.stages(network)
-        projections = [_projection_of_tower(model, network, stages) for stages in towers]
-        projections_of_members.append(projections)
+        projections_of_members.append([_projection_of_tower(model, network, stages) for stages in towers])
     return projections_of_members
 
 
@@ -251,18 +241,14 @@ def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) 
         raise broken
 
     # The spread holds variances. A tensor on the meta device has no numbers to check.
-    has_numbers = not tensor.is_meta
-    if part == "spread" and has_numbers:
-        any_negative = (tensor < 0).any()
-        if any_negative:
-            raise broken
+    if part == "spread" and not tensor.is_meta and (tensor < 0).any():
+        raise broken
     return tensor.to(layer.weight.device, layer.weight.dtype)
 
 
 def tensor_name(member: int, tower: str, part: str) -> str:
     """Return the name of a part of a posterior in a checkpoint."""
-    posterior = f"{START}{member}.{tower}"
-    return f"{posterior}.{part}"
+    return f"{START}{member}.{tower}.{part}"
 
 
 def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, Tensor]:
@@ -294,17 +280,12 @@ def _scale_logits(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tens
 
 def _posteriors_in(owner: nn.Module) -> list[Any]:
     """Return the posteriors that a module holds, in the order of the towers."""
-    posteriors = []
-    for name, module in owner.named_children():
-        if name.startswith(KEY):
-            posteriors.append(module)
-    return posteriors
+    return [module for name, module in owner.named_children() if name.startswith(KEY)]
 
 
 def has_posterior(model: Network) -> bool:
     """Return whether a model has a posterior, which is then part of its forward pass."""
-    stored = model.description.extra
-    return KEY in stored
+    return KEY in model.description.extra
 
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:

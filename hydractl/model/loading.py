@@ -100,8 +100,7 @@ def build_model(
 @functools.cache
 def _slow_format(dtype: torch.dtype, device: str) -> str | None:
     """Return the warning of :func:`hydractl.model.machine.slow_format`, which is measured once per process."""
-    device_here = torch.device(device)
-    return slow_format(dtype, device_here)
+    return slow_format(dtype, torch.device(device))
 
 
 def load_source(
@@ -159,9 +158,7 @@ class SequentialEnsemble(nn.Module):
     def __init__(self, models: Sequence[HydraModel]) -> None:
         """Check that the models can be averaged, and take the class names of the first that knows them."""
         super().__init__()
-        numbered = []
-        for index, model in enumerate(models):
-            numbered.append((f"model {index}", model.description))
+        numbered = [(f"model {index}", model.description) for index, model in enumerate(models)]
         check_agreement(numbered)
         self.models = nn.ModuleList(models)
 
@@ -188,8 +185,7 @@ class SequentialEnsemble(nn.Module):
     @property
     def members(self) -> int:
         """The number of members of all models together."""
-        members_of_models = [model.members for model in self._models]
-        return sum(members_of_models)
+        return sum(model.members for model in self._models)
 
     @property
     def classes(self) -> int | None:
@@ -205,15 +201,13 @@ class SequentialEnsemble(nn.Module):
             labels: a list of class names, or a text that ``--labels`` accepts, such as ``imagenet``.
             prompt: templates with ``{label}`` in place of the class name; None means those of each model.
         """
-        models = [model.zero_shot(labels, prompt) for model in self._models]
-        return SequentialEnsemble(models)
+        return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self._models])
 
     def with_classes(self) -> SequentialEnsemble:
         """Return this ensemble; if it has no classes yet, return one with stand-in classes for tests and timing."""
         if self.classes is not None:
             return self
-        models = [model.with_classes() for model in self._models]
-        return SequentialEnsemble(models)
+        return SequentialEnsemble([model.with_classes() for model in self._models])
 
     def read_prompts(self, log: Log, name: str) -> None:
         """Compute the features of the classes of every zero-shot model now, with progress."""
@@ -242,13 +236,11 @@ class SequentialEnsemble(nn.Module):
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return the logits of every member, ``[M, B, classes]``, for the members of all models."""
-        logits_of_models = [model.member_logits(inputs) for model in self._models]
-        return torch.cat(logits_of_models)
+        return torch.cat([model.member_logits(inputs) for model in self._models])
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``: the log of the mean over members of their softmax."""
-        logits = self.member_logits(inputs)
-        return log_mean_softmax(logits)
+        return log_mean_softmax(self.member_logits(inputs))
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Draw random inputs of the right shape, on the device and in the dtype of the models."""
@@ -273,12 +265,8 @@ class ModelArgument:
 
     def build(self, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False) -> Runnable:
         """Read the weights and build the module that runs."""
-        models = []
-        for source in self.sources:
-            models.append(build_model(source, device, dtype, whole_last_block=whole_last_block))
-        if len(models) == 1:
-            return models[0]
-        return SequentialEnsemble(models)
+        models = [build_model(source, device, dtype, whole_last_block=whole_last_block) for source in self.sources]
+        return models[0] if len(models) == 1 else SequentialEnsemble(models)
 
     @property
     def file_bytes(self) -> int | None:
@@ -294,9 +282,7 @@ class ModelArgument:
     def sha256(self) -> str | list[str]:
         """The SHA-256 of the model, or a list with one for each member of an ensemble."""
         digests = [source.sha256 for source in self.sources]
-        if len(digests) == 1:
-            return digests[0]
-        return digests
+        return digests[0] if len(digests) == 1 else digests
 
 
 def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
@@ -325,27 +311,17 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     arguments = []
     for name, refs in split_texts:
         sources = [source_of_ref[ref] for ref in refs]
-        is_ensemble = len(sources) > 1
-        if is_ensemble:
-            members = [(source.name, source.description) for source in sources]
-            check_agreement(members)
+        if len(sources) > 1:
+            check_agreement([(source.name, source.description) for source in sources])
             sources = _with_class_names_of_first(sources, known=sources)
-        names_of_members = [source.name for source in sources]
-        joined_name = "+".join(names_of_members)
+        joined_name = "+".join(source.name for source in sources)
         arguments.append(ModelArgument(name or joined_name, sources))
-    _check_names_differ([argument.name for argument in arguments])
-    return arguments
-
-
-def _check_names_differ(names: Sequence[str]) -> None:
-    """Raise UsageError if two models have the same name."""
-    used_twice = set()
-    for name in names:
-        if names.count(name) > 1:
-            used_twice.add(name)
+    names = [argument.name for argument in arguments]
+    used_twice = {name for name in names if names.count(name) > 1}
     if used_twice:
         listed = ", ".join(sorted(used_twice))
         raise UsageError(f"MODEL names used twice: {listed}", hint="name them apart: NAME=MODEL")
+    return arguments
 
 
 def with_class_names(

@@ -113,9 +113,7 @@ def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
     factor = slowdown(dtype, device)
     if factor is None or factor <= _NOTICEABLE:
         return None
-    times = f"{factor:.0f}"
-    if factor < 10:
-        times = f"{factor:.1f}"
+    times = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
     return f"{name} is {times} times slower than float32 on this CPU (measured on a matrix product)"
 
 

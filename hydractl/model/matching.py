@@ -112,18 +112,14 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
         InputError: if the file was made from unrelated weights and ``allow_other`` is false.
     """
     # The digest of the checkpoint from which the file was made, then of those from which that checkpoint was made.
-    made_from: list[str] = []
-    if isinstance(document, Mapping):
-        made_from = bases_of(document.get("source"))
+    made_from: list[str] = bases_of(document.get("source")) if isinstance(document, Mapping) else []
     if not made_from:
         return
 
     # It is fine if one of the two models was made from the other.
     other = made_from[0]
     lineage = source.lineage
-    model_comes_from_other = other in lineage
-    other_comes_from_model = source.sha256 in made_from
-    if model_comes_from_other or other_comes_from_model:
+    if other in lineage or source.sha256 in made_from:
         return
 
     # Warn if both were made from a common base. If nothing connects them, the file is refused unless that is allowed.
@@ -132,8 +128,7 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
     message = f"{origin} was made from another checkpoint ({short_other}) than {source.name} ({short_digest})"
     common_bases = [base for base in made_from if base in lineage]
     if common_bases:
-        nearest_base = common_bases[0]
-        log.warn(f"{message}; both go back to {nearest_base[:12]}")
+        log.warn(f"{message}; both go back to {common_bases[0][:12]}")
     elif allow_other:
         log.warn(message)
     else:
@@ -200,23 +195,16 @@ def preprocess_differences(a: Preprocessing, b: Preprocessing) -> list[str]:
         value_of_b = b.get(key)
         if value_of_a == value_of_b:
             continue
-        in_words = f"preprocessing {key} {value_of_b!r}, not {value_of_a!r}"
-        shown_values = (repr(value_of_a), repr(value_of_b))
-        longest = max(map(len, shown_values))
-        if longest > _LONGEST_SHOWN:
-            in_words = f"another {key}"
-        differences.append(in_words)
+        difference = f"preprocessing {key} {value_of_b!r}, not {value_of_a!r}"
+        is_long = max(len(repr(value_of_a)), len(repr(value_of_b))) > _LONGEST_SHOWN
+        differences.append(f"another {key}" if is_long else difference)
     return differences
 
 
 def length_hint(problems: Sequence[str]) -> str | None:
     """Return a hint if models differ only in the length at which they cut texts; else None."""
-    if not problems:
-        return None
-    for problem in problems:
-        if ": preprocessing max_length " not in problem:
-            return None
-    return "give all of them one length with --max-length"
+    of_length_alone = all(": preprocessing max_length " in problem for problem in problems)
+    return "give all of them one length with --max-length" if problems and of_length_alone else None
 
 
 def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
@@ -250,7 +238,7 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
             without known labels agrees with any model that has as many classes.
     """
     first_name, first = models[0]
-    labelled_name, labelled = _first_with_labels(models)
+    labelled_name, labelled = next((pair for pair in models if pair[1].labels is not None), models[0])
     problems: list[str] = []
     for name, other in models[1:]:
         compared_with = first_name
@@ -259,18 +247,9 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
         if not differences and name != labelled_name:
             compared_with = labelled_name
             differences = label_differences(labelled.labels, other.labels)
-        for difference in differences:
-            problems.append(f"{name} against {compared_with}: {difference}")
+        problems += [f"{name} against {compared_with}: {difference}" for difference in differences]
     if problems:
         raise InputError("these models cannot be averaged", length_hint(problems), problems)
-
-
-def _first_with_labels(models: Sequence[tuple[str, Description]]) -> tuple[str, Description]:
-    """Return the first model with known labels; if there is none, the first model."""
-    for name, description in models:
-        if description.labels is not None:
-            return name, description
-    return models[0]
 
 
 def _differences_of_classes_and_preprocessing(a: Description, b: Description) -> list[str]:

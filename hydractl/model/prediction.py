@@ -86,9 +86,7 @@ class Prediction:
     def predicted_labels(self) -> list[str]:
         """The name of each sample's predicted class; its index as a text if classes have no names."""
         indices = self.predicted.tolist()
-        if self.labels is None:
-            return [str(index) for index in indices]
-        return [self.labels[index] for index in indices]
+        return list(map(str, indices)) if self.labels is None else [self.labels[index] for index in indices]
 
 
 def prediction_of(
@@ -133,15 +131,10 @@ def prediction_of(
         score = score_of_logits
 
     # What the checkpoint did not ask for stays None.
-    ood_score = None
-    if score is not None:
-        ood_score = torch.from_numpy(score)
-    is_ood = None
-    if score is not None and chosen.threshold is not None:
-        is_ood = torch.from_numpy(score >= chosen.threshold)
-    sets = None
-    if chosen.conformal is not None:
-        sets = torch.from_numpy(prediction_sets(probabilities, chosen.conformal))
+    ood_score = None if score is None else torch.from_numpy(score)
+    flags = None if score is None or chosen.threshold is None else score >= chosen.threshold
+    is_ood = None if flags is None else torch.from_numpy(flags)
+    sets = None if chosen.conformal is None else torch.from_numpy(prediction_sets(probabilities, chosen.conformal))
     return Prediction(
         labels=labels,
         probabilities=torch.from_numpy(probabilities),

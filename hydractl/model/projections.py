@@ -157,8 +157,7 @@ class HeadBank(nn.Module):
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
         self.features = nn.Identity() if features is None else features
-        norms_do_nothing = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
-        self.normed = not norms_do_nothing
+        self.normed = not (isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity))
 
     def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
         """Pack the biases of queries, keys and values like their weights, with zeros for a bias that is left out.
@@ -191,9 +190,7 @@ class HeadBank(nn.Module):
         out = self.out.detach().reshape(d_model, self.heads, self.head_dim)  # [d, heads, head_dim]
 
         # What else a head may have, in its original shape.
-        rows = {}
-        for name, shape in self._row_shapes.items():
-            rows[name] = getattr(self, name).detach().reshape(shape)
+        rows = {name: getattr(self, name).detach().reshape(shape) for name, shape in self._row_shapes.items()}
 
         # The parameters of the modules that belong to no single head.
         extra = {}
@@ -303,9 +300,7 @@ class HeadBank(nn.Module):
         if self.table is None:
             return None
         table = self.table.unflatten(0, (self.heads, -1))[run]  # [heads * R] -> [n, R]
-        if relative.coordinates is None:
-            return table
-        return relative.table_of(self.features, table)
+        return table if relative.coordinates is None else relative.table_of(self.features, table)
 
     def _project_distances(self, run: slice, vectors: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Project the vectors ``[R, d_model]`` of R distances to queries and keys, for n neighbouring heads.
@@ -478,9 +473,7 @@ def split_heads(projected: Tensor, kinds: int, head_dim: int) -> Sequence[Tensor
 
 def cat_parts(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Concatenate tensors. A single tensor is returned as it is, without a copy."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(list(parts), dim=dim)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
 class MemberProjections(nn.Module):
@@ -573,10 +566,7 @@ class MemberProjections(nn.Module):
             projected: queries, keys and values of each run, as :meth:`project` returns them.
             relative: the terms.
         """
-        terms = []
-        for run, (q, k, _) in zip(self.runs, projected, strict=True):
-            terms.append(self.bank.relative(run, q, k, relative))
-        return terms
+        return [self.bank.relative(run, q, k, relative) for run, (q, k, _) in zip(self.runs, projected, strict=True)]
 
     def take(self, attended: Tensor) -> Tensor:
         """Select the member's heads from the attended heads of the bank, ``[B, heads of the bank, q, head_dim]``.
@@ -654,9 +644,7 @@ class MemberProjections(nn.Module):
         batch, tokens = x.shape[:2]
         d_model = self.bank.out.shape[0]
         zeros = x.new_zeros((batch, tokens, d_model))
-        if self.bank.out_bias is None:
-            return zeros
-        return zeros + self.bank.out_bias
+        return zeros if self.bank.out_bias is None else zeros + self.bank.out_bias
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -733,20 +721,15 @@ def _count_runs(order: Sequence[_Group]) -> int:
     """Count the runs of neighbouring heads of all members together, if the groups lie in this order."""
     runs = len(order[0])  # every member of the first group begins a run
     for previous, group in pairwise(order):
-        members_whose_run_begins = group - previous
-        runs += len(members_whose_run_begins)
+        runs += len(group - previous)  # the members whose run begins
     return runs
 
 
 def _rows_of_bias(bias: Tensor | None, rows: slice) -> Tensor | None:
     """Return some rows of a bias; None if the layer has no bias."""
-    if bias is None:
-        return None
-    return bias[rows]
+    return None if bias is None else bias[rows]
 
 
 def _parameter(tensor: Tensor | None) -> nn.Parameter | None:
     """Return a tensor as a parameter, or None for None."""
-    if tensor is None:
-        return None
-    return nn.Parameter(tensor.contiguous())
+    return None if tensor is None else nn.Parameter(tensor.contiguous())

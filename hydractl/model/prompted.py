@@ -75,9 +75,7 @@ class PromptedClasses:
             For each part the inputs of the tower of labels, by name, ``[classes of the part, ...]``.
         """
         device = next(self._networks.parameters()).device
-        inputs = {}
-        for name, tensor in self._prompts.items():
-            inputs[name] = tensor.to(device)
+        inputs = {name: tensor.to(device) for name, tensor in self._prompts.items()}
         if at_once is None:
             return [inputs]
 
@@ -87,8 +85,7 @@ class PromptedClasses:
         parts = []
         for start in range(0, len(self.labels), classes_at_once):
             stop = start + classes_at_once
-            part = {name: tensor[start:stop] for name, tensor in inputs.items()}
-            parts.append(part)
+            parts.append({name: tensor[start:stop] for name, tensor in inputs.items()})
         return parts
 
     def features(self) -> Tensor:
@@ -121,10 +118,8 @@ class PromptedClasses:
             title: the title of the progress bar.
         """
         # Remember the weights, to notice later when they are written to.
-        self._read_from = []
-        for weight in self._weights_of_features():
-            weight_read = _WeightRead(weakref.ref(weight), times_written(weight))
-            self._read_from.append(weight_read)
+        weights = self._weights_of_features()
+        self._read_from = [_WeightRead(weakref.ref(weight), times_written(weight)) for weight in weights]
 
         # On the meta device only shapes matter, so one class stands for all.
         classes = len(self.labels)
@@ -165,11 +160,7 @@ class PromptedClasses:
         ids_of_others: set[int] = set()
         for attention in self._attention_of_other_tower:
             ids_of_others.update(map(id, attention.parameters()))
-        weights = []
-        for parameter in self._networks.parameters():
-            if id(parameter) not in ids_of_others:
-                weights.append(parameter)
-        return weights
+        return [parameter for parameter in self._networks.parameters() if id(parameter) not in ids_of_others]
 
     def _must_be_computed_anew(self) -> bool:
         """Return whether training, gates or gradients make the features valid for one call only."""

@@ -137,7 +137,8 @@ class HydraModel(nn.Module):
         prompts = [prompt] if isinstance(prompt, str) else prompt
         templates = read_prompts(prompts or [], "prompt")
         if not templates:
-            templates = self._templates_so_far()
+            templates_so_far = self.prompted.templates if self.prompted else self.description.prompt
+            templates = list(templates_so_far or [DEFAULT_PROMPT])
 
         # The view shares all modules with this model, and what is forgotten with their weights, but has settings of its
         # own.
@@ -154,13 +155,6 @@ class HydraModel(nn.Module):
         view.detector = None
         view._stored = {}
         return view
-
-    def _templates_so_far(self) -> list[str]:
-        """Return the templates of the present classes, or else those of the checkpoint, or else that of the paper."""
-        templates = self.description.prompt
-        if self.prompted:
-            templates = self.prompted.templates
-        return list(templates or [DEFAULT_PROMPT])
 
     def with_classes(self) -> HydraModel:
         """Return this model; if it has no classes yet, return a view with ten stand-in classes for tests and timing."""
@@ -313,10 +307,7 @@ class HydraModel(nn.Module):
         """Return what each tower reads out for every member: ``[M, B, ...]``, for class names ``[M, classes, D]``."""
         outputs = []
         for chain in self.chains:
-            if chain.of_labels:
-                outputs.append(self.label_features())
-            else:
-                outputs.append(chain(inputs))
+            outputs.append(self.label_features() if chain.of_labels else chain(inputs))
         return outputs
 
     def logits(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -395,23 +386,14 @@ class HydraModel(nn.Module):
             log_probs = self._log_probs(tokens_by_name)
 
         # Inputs given by name are answered by name, as transformers does. With labels the loss needs a name, too.
-        if inputs is None or labels is not None:
-            return self._outputs_by_name(log_probs, labels)
-        return log_probs
+        if labels is not None:
+            return {"loss": nn.functional.nll_loss(log_probs, labels), "logits": log_probs}
+        return {"logits": log_probs} if inputs is None else log_probs
 
     def _log_probs(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]`` for preprocessed inputs, calibrated if the checkpoint holds a calibration."""
         pooled = log_mean_softmax(self.member_logits(inputs))
-        if self.calibration is None:
-            return pooled
-        return calibrated(pooled, self.calibration)
-
-    def _outputs_by_name(self, log_probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """Return log p ``[B, classes]`` and, if there are labels, the loss, under the names of transformers."""
-        if labels is None:
-            return {"logits": log_probs}
-        loss = nn.functional.nll_loss(log_probs, labels)
-        return {"loss": loss, "logits": log_probs}
+        return pooled if self.calibration is None else calibrated(pooled, self.calibration)
 
     # --- attributes that pipelines of transformers use ----------------------------------------------------------------
 
@@ -459,8 +441,7 @@ class HydraModel(nn.Module):
             InputError: if the score needs features and the file does not hold the statistics of the training data.
             NonFiniteError: for logits that are NaN or infinite.
         """
-        finish = self.start_predicting(inputs)
-        return finish()
+        return self.start_predicting(inputs)()
 
     def start_predicting(self, inputs: Any) -> Callable[[], Prediction]:
         """Start what :meth:`predict` does, and return a function that finishes it and returns the answer.
@@ -477,7 +458,9 @@ class HydraModel(nn.Module):
         features: Sequence[Tensor] = []
         with torch.no_grad():
             if chosen.score in ON_FEATURES:
-                self._check_fitted(chosen.score)
+                if self.detector is None:
+                    message = f"there is nothing that {chosen.score} was fitted to"
+                    raise InputError(message, hint="calibrate --ood-score NAME writes it")
                 logits, features = read_features(self, inputs)
             else:
                 logits = self.member_logits(inputs)
@@ -498,17 +481,6 @@ class HydraModel(nn.Module):
             name = Chosen.of(self._stored).score
             raise UsageError(f"{name} is the same for every sample of a single model")
         return score
-
-    def _check_fitted(self, score: str) -> None:
-        """Check that the checkpoint holds the statistics to which a score on features was fitted.
-
-        Raises:
-            InputError: if it does not.
-        """
-        if self.detector is None:
-            raise InputError(
-                f"there is nothing that {score} was fitted to", hint="calibrate --ood-score NAME writes it"
-            )
 
     def _finished_prediction(self, chosen: Chosen, outputs: Arriving) -> Prediction:
         """Return the answer to a batch from its logits ``[M, B, classes]`` and the features of each member, if any."""
@@ -552,9 +524,7 @@ class HydraModel(nn.Module):
         """Return the present attention weights of one member at one site."""
         projections = self.attentions[site_index].projections
         all_members_are_the_same = len(projections) == 1
-        if all_members_are_the_same:
-            return projections[0].weights()
-        return projections[member].weights()
+        return projections[0 if all_members_are_the_same else member].weights()
 
     def stock_tensors(self) -> dict[str, Tensor]:
         """Return the weights of a model with one member under the library's names, without the removed heads."""
@@ -592,8 +562,7 @@ def _stored_scaling(description: Description) -> StoredScaling | None:
     try:
         # Dividing by a temperature is a scale that is the same for all classes.
         if stored["kind"] == "temperature":
-            temperature = float(stored["temperature"])
-            scale = [1.0 / temperature]
+            scale = [1.0 / float(stored["temperature"])]
             bias = [0.0]
         else:
             scale = [float(value) for value in stored["scale"]]
@@ -627,8 +596,7 @@ def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
     else. From other memory this process would wait until the GPU has finished.
     """
     if isinstance(inputs, Tensor):
-        goes_to_gpu = device.type == "cuda" and inputs.device.type == "cpu"
-        if goes_to_gpu:
+        if device.type == "cuda" and inputs.device.type == "cpu":
             inputs = inputs.pin_memory().to(device, non_blocking=True)
         new_dtype = dtype if inputs.is_floating_point() else None
         return inputs.to(device, new_dtype, non_blocking=True)

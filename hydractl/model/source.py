@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from hydractl.data.labels import some
-from hydractl.data.names import renaming_doubt
+from hydractl.data.names import renaming_warning
 from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folder, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
@@ -90,22 +90,17 @@ class Source:
     @property
     def sha256(self) -> str:
         """The SHA-256 of the model. If it is no single file, all weights are read for it, once."""
-        if isinstance(self.digest, str):
-            return self.digest
-        return self.digest()
+        return self.digest if isinstance(self.digest, str) else self.digest()
 
     @property
     def lineage(self) -> list[str]:
         """The digests of this model and of the models from which it was made, the nearest first."""
-        bases = bases_of(self.description.provenance)
-        return [self.sha256, *bases]
+        return [self.sha256, *bases_of(self.description.provenance)]
 
     @property
     def bases(self) -> list[str]:
         """The lineage of a model that is trained from this one; empty if the weights of this one are random."""
-        if self.drawn_by is not None:
-            return []
-        return self.lineage
+        return self.lineage if self.drawn_by is None else []
 
     # These are cached, because the library has to build the model without weights to answer.
 
@@ -117,8 +112,7 @@ class Source:
     @functools.cached_property
     def sites(self) -> list[Site]:
         """The attention blocks of the model."""
-        config = self.description.config
-        return self.family.sites(config)
+        return self.family.sites(self.description.config)
 
     @functools.cached_property
     def classes(self) -> int | None:
@@ -276,10 +270,10 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
         raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
     if names is not None and len(names) != classes:
         raise UsageError(f"--labels names {len(names)} classes, {source.name} has {classes}")
-    doubt_about_order = None
+    warning = None
     if names is not None and description.labels is not None:
-        doubt_about_order = renaming_doubt(description.labels, names, source.name)
-    return replace(source, description=replace(description, labels=names), renamed=doubt_about_order)
+        warning = renaming_warning(description.labels, names, source.name)
+    return replace(source, description=replace(description, labels=names), renamed=warning)
 
 
 def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
@@ -295,9 +289,7 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
     """
     description = source.description
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
-    some_name = "a"
-    if names:
-        some_name = names[0]
+    some_name = names[0] if names else "a"
     # Called because it refuses templates that cannot be used.
     source.family.prompts(description.config, description.preprocess, [some_name], templates)
 
@@ -309,15 +301,15 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
         templates_before = list(description.prompt or [DEFAULT_PROMPT])
         if names != names_before or templates != templates_before:
             left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
-    doubt: str | None = None
+    warning: str | None = None
     if left_out:
         extra = {key: value for key, value in extra.items() if key not in left_out}
-        doubt = (
+        warning = (
             f"{source.name}: {', '.join(left_out)} left out: fitted to other classes, to another order of them, or to "
             "other prompts"
         )
     description = replace(description, labels=names, prompt=templates, extra=extra)
-    return replace(source, description=description, renamed=doubt or source.renamed)
+    return replace(source, description=description, renamed=warning or source.renamed)
 
 
 def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
@@ -342,8 +334,9 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
-    _refuse_files_of_other_kinds(path)
-
+    refuse_exported(path)
+    if path.suffix.lower() in PICKLES and not is_state_dict(path):
+        raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
     if not os.path.exists(path):
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
 
@@ -355,8 +348,7 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
     if document is None:
         return _open_undescribed(path, file, arch, seed, name)
     description = Description.from_json(document, str(path))
-    source = _source_of_described_file(file, description, name or path.stem)
-    return _without_reference(source)
+    return _without_reference(_source_of_described_file(file, description, name or path.stem))
 
 
 def _without_reference(source: Source) -> Source:
@@ -371,17 +363,6 @@ def _without_reference(source: Source) -> Source:
         f"version of hydractl that wrote the file, {version}, did so"
     )
     return replace(source, description=replace(description, extra=extra), outdated=outdated)
-
-
-def _refuse_files_of_other_kinds(path: Path) -> None:
-    """Refuse files that cannot be opened as models: exported models, and pickles that may hold more than tensors.
-
-    Raises:
-        InputError: for such a file; its ending tells.
-    """
-    refuse_exported(path)
-    if path.suffix.lower() in PICKLES and not is_state_dict(path):
-        raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
 
 
 def refuse_exported(path: Path) -> None:
@@ -413,10 +394,8 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
     indices_of_files: list[int] = []
     indices_of_others: list[int] = []
     for index, ref in enumerate(refs):
-        if _must_be_file(ref):
-            indices_of_files.append(index)
-        else:
-            indices_of_others.append(index)
+        indices = indices_of_files if _must_be_file(ref) else indices_of_others
+        indices.append(index)
 
     # Open all files, then all others; stop after the files if some of them cannot be opened.
     sources: dict[int, Source] = {}  # by the index of the reference
@@ -477,9 +456,7 @@ def _open_family_name(family_name: str, rest: str, seed: int, name: str | None) 
         return _open_reference(str(loaded), None, seed, name or loaded.stem)
     name_by_default = model_name.replace("/", "_")
     source = _source_of_loaded(family_name, loaded, name or name_by_default)
-    if options.get("pretrained") is False:
-        return replace(source, drawn_by=seed)
-    return source
+    return replace(source, drawn_by=seed) if options.get("pretrained") is False else source
 
 
 def _parse_query(query: str) -> dict[str, object]:
@@ -586,8 +563,7 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
         InputError: if the weights belong to another architecture.
         UsageError: if ``arch`` cannot be parsed.
     """
-    path = Path(name)
-    return _open_undescribed(path, tensors, arch, 0, name)
+    return _open_undescribed(Path(name), tensors, arch, 0, name)
 
 
 def arch_hint(tensors: TensorSource) -> str:
@@ -641,8 +617,7 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
 
 def digest_of(description: Description, tensors: TensorSource) -> str:
     """Return the SHA-256 of the architecture and the weights of a model that is no single file."""
-    architecture = {"arch": description.arch, "config": description.config}
-    text = canonical_json(architecture)
+    text = canonical_json({"arch": description.arch, "config": description.config})
     digest = hashlib.sha256(text.encode())
     for tensor_name in tensors.names():
         tensor = tensors.read(tensor_name).contiguous()
@@ -661,8 +636,7 @@ def _source_of_described_file(file: FileTensors, description: Description, name:
     family = get_family(description.family)
     sites = family.sites(description.config)
     origin = str(file.path)
-    has_zeroed_heads = description.layout == "zeroed"
-    if not has_zeroed_heads:
+    if description.layout != "zeroed":
         check_tensors(origin, file, family, description, sites)
         return Source(name, file.sha256, description, file, file.size)
 
@@ -759,10 +733,8 @@ def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, Ed
         if missing:
             raise InputError("the mask keeps heads that the model no longer has")
 
-    if layout == "sliced":
-        tensors = sliced(source.tensors, source.family, source.sites, present, mask)
-    else:
-        tensors = zeroed(source.tensors, source.family, source.sites, present, mask)
+    edit = sliced if layout == "sliced" else zeroed
+    tensors = edit(source.tensors, source.family, source.sites, present, mask)
 
     # Nothing that was fitted to the model with more heads still holds.
     description = replace(

@@ -57,13 +57,10 @@ class MemberTensors(MappedTensors):
                 self.stored[stock_name] = stored_name
 
         # Look like a source of tensors under the library's own (stock) names.
-        infos = {}
-        for stock_name, stored_name in self.stored.items():
-            infos[stock_name] = tensors.info(stored_name)
+        infos = {stock_name: tensors.info(stored_name) for stock_name, stored_name in self.stored.items()}
 
         def read(stock_name: str) -> Tensor:
-            stored_name = self.stored[stock_name]
-            return tensors.read(stored_name)
+            return tensors.read(self.stored[stock_name])
 
         super().__init__(infos, read)
 
@@ -159,17 +156,14 @@ class EditedHeads:
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype and shape of a tensor after the edit."""
-        if name in self._infos:
-            return self._infos[name]
-        return self.source.info(name)
+        return self._infos[name] if name in self._infos else self.source.info(name)
 
     def read(self, name: str) -> Tensor:
         """Return one tensor after the edit."""
         site = self._site_of.get(name)
         if site is None:  # the tensor belongs to no attention block
             return self.source.read(name)
-        edited = self._read_site(site)
-        return edited[name]
+        return self._read_site(site)[name]
 
     def _read_site(self, site: Site) -> Mapping[str, Tensor]:
         """Return the tensors of a site after the edit; also keep them, in place of those of the last site.
@@ -181,10 +175,8 @@ class EditedHeads:
             if cached_path == site.path:
                 return cached_tensors
 
-        tensors = {}
-        for name, site_of_name in self._site_of.items():
-            if site_of_name.path == site.path:
-                tensors[name] = self.source.read(name)
+        names = [name for name, site_of_name in self._site_of.items() if site_of_name.path == site.path]
+        tensors = {name: self.source.read(name) for name in names}
         edited = self._edit_site(site, tensors)
         self._cached = (site.path, edited)
         return edited
@@ -193,8 +185,7 @@ class EditedHeads:
         """Return some elements of one tensor after the edit, in storage order."""
         if name not in self._site_of:
             return read_piece(self.source, name, start, stop)
-        elements = self.read(name).reshape(-1)
-        return elements[start:stop]
+        return self.read(name).reshape(-1)[start:stop]
 
 
 class StoredHeads:
@@ -217,10 +208,8 @@ class StoredHeads:
         """Return the attention weights of one site, head by head, on the CPU and in the dtype asked for."""
         site = self.sites[site_index]
         all_names = self._tensors.names()
-        tensors = {}
-        for name in attention_names(self._family, all_names, self.sites, site):
-            tensor = self._tensors.read(name)
-            tensors[name] = tensor.to(self._dtype)
+        names = attention_names(self._family, all_names, self.sites, site)
+        tensors = {name: self._tensors.read(name).to(self._dtype) for name in names}
         kept = self.description.mask.kept[site.path]
         return read_heads(self._family, tensors, site, kept)
 
@@ -419,10 +408,11 @@ def _problems_of_sharing(
     in_both = sorted(names_per_member.intersection(shared_names))
 
     problems = [f"unexpected tensor {name!r}" for name in unread[:_MOST_LISTED]]
-    for path in mixed_sites[:_MOST_LISTED]:
-        problems.append(f"the attention of {path} belongs partly to all members and partly to one")
-    for name in in_both[:_MOST_LISTED]:
-        problems.append(f"tensor {name!r} belongs to all members and to one")
+    problems += [
+        f"the attention of {path} belongs partly to all members and partly to one"
+        for path in mixed_sites[:_MOST_LISTED]
+    ]
+    problems += [f"tensor {name!r} belongs to all members and to one" for name in in_both[:_MOST_LISTED]]
     return problems
 
 
@@ -436,10 +426,7 @@ def _expected_shapes(
         all_heads = read_heads(family, stock, site, range(site.heads))
         kept_heads = all_heads.select(mask.kept[site.path])
         family.write(tensors, site, kept_heads)
-    shapes = {}
-    for name, tensor in tensors.items():
-        shapes[name] = tuple(tensor.shape)
-    return shapes
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_finite_weights(name: str, tensors: TensorSource) -> None:

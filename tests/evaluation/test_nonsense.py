@@ -183,7 +183,7 @@ def test_names_of_a_classifier_do_not_change_places(
 
 @pytest.mark.fault(61)
 def test_names_that_say_nothing_become_real_ones() -> None:
-    from hydractl.data.names import renaming_doubt
+    from hydractl.data.names import renaming_warning
 
-    assert renaming_doubt(["LABEL_0", "LABEL_1"], ["negative", "positive"], "bert") is None
-    assert renaming_doubt(["aquarium_fish", "bear"], ["aquarium fish", "bear"], "vit") is None
+    assert renaming_warning(["LABEL_0", "LABEL_1"], ["negative", "positive"], "bert") is None
+    assert renaming_warning(["aquarium_fish", "bear"], ["aquarium fish", "bear"], "vit") is None
