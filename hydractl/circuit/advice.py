@@ -52,11 +52,6 @@ def gain_text(document: CircuitDocument) -> str:
     )
 
 
-def _removed_heads(document: CircuitDocument) -> list[Head]:
-    """Return the heads that a circuit removes, in order."""
-    return [(step["site"], step["head"]) for step in document["removed"]]
-
-
 def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
     """Return a warning about circuits that remove the same heads, in any order; None if there are none.
 
@@ -65,15 +60,12 @@ def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
     """
     objectives_by_heads: dict[frozenset[Head], list[str]] = {}
     for objective, document in documents.items():
-        removed = frozenset(_removed_heads(document))
+        removed = frozenset((step["site"], step["head"]) for step in document["removed"])
         objectives = objectives_by_heads.setdefault(removed, [])
         objectives.append(objective)
 
     # Name the groups of objectives that share their heads.
-    repeated = []
-    for objectives in objectives_by_heads.values():
-        if len(objectives) > 1:
-            repeated.append(" and ".join(objectives))
+    repeated = [" and ".join(objectives) for objectives in objectives_by_heads.values() if len(objectives) > 1]
     if not repeated:
         return None
     groups = "; ".join(repeated)

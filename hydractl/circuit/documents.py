@@ -213,9 +213,7 @@ class CircuitWriter:
         source = self.scope.source
 
         # There may be no OOD data.
-        ood_fingerprint = None
-        if "ood" in self.data:
-            ood_fingerprint = self.data["ood"].fingerprint()
+        ood_fingerprint = self.data["ood"].fingerprint() if "ood" in self.data else None
 
         # The scope, how the model ran, and the data.
         details: dict[str, object] = {
@@ -257,9 +255,7 @@ class CircuitWriter:
             counts: the counts.
             objective: the objective whose score is written.
         """
-        n_ood = None
-        if counts.two_u is not None:
-            n_ood = counts.n_ood
+        n_ood = None if counts.two_u is None else counts.n_ood
         document: CountsDocument = {
             "correct": counts.correct,
             "n_id": counts.n_id,
@@ -323,10 +319,7 @@ class CircuitWriter:
 
     def _entries_seen(self) -> list[Entry]:
         """List the sets that this search has seen, and the sets that their samples were made from, with their roles."""
-        id_fingerprints = []
-        for name, dataset in self.data.items():
-            if role_of(name) == "id":
-                id_fingerprints.append(dataset.fingerprint())
+        id_fingerprints = [dataset.fingerprint() for name, dataset in self.data.items() if role_of(name) == "id"]
 
         entries: list[Entry] = []
         for name, dataset in self.data.items():

@@ -576,10 +576,7 @@ def _most_similar(traces: Sequence[Trace], heads: Kept) -> Trace | None:
 
 def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
     """Return whether every head that was present in a trace was also present in another trace."""
-    is_part_of_other = []
-    for heads, other_heads in zip(trace.kept, other.kept, strict=True):
-        is_part_of_other.append(set(heads) <= set(other_heads))
-    return all(is_part_of_other)
+    return all(set(heads) <= set(other_heads) for heads, other_heads in zip(trace.kept, other.kept, strict=True))
 
 
 def _shape_in_tower(tower: SearchedTower, stem: State, samples: int) -> BatchShape:

@@ -208,9 +208,7 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
     lists_by_batch = over_batches(evaluator, lists_of_batch, processes)
     tensors_by_batch: dict[int, dict[str, Tensor]] = {}
     for batch, lists in lists_by_batch.items():
-        tensors = {}
-        for name, values in lists.items():
-            tensors[name] = torch.tensor(values).double()
+        tensors = {name: torch.tensor(values).double() for name, values in lists.items()}
         tensors_by_batch[batch] = tensors
     return _joined_in_batch_order(evaluator, tensors_by_batch)
 
@@ -288,8 +286,7 @@ def _gates_of_ones(evaluator: Evaluator, batch: int) -> list[Tensor]:
     gates = []
     for kept in evaluator.sample_tower.kept:
         gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
-        has_heads = bool(kept)
-        gates.append(gate.requires_grad_(has_heads))
+        gates.append(gate.requires_grad_(bool(kept)))
     return gates
 
 
@@ -327,9 +324,7 @@ def _joined_in_batch_order(evaluator: Evaluator, by_batch: Mapping[int, Mapping[
 
 def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     """Concatenate the tensors of each quantity along the samples."""
-    concatenated = {}
-    for name, parts in parts_by_name.items():
-        concatenated[name] = torch.cat(parts)
+    concatenated = {name: torch.cat(parts) for name, parts in parts_by_name.items()}
     return concatenated
 
 
@@ -419,11 +414,8 @@ def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:
     """
     id_after = _scores_after(now.inside, change.inside)  # [heads, N]
     ood_after = _scores_after(now.outside, change.outside)
-    aurocs = []
-    for id_scores, ood_scores in zip(id_after, ood_after, strict=True):
-        curve = curve_of(id_scores, ood_scores)
-        aurocs.append(auroc(curve))
-    return np.array(aurocs)
+    pairs = zip(id_after, ood_after, strict=True)
+    return np.array([auroc(curve_of(id_scores, ood_scores)) for id_scores, ood_scores in pairs])
 
 
 def _scores_after(now: Mapping[str, Tensor], change: Mapping[str, Tensor]) -> np.ndarray:

@@ -99,10 +99,7 @@ class Headmap(GreedySearch):
             trials: the trials of all heads of the site.
         """
         # Objectives share trials, which may count more than this objective reads: leave only the counts it does read.
-        trials_as_read = []
-        for trial in trials:
-            counts = trial.counts.read_by(objective)
-            trials_as_read.append(replace(trial, counts=counts))
+        trials_as_read = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
         chosen, left_over = lowest_chosen(objective, trials_as_read, self.kept[site])
         return [trial.head for trial in chosen], left_over
 

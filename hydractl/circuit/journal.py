@@ -91,9 +91,7 @@ class Journal:
             StorageError: no space.
         """
         # Every process has its own file.
-        path_of_rank = path
-        if rank != 0:
-            path_of_rank = path.with_name(f"{path.name}.{rank}")
+        path_of_rank = path if rank == 0 else path.with_name(f"{path.name}.{rank}")
         header = _Header(dict(fingerprint), dict(environment))
         header_line = _json_line({"schema": JOURNAL_SCHEMA, **header._asdict()})
         journal = cls(path_of_rank, _open_locked(path_of_rank))
@@ -114,7 +112,11 @@ class Journal:
             # Cut off a half-written last line, or all of an older search (kept_bytes is 0 then).
             journal._file.truncate(kept_bytes)
             if not kept_bytes:
-                journal._write_header(header_line)
+                # The file of a new journal is to survive a loss of power.
+                journal._begun_here = True
+                journal._write_line(header_line)
+                journal.sync()
+                sync_folder(journal.path.parent)
         except BaseException as error:
             # Report the first error: an error raised while closing would hide it.
             with contextlib.suppress(HydraError):
@@ -123,13 +125,6 @@ class Journal:
                 raise storage_error(error, path_of_rank) from error
             raise
         return journal
-
-    def _write_header(self, header_line: bytes) -> None:
-        """Write the header of a new journal, and make sure that the file survives a loss of power."""
-        self._begun_here = True
-        self._write_line(header_line)
-        self.sync()
-        sync_folder(self.path.parent)
 
     def append(self, record: Mapping[str, object]) -> None:
         """Write one record, which must not have the key ``order``; see :meth:`set_order`.

@@ -215,7 +215,16 @@ class Lazy(GreedySearch):
 
         def record_of_batch(batch: int) -> _ValuesRecord:
             values = self.evaluator.current_values(batch)
-            return _record_of_values(values)
+            return {
+                "labelled": values.labelled,
+                "scores": values.scores.tolist(),
+                "correct": values.correct,
+                "nll": values.nll,
+                "brier": values.brier,
+                "doubt": list(values.doubt),
+                "near": np.asarray(values.near).tolist(),
+                "tasks": list(values.tasks),
+            }
 
         # Each process evaluates some batches; afterwards all processes have the records of all batches.
         record_by_batch = over_batches(self.evaluator, record_of_batch, self.processes)
@@ -366,20 +375,6 @@ class _ValuesRecord(TypedDict):
     doubt: list[int]
     near: float | list[float]
     tasks: list[int]
-
-
-def _record_of_values(values: Values) -> _ValuesRecord:
-    """Return the results of one batch as JSON values."""
-    return {
-        "labelled": values.labelled,
-        "scores": values.scores.tolist(),
-        "correct": values.correct,
-        "nll": values.nll,
-        "brier": values.brier,
-        "doubt": list(values.doubt),
-        "near": np.asarray(values.near).tolist(),
-        "tasks": list(values.tasks),
-    }
 
 
 def _values_from_record(record: _ValuesRecord) -> Values:

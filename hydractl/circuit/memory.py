@@ -353,17 +353,12 @@ def _is_sound_record(
 
     # The head itself, and the rivals that another machine may have removed instead.
     for counted in (trial, *trial.rivals):
-        if not _is_candidate_head(counted.head, heads):
+        has_whole_numbers = all(type(index) is int for index in counted.head)  # excludes True, which equals 1
+        if not has_whole_numbers or counted.head not in heads:
             return False
         if not _are_possible_counts(counted.counts, whole):
             return False
     return True
-
-
-def _is_candidate_head(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:
-    """Return whether a head read from a file is one of the candidates."""
-    has_whole_numbers = all(type(index) is int for index in head)  # excludes True, which equals 1
-    return has_whole_numbers and head in heads
 
 
 def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
@@ -392,10 +387,4 @@ def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
         (counts.doubt.higher, most_two_u),
         (counts.doubt.loss, _MOST_LOSS),
     ]
-    return all(_is_within(count, most) for count, most in counts_and_limits)
-
-
-def _is_within(count: Any, most: int) -> bool:
-    """Return whether a value read from a file is a whole number from 0 to ``most``."""
-    is_integer = type(count) is int
-    return is_integer and 0 <= count <= most
+    return all(type(count) is int and 0 <= count <= most for count, most in counts_and_limits)

@@ -94,9 +94,7 @@ def plan_search(
     is_headmap = options.algorithm == "headmap"
 
     # Count evaluations of the whole data: Headmap tries each head once, Algorithm 1 tries all heads left at every step.
-    naive_count = len(heads)
-    if not is_headmap:
-        naive_count = evaluations(len(heads), budget)
+    naive_count = len(heads) if is_headmap else evaluations(len(heads), budget)
     count = naive_count
 
     # The lazy search evaluates only some of the heads left.
@@ -108,13 +106,16 @@ def plan_search(
 
     # Count the work in sample-blocks (one block on one sample), one objective after another.
     if is_headmap:
-        rounds = _rounds_of_headmap(sites)
+        # One round for each site, in which only the heads of this site are evaluated.
+        count = len(set(sites))
+        rounds = [_PlannedRound(present=1.0, tried=1 / count, passes=1.0)] * count
     else:
         rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
     naive_work = 0.0
     work = 0.0
     for objective in options.objective:
-        samples = _samples_read(objective, sizes)
+        ood_samples = sizes.get("ood", 0) if reads_ood([objective]) else 0
+        samples = sizes["id"] + ood_samples
         naive_work += naive_count * evaluator.naive_work(samples, sites)
         for planned in rounds:
             # The model itself runs some times, and a share of the candidates is tried.
@@ -135,13 +136,6 @@ def plan_search(
         memory_bytes=round(memory_bytes),
         chunks=len(evaluator.chunks),
     )
-
-
-def _samples_read(objective: str, sizes: Mapping[str, int]) -> int:
-    """Return how many samples an objective reads: all samples, or ID samples only."""
-    if reads_ood([objective]):
-        return sizes["id"] + sizes.get("ood", 0)
-    return sizes["id"]
 
 
 def asked_by_lazy(options: SearchOptions) -> int | None:
@@ -165,13 +159,6 @@ class _PlannedRound:
     present: float
     tried: float
     passes: float
-
-
-def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
-    """Return one round for each site, in which only the heads of this site are evaluated, i.e. 1 / sites of them."""
-    rounds = len(set(sites))
-    same_for_each = _PlannedRound(present=1.0, tried=1 / rounds, passes=1.0)
-    return [same_for_each] * rounds
 
 
 def _rounds_of_elimination(
@@ -236,9 +223,7 @@ def with_memory(
     trace_bytes = stem_bytes * states_of_lane
 
     # Keep the stems if they take no more than a quarter of the memory.
-    kept_stem_bytes = 0
-    if stem_bytes <= limit // 4:
-        kept_stem_bytes = stem_bytes
+    kept_stem_bytes = stem_bytes if stem_bytes <= limit // 4 else 0
     left_bytes = limit - kept_stem_bytes
 
     # If the traces of all batches fit, the data are one chunk: keep as many lanes as fit.

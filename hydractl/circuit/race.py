@@ -376,9 +376,7 @@ class Race:
         for objective in self.objectives:
             if not contestant.still_runs_for(objective):
                 continue
-            has_all_counts = has_all_id
-            if reads_ood([objective]):
-                has_all_counts = has_all_id and has_all_ood
+            has_all_counts = has_all_id and has_all_ood if reads_ood([objective]) else has_all_id
             if has_all_counts:
                 self._enter_counted(contestant, objective)  # may put other candidates out of reach
         self._finish_if_nothing_left(contestant)
@@ -453,16 +451,12 @@ def _paired_losses(values: Sequence[Values]) -> np.ndarray:
             # Only samples of the same task are compared. The loss is the same for (ID, OOD) and (OOD, ID).
             common_tasks = set(inside.tasks).intersection(outside.tasks)
             if common_tasks:
-                loss = _twice_inverted_pairs(inside, outside)
+                # Twice the number of pairs in which the OOD sample does not score above the ID one; ties count half.
+                pairs = len(inside.scores) * len(outside.scores)
+                loss = 2 * pairs - two_u(inside.scores, outside.scores)
                 losses[id_batch, ood_batch] = loss
                 losses[ood_batch, id_batch] = loss
     return losses
-
-
-def _twice_inverted_pairs(inside: Values, outside: Values) -> int:
-    """Return twice the number of pairs in which the OOD sample does not score above the ID one; ties count half."""
-    pairs = len(inside.scores) * len(outside.scores)
-    return 2 * pairs - two_u(inside.scores, outside.scores)
 
 
 def _greedy_order(alone: np.ndarray, paired: np.ndarray) -> list[int]:

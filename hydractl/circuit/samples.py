@@ -229,9 +229,7 @@ def measure_certainty(
     logits_of_all_classes = logits_of(dataset, model, batch_size, workers, advance)
     first, end = columns
     logits = logits_of_all_classes[:, first:end]  # [N, classes]
-    all_labels = None
-    if labelled:
-        all_labels = np.asarray(dataset.labels)
+    all_labels = np.asarray(dataset.labels) if labelled else None
 
     # Score in batches, which limits the memory. Margins and losses need labels, which only ID sets have.
     scores = []
@@ -240,9 +238,7 @@ def measure_certainty(
     for start in range(0, len(logits), batch_size):
         samples = slice(start, start + batch_size)
         logits_of_batch = logits[samples]  # [B, classes]
-        labels = None
-        if all_labels is not None:
-            labels = all_labels[samples]
+        labels = None if all_labels is None else all_labels[samples]
         values = values_of(logits_of_batch, labels, ood_score)
         scores.append(values.scores)
         if labels is not None:

@@ -108,9 +108,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
 
     # The options count all heads that are gone at the end (`total`), also those that the model or the start of the
     # search already lacks. `budget` is what is left for the search itself to remove.
-    total = None
-    if not is_headmap:
-        total = _heads_gone_at_end(options, model_mask)
+    total = None if is_headmap else _heads_gone_at_end(options, model_mask)
 
     # The sites whose heads may be removed: the listed ones (default: all), in the model that the search begins with.
     listed_paths = [site.path for site in source.sites]
@@ -126,9 +124,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     candidates = start.mask.at(sites).kept_heads
     if is_headmap:
         # Headmap: --keep counts the heads of each site separately, and decides the budget.
-        to_remove = None
-        if options.budget is not None:
-            to_remove = options.budget - removed_before
+        to_remove = None if options.budget is None else options.budget - removed_before
         kept = kept_at_sites(candidates, options.keep, to_remove)
         budget = len(candidates) - sum(kept.values())
     else:
@@ -160,11 +156,7 @@ def _searched_sites(after: HeadMask, listed: Sequence[str], leading: Sequence[st
     Raises:
         UsageError: no site is left.
     """
-    sites = []
-    for path in after.heads:
-        is_decided_by_circuit = path in leading
-        if path in listed and not is_decided_by_circuit:
-            sites.append(path)
+    sites = [path for path in after.heads if path in listed and path not in leading]
     if not sites:
         raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
     return sites
@@ -267,9 +259,11 @@ def _starting_point(
     leading: list[str] = []
     seen: list[Entry] = []
     if options.start_mask is not None:
-        start_mask, seen_of_mask = _read_start_mask(options.start_mask, source, options, log)
+        document = read_json_file(options.start_mask)
+        start_mask = mask_from_json(document, source.sites, options.start_mask, source.description.arch)
+        check_base(document, options.start_mask, source, allow_other=options.allow_other_base, log=log)
         mask = mask.intersect(start_mask)
-        seen += seen_of_mask
+        seen += seen_in(document, options.start_mask)
 
     # Take over the circuit's removals at the leading sites, as many as it has made when all removals are done.
     if options.share_from is not None and options.share_sites is not None:
@@ -277,40 +271,14 @@ def _starting_point(
         if options.share_sites >= fewest:
             raise UsageError(f"--share-sites {options.share_sites} leaves no later site: the range is 1..{fewest - 1}")
         total = total_budget(before, options.keep, options.budget, "--budget")
-        removed, seen_of_circuit = _read_removed_heads(options.share_from, total, source, options, log)
-        seen += seen_of_circuit
+        document = read_json_file(options.share_from)
+        ranking = ranking_from_json(document, source.sites, options.share_from)
+        check_base(document, options.share_from, source, allow_other=options.allow_other_base, log=log)
+        seen += seen_in(document, options.share_from)
+        removed = _removed_when_gone(ranking, total, source, options.share_from)
         removed_at_leading = [(site, head) for site, head in removed if site in leading]
         mask = mask.without(removed_at_leading)
     return _StartingPoint(mask, leading, seen)
-
-
-def _read_start_mask(path: str, source: Source, options: SearchOptions, log: Log) -> tuple[HeadMask, list[Entry]]:
-    """Read the file of ``--start-mask``, and return its mask and the samples that it was made from."""
-    document = read_json_file(path)
-    mask = mask_from_json(document, source.sites, path, source.description.arch)
-    check_base(document, path, source, allow_other=options.allow_other_base, log=log)
-    return mask, seen_in(document, path)
-
-
-def _read_removed_heads(
-    path: str, total: int, source: Source, options: SearchOptions, log: Log
-) -> tuple[list[Head], list[Entry]]:
-    """Read the circuit of ``--share-from``.
-
-        path: the file of the circuit.
-        total: how many heads are removed in all at the end of this search.
-        source: the model.
-        options: the options of the search.
-        log: receives a warning about a circuit made from other weights, if that is allowed.
-
-    Returns:
-        The heads that the circuit has removed when ``total`` heads are removed, and the samples it was made from.
-    """
-    document = read_json_file(path)
-    ranking = ranking_from_json(document, source.sites, path)
-    check_base(document, path, source, allow_other=options.allow_other_base, log=log)
-    seen = seen_in(document, path)
-    return _removed_when_gone(ranking, total, source, path), seen
 
 
 def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) -> list[Head]:
@@ -418,10 +386,7 @@ def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
     if rest:
         lower = removed_at_each * sites
         higher = lower + sites
-        possible = []
-        for multiple in (lower, higher):
-            if 0 < multiple <= largest:
-                possible.append(str(multiple))
+        possible = [str(multiple) for multiple in (lower, higher) if 0 < multiple <= largest]
         raise UsageError(
             f"--budget {budget} cannot be shared evenly by {sites} sites",
             hint=f"headmap removes as many heads at each: --budget {' or '.join(possible)}",

@@ -130,37 +130,22 @@ class GreedySearch:
             evaluations_of_group = self.evaluations_to_come(step, budget)
             self._show_evaluations_left(len(groups) * evaluations_of_group)
             for removed, group in groups.items():
-                winners = self._winners_of_step(group, step, removed)
+                winners = self._winners_in_journal(group, step)
+                if winners is None:
+                    winners = self._run_and_keep_step(group, step, removed)
                 for objective in group:
-                    self._remove_or_end(objective, step, winners[objective])
+                    winner = winners[objective]
+                    ranking = self.rankings[objective]
+                    if winner.counts.correct < self._fewest_correct:
+                        ranking.ended = "max_drop"
+                    else:
+                        ranking.steps.append(winner)
+                        self.on_removal(objective, step, winner)
         return self.rankings
 
     def _removed_where_not_ended(self) -> dict[str, list[CandidateHead]]:
         """Return the heads removed so far by each objective whose ranking has not ended."""
-        removed = {}
-        for objective, ranking in self.rankings.items():
-            if ranking.ended is None:
-                removed[objective] = ranking.removed
-        return removed
-
-    def _winners_of_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
-        """Return the winner of a step for each objective of a group, from the journal or by running the step."""
-        winners = self._winners_in_journal(group, step)
-        if winners is not None:
-            return winners
-        return self._run_and_keep_step(group, step, removed)
-
-    def _remove_or_end(self, objective: str, step: int, winner: Trial) -> None:
-        """Add the winner of a step to the ranking of an objective as its next removal.
-
-        If the winner breaks ``max_drop``, the ranking ends instead, which is noted in ``ranking.ended``.
-        """
-        ranking = self.rankings[objective]
-        if winner.counts.correct < self._fewest_correct:
-            ranking.ended = "max_drop"
-        else:
-            ranking.steps.append(winner)
-            self.on_removal(objective, step, winner)
+        return {objective: ranking.removed for objective, ranking in self.rankings.items() if ranking.ended is None}
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
         """Return the highest number of evaluations from a step on, for objectives that have removed the same heads."""
@@ -229,6 +214,25 @@ class GreedySearch:
             completed[objective] = self._with_counts_over_all_data(winner, counted_here)
         return completed
 
+    def _show_evaluations_left(self, evaluations: int) -> None:
+        """Set the total of the progress: the evaluations of this process so far, and its share of those left."""
+        self.progress.set_total(self.evaluations + evaluations // self.processes.size)
+
+    def _winners_across_processes(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
+        """Choose the best candidate of all processes for each objective.
+
+        Args:
+            trials: for each objective the trials of this process.
+
+        Returns:
+            The winner of each objective, with its rivals: the trials that could have won on another machine. All
+            processes return the same.
+        """
+        # Send only the trials that could win to the other processes.
+        could_win_here = {objective: contenders(objective, its_trials) for objective, its_trials in trials.items()}
+        could_win = self._gather_by_objective(could_win_here)
+        return {objective: winner_of(objective, could_win[objective]) for objective in trials}
+
     def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
         """Build the race of this process's candidates; candidates that the journal knows are not evaluated again.
 
@@ -253,11 +257,6 @@ class GreedySearch:
             known=self.memory.evaluations_of_step(first_objective, step),
             finished=keep_finished,
         )
-
-    def _show_evaluations_left(self, evaluations: int) -> None:
-        """Set the total of the progress: the evaluations of this process so far, and its share of those left."""
-        left_here = evaluations // self.processes.size
-        self.progress.set_total(self.evaluations + left_here)
 
     def _with_counts_over_all_data(self, winner: Trial, tally: Tally) -> Trial:
         """Return the winner counted on all data, including OOD samples that an objective such as accuracy did not need.
@@ -312,24 +311,6 @@ class GreedySearch:
             if rank == self.processes.rank:
                 dealt_here.append(head)
         return sorted(dealt_here)
-
-    def _winners_across_processes(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
-        """Choose the best candidate of all processes for each objective.
-
-        Args:
-            trials: for each objective the trials of this process.
-
-        Returns:
-            The winner of each objective, with its rivals: the trials that could have won on another machine. All
-            processes return the same.
-        """
-        # Send only the trials that could win to the other processes.
-        could_win_here: dict[str, list[Trial]] = {}
-        for objective, trials_of_objective in trials.items():
-            could_win_here[objective] = contenders(objective, trials_of_objective)
-        could_win = self._gather_by_objective(could_win_here)
-
-        return {objective: winner_of(objective, could_win[objective]) for objective in trials}
 
     def _gather_by_objective(self, trials_here: Mapping[str, Sequence[Trial]]) -> dict[str, list[Trial]]:
         """Return for each objective of this process the trials of all processes, in the order of the processes."""

@@ -378,9 +378,7 @@ class Session:
         counts = removal.counts
         score = number(counts.score(objective))
         accuracy = number(counts.score("acc"))
-        auroc = ""
-        if counts.two_u is not None:
-            auroc = number(counts.score("ood"))
+        auroc = "" if counts.two_u is None else number(counts.score("ood"))
         first_cells = [f"{step}/{self.scope.budget}"]
         if self._several_objectives:
             first_cells.append(objective)
@@ -397,11 +395,8 @@ class Session:
     def _kept_by_site_number(self) -> dict[int, int]:
         """Return how many heads Headmap keeps at each site, by the index of the site."""
         kept_by_path = self.scope.kept or {}
-        kept_by_index = {}
-        for index, site in enumerate(self.model.sites):
-            if site.path in kept_by_path:
-                kept_by_index[index] = kept_by_path[site.path]
-        return kept_by_index
+        numbered = enumerate(self.model.sites)
+        return {index: kept_by_path[site.path] for index, site in numbered if site.path in kept_by_path}
 
     # --- journal ------------------------------------------------------------------------------------------------------
 
@@ -449,9 +444,7 @@ class Session:
 
         # The model and the candidates.
         removed_heads = source.description.mask.removed_heads
-        removed_text = "none"
-        if removed_heads:
-            removed_text = f"{len(removed_heads)}, {_digest(removed_heads)}"
+        removed_text = f"{len(removed_heads)}, {_digest(removed_heads)}" if removed_heads else "none"
         candidates = list(self.names.values())
         settings: dict[str, object] = {
             "model": source.sha256,
@@ -508,28 +501,20 @@ class Session:
         documents = {}
         for objective, ranking in rankings.items():
             document = writer.document(objective, ranking)
-            self._tell_of_circuit(document)
+            if "ended" in document:
+                self.log.warn(ended_text(document))
+            if "gain" in document:
+                is_low = document["gain"]["low"]
+                tell = self.log.warn if is_low else self.log.info
+                tell(gain_text(document))
             documents[objective] = document
-        self._warn_of_circuits_together(documents)
-        return documents
 
-    def _tell_of_circuit(self, document: CircuitDocument) -> None:
-        """Log what the user should know about one circuit: its early end, and its gain in AUROC."""
-        if "ended" in document:
-            self.log.warn(ended_text(document))
-        if "gain" in document:
-            is_low = document["gain"]["low"]
-            tell = self.log.warn if is_low else self.log.info
-            tell(gain_text(document))
-
-    def _warn_of_circuits_together(self, documents: Mapping[str, CircuitDocument]) -> None:
-        """Warn if ties or rounding decided a search, or if several circuits remove the same heads."""
-        perhaps_warnings = [tied_text(document) for document in documents.values()]
-        perhaps_warnings.append(repeated_text(documents))
-        perhaps_warnings.append(rounding_text(documents))
-        for warning in perhaps_warnings:
+        # Ties or rounding may have decided a search, and several circuits may remove the same heads.
+        warnings = [tied_text(document) for document in documents.values()]
+        for warning in (*warnings, repeated_text(documents), rounding_text(documents)):
             if warning is not None:
                 self.log.warn(warning)
+        return documents
 
 
 def _digest(value: Any) -> str:

@@ -96,9 +96,7 @@ def open_tasks(
     ood_sets: dict[str, Dataset] = {}
     tasks = []
     for id_index, data in enumerate(id_sets):
-        columns = ALL_CLASSES
-        if classes:
-            columns = columns_by_set[id_index]
+        columns = columns_by_set[id_index] if classes else ALL_CLASSES
 
         # Collect the OOD sets that this ID set is measured against, and open them if they are not open yet.
         ood_names: list[str | None] = []
@@ -244,9 +242,7 @@ def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
     # The number of ID and OOD samples of each task.
     task_sizes = []
     for task in tasks:
-        ood_samples = 0
-        if task.ood is not None:
-            ood_samples = sizes[task.ood]
+        ood_samples = 0 if task.ood is None else sizes[task.ood]
         task_sizes.append((sizes[task.data], ood_samples))
 
     # Each task counts its samples several times, so that all tasks are equally large.

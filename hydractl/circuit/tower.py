@@ -87,21 +87,17 @@ class SearchedTower:
             heads_left = [head for head in self.full[index] if (site, head) not in to_remove]
             kept_here = tuple(heads_left)
             if kept_here != self.kept[index]:
-                self._install(index, kept_here)
+                unpruned = self._unpruned[index]
+                projections = unpruned
+                if len(kept_here) < unpruned.heads:
+                    # A parameter created in inference mode could not take part in a graph of gradients.
+                    with torch.inference_mode(False), torch.no_grad():
+                        common = [getattr(unpruned.bank, name) for name in COMMON]
+                        weights = unpruned.weights().select(kept_here)
+                        projections = MemberProjections(HeadBank(weights, *common))
+                self.chain.attentions[index].replace_member(0, projections)
             kept.append(kept_here)
         self.kept = tuple(kept)
-
-    def _install(self, index: int, kept_here: tuple[int, ...]) -> None:
-        """Give the attention of one site only these of its original heads."""
-        unpruned = self._unpruned[index]
-        projections = unpruned
-        if len(kept_here) < unpruned.heads:
-            # A parameter created in inference mode could not take part in a graph of gradients.
-            with torch.inference_mode(False), torch.no_grad():
-                common = [getattr(unpruned.bank, name) for name in COMMON]
-                weights = unpruned.weights().select(kept_here)
-                projections = MemberProjections(HeadBank(weights, *common))
-        self.chain.attentions[index].replace_member(0, projections)
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
         """Run one batch through the current model, and return all intermediate results (the trace).

@@ -71,11 +71,8 @@ class Gate(Criterion):
 
 def _normalised(scores: Tensor) -> list[float]:
     """Return the scores of one site divided by their l2 norm; scores that are all 0 stay 0."""
-    norm = float(scores.norm())
-    if norm == 0:
-        norm = 1.0
-    normalised = scores / norm
-    return normalised.tolist()
+    norm = float(scores.norm()) or 1.0
+    return (scores / norm).tolist()
 
 
 def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tensor]) -> None:

@@ -40,9 +40,7 @@ def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in module.named_parameters(recurse=False):
             if not _is_matrix(module, name, parameter):
                 continue
-            full_name = name
-            if path:
-                full_name = f"{path}.{name}"
+            full_name = f"{path}.{name}" if path else name
             by_name[full_name] = parameter
     return by_name
 
@@ -127,9 +125,7 @@ class WeightMagnitude(WeightCriterion):
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
         """Score weights by their absolute values alone."""
-        scores = {}
-        for name, weight in weights.items():
-            scores[name] = weight.float().abs()
+        scores = {name: weight.float().abs() for name, weight in weights.items()}
         return scores
 
 

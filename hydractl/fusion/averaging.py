@@ -97,9 +97,7 @@ def plan_checked(
 
     # Measure the effect. It is harmful if members lie too far apart, or if their answers change too much.
     member_distances = distances(plan, sources)
-    shifts_of_log_p: Sequence[float] = [0.0]
-    if check.merge_log_p is not None:
-        shifts_of_log_p = check.merge_log_p
+    shifts_of_log_p: Sequence[float] = [0.0] if check.merge_log_p is None else check.merge_log_p
     members_lie_apart = max(member_distances) > APART
     answers_move = max(shifts_of_log_p) > MOVED
     is_harmful = members_lie_apart or answers_move
@@ -203,9 +201,7 @@ def measure_on(
 
     # A zero-shot model gets class names and prompt from the first member.
     if fused.classes is None and first.labels is not None:
-        templates = None
-        if first.prompt:
-            templates = list(first.prompt)
+        templates = list(first.prompt) if first.prompt else None
         fused = fused.zero_shot(first.labels, templates)
 
     # If nothing was averaged, the fused model gives the members' own answers, as its self-check has found.

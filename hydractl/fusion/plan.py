@@ -221,26 +221,20 @@ def plan_fusion(
     for site in first.sites:
         names_of_site = attention_names(first.family, names, first.sites, site)
         in_attention.update(names_of_site)
-        owners: Owners | None = None
-        if not headers_only:
-            owners = common_heads(sources, site, names_of_site)
+        owners: Owners | None = None if headers_only else common_heads(sources, site, names_of_site)
         if owners is not None:
             unions.append(HeadUnion(sources, site, names_of_site, owners))
 
     # Outside attention, a tensor that is equal in all members is stored once, and need not be averaged.
     elsewhere = [name for name in names if name not in in_attention]
-    equal: set[str] = set()
-    if not headers_only:
-        equal = equal_names(sources, elsewhere)
+    equal: set[str] = set() if headers_only else equal_names(sources, elsewhere)
 
     # Every member keeps its own tensor of what is neither averaged nor shared.
     shared = equal.difference(averaged)
     for union_of_site in unions:
         shared.update(union_of_site.names)
     own = set(names).difference(averaged, shared)
-    warnings: list[str] = []
-    if not headers_only:
-        warnings = _warnings_about_members(sources)
+    warnings: list[str] = [] if headers_only else _warnings_about_members(sources)
     return FusionPlan(
         description=_fused_description(sources, merged_parts, headers_only),
         tensors=FusedTensors(sources, averaged, sorted(equal), unions),
@@ -260,9 +254,7 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
 
     # The origin on the hub, if all members have the same.
     origins = {description.origin for description in descriptions}
-    common_origin = None
-    if len(origins) == 1:
-        common_origin = first.origin
+    common_origin = first.origin if len(origins) == 1 else None
 
     # Take class names and prompt from the first member that names its classes.
     named = first
@@ -322,10 +314,7 @@ def check_members(sources: Sequence[Source]) -> None:
     """
     if not sources:
         raise UsageError("no members to fuse", hint="hydractl fuse a.st b.st c.st -o hydra.st")
-    problems = []
-    for source in sources:
-        if source.description.kind == "fused":
-            problems.append(f"{source.name} is itself a fused model")
+    problems = [f"{source.name} is itself a fused model" for source in sources if source.description.kind == "fused"]
 
     # Compare every other model with the first.
     first = sources[0]
@@ -467,8 +456,7 @@ def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, HeadOwner]
         for position, head in enumerate(kept):
             if head not in owners:
                 owners[head] = HeadOwner(member, position)
-    ascending = sorted(owners.items())
-    return dict(ascending)
+    return dict(sorted(owners.items()))
 
 
 def _read_head_weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = False) -> HeadWeights:
@@ -496,11 +484,7 @@ def _same_apart_from_heads(a: HeadWeights, b: HeadWeights) -> bool:
         return False
     if a.extra.keys() != b.extra.keys():
         return False
-    for name, tensor_a in a.extra.items():
-        tensor_b = b.extra[name]
-        if not _same_tensor(tensor_a, tensor_b):
-            return False
-    return True
+    return all(_same_tensor(tensor, b.extra[name]) for name, tensor in a.extra.items())
 
 
 def _same_head(blocks: Sequence[HeadWeights], first: HeadOwner, other: HeadOwner, names: Sequence[str]) -> bool:
@@ -545,9 +529,7 @@ class HeadUnion:
         self.names = names
 
         # Compute the shapes with tensors that have no numbers: begin with the first member, and put in all heads.
-        shapes = {}
-        for name in self.names:
-            shapes[name] = meta_tensor(first.tensors.info(name))
+        shapes = {name: meta_tensor(first.tensors.info(name)) for name in self.names}
         with plain_sizes():
             self._write_heads(shapes, meta=True)
         self.infos = {}
@@ -557,9 +539,7 @@ class HeadUnion:
     def read(self) -> dict[str, Tensor]:
         """Read all tensors of the site, by stock name."""
         first = self._sources[0]
-        tensors = {}
-        for name in self.names:
-            tensors[name] = first.tensors.read(name)
+        tensors = {name: first.tensors.read(name) for name in self.names}
         self._write_heads(tensors, meta=False)
         return tensors
 
@@ -669,9 +649,7 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
 def _why_members_part_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tuple[str, str]:
     """Return the tensors in which members differ before the first block of a tower, and a hint how to change that."""
     differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
-    differing_parts = set()
-    for name in differing:
-        differing_parts.add(model.family.part(name, model.sites))
+    differing_parts = {model.family.part(name, model.sites) for name in differing}
     mergeable = sorted(differing_parts.intersection(MERGEABLE))
     hint = "do not train it (finetune --train-last N)"
     if mergeable:

@@ -250,10 +250,7 @@ def _run_members_as_they_were(
     averages.drop()
     logits_of_members = []
     for member, source in enumerate(sources):
-        if unchanged[member]:
-            logits = together[member]
-        else:
-            logits = _run_member_alone(source, averages, trial)
+        logits = together[member] if unchanged[member] else _run_member_alone(source, averages, trial)
         logits_of_members.append(logits)
     return logits_of_members
 
@@ -267,9 +264,7 @@ def _rounded_diversity(logits: Tensor) -> dict[str, float | None]:
     rounded: dict[str, float | None] = {}
     diversity = diversity_block(samples_of(logits.cpu().numpy()))
     for key, value in diversity.items():
-        rounded[key] = value
-        if value is not None:
-            rounded[key] = round(value, 6)
+        rounded[key] = None if value is None else round(value, 6)
     return rounded
 
 

@@ -145,9 +145,7 @@ class HeadMask:
 
     def updated(self, other: HeadMask) -> HeadMask:
         """Return this mask with the kept heads of ``other`` at all sites that ``other`` has."""
-        kept = {}
-        for path, heads in self.kept.items():
-            kept[path] = other.kept.get(path, heads)
+        kept = {path: other.kept.get(path, heads) for path, heads in self.kept.items()}
         return HeadMask(self.heads, kept)
 
     @property
@@ -490,9 +488,7 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
         gone_at_start = start_mask.removed_heads
     removed_twice = set(gone_at_start).intersection(removed)
     if removed_twice:
-        problems = []
-        for site, head in sorted(removed_twice):
-            problems.append(f"head {head} of {site} is already gone in its start mask")
+        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(removed_twice)]
         raise InputError(f"circuit {origin} contradicts itself", problems=problems)
 
     is_nested = document.get("algorithm") != "headmap"

@@ -68,9 +68,7 @@ def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
 
     # The overlap coefficient: which share of the smaller set is in the larger one, too.
     smaller_size = min(len(a), len(b))
-    overlap: float | None = None
-    if smaller_size:
-        overlap = shared / smaller_size
+    overlap: float | None = shared / smaller_size if smaller_size else None
 
     # How differently the two sets are spread over the sites.
     divergence = jensen_shannon(_heads_by_site(a), _heads_by_site(b))

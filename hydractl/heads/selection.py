@@ -156,9 +156,7 @@ def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str,
     paths, fewest = leading_sites(sites, count)
     if not 0 <= count <= fewest:
         raise UsageError(f"--share-sites {count} is outside 0..{fewest}, the sites of a tower")
-    kept = {}
-    for path in paths:
-        kept[path] = mask.kept[path]
+    kept = {path: mask.kept[path] for path in paths}
     return kept
 
 

@@ -83,9 +83,7 @@ class HeadWeights:
             key_heads = [kept_key_heads.index(key) for key in key_head_of_each]
 
         def pick(name: str, tensor: Tensor) -> Tensor:
-            picked = heads
-            if name in OF_KEYS:
-                picked = kept_key_heads
+            picked = kept_key_heads if name in OF_KEYS else heads
             index = torch.tensor(picked, dtype=torch.long, device=tensor.device)
             return tensor.index_select(0, index)
 
@@ -158,14 +156,10 @@ class HeadWeights:
                 Heads that have the same index must have equal keys and values.
         """
         # There may be fewer key heads than heads: take each from the first head that uses it.
-        sources_of_keys = list(heads)
-        if key_heads is not None:
-            sources_of_keys = _sources_of_keys(heads, key_heads)
+        sources_of_keys = list(heads) if key_heads is None else _sources_of_keys(heads, key_heads)
 
         def gather(name: str, _: Tensor) -> Tensor:
-            sources = heads
-            if name in OF_KEYS:
-                sources = sources_of_keys
+            sources = sources_of_keys if name in OF_KEYS else heads
             tensors_of_heads = []
             for block, position in sources:
                 tensor = getattr(block, name)

@@ -36,10 +36,7 @@ class Cahp(Decider):
         Raises:
             UsageError: some heads are in a text tower, or a package is not installed.
         """
-        missing = []
-        for module in _PACKAGES:
-            if importlib.util.find_spec(module) is None:
-                missing.append(distribution_of(module))
+        missing = [distribution_of(module) for module in _PACKAGES if importlib.util.find_spec(module) is None]
         if missing:
             needed = " and ".join(missing)
             raise UsageError(f"--method cahp needs {needed}, not installed here", hint="pip install 'hydractl[cahp]'")

@@ -141,9 +141,7 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
     for label, count in zip(classes.tolist(), counts.tolist(), strict=True):
         if count > LEAST_SAMPLES:
             continue
-        name = label
-        if model.labels:
-            name = model.labels[label]
+        name = model.labels[label] if model.labels else label
         too_few.append(f"class {name}: {count}")
     if too_few:
         raise InputError(
@@ -276,9 +274,7 @@ def head_outputs(
         with log.progress("cahp: heads", samples, "samples") as progress:
             for inputs, labels in batches:
                 state = chain.stem(inputs)
-                positions = None
-                if stages.reads is not None:
-                    positions = stages.reads(state)
+                positions = None if stages.reads is None else stages.reads(state)
                 for observer in observers.values():
                     observer.begin_batch(len(labels), positions)
                 for block in blocks_to_run:
