@@ -14,6 +14,7 @@ from hydractl.files.version import __version__
 if TYPE_CHECKING:
     from hydractl.api.bench import bench
     from hydractl.api.export import export
+    from hydractl.api.fuse import fuse
     from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
     from hydractl.api.prune import prune
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         evaluate,
         extract_circuit,
         finetune,
-        fuse,
         make_report,
         predict,
     )

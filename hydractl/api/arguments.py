@@ -50,7 +50,6 @@ JsonDocument: TypeAlias = Path | Mapping[str, object]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 Tower: TypeAlias = Literal["visual", "text", "both"]
 Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
-Mergeable: TypeAlias = Literal["mlp", "norm", "embed", "none", "auto"]
 ExportFormat: TypeAlias = Literal["onnx", "pt2"]
 Part: TypeAlias = Literal[
     "patch",
@@ -160,13 +159,6 @@ class FinetuneArguments(InBatches, total=False):
     compile: bool
     shard: bool
     timeout: float
-
-
-class FuseArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.fuse`; :func:`hydractl.export` writes files that run without hydractl."""
-
-    merge: Mergeable | Sequence[Mergeable]
-    val: Data | None
 
 
 class ProbabilityArguments(InBatches, total=False):

@@ -67,15 +67,15 @@ else:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
+_MODELS = partial(io, "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble", metavar="MODEL...")
+
 Models: TypeAlias = Annotated[
-    ModelLike | Sequence[ModelLike] | Mapping[str, ModelLike | Sequence[ModelLike]],
-    io(
-        "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble",
-        metavar="MODEL...",
-        kind="rows",
-    ),
+    ModelLike | Sequence[ModelLike] | Mapping[str, ModelLike | Sequence[ModelLike]], _MODELS(kind="rows")
 ]
 """One model, several, or a mapping from row names. In a mapping, a list is an ensemble whose models run in turn."""
+
+Members: TypeAlias = Annotated[ModelLike | Sequence[ModelLike], _MODELS(kind="members")]
+"""One model or several."""
 
 OneModel: TypeAlias = Annotated[
     ModelLike, io("A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL", kind="model")

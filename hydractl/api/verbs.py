@@ -13,7 +13,6 @@ from hydractl.api.arguments import (
     CircuitArguments,
     EvalArguments,
     FinetuneArguments,
-    FuseArguments,
     PredictArguments,
     ReportArguments,
 )
@@ -42,7 +41,6 @@ VerbT = TypeVar("VerbT", bound=Callable[..., Any])
 ARGUMENTS: dict[str, type] = {
     "extract-circuit": CircuitArguments,
     "finetune": FinetuneArguments,
-    "fuse": FuseArguments,
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
     "predict": PredictArguments,
@@ -218,23 +216,6 @@ def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:
         return read_ensemble(ensemble).trainings
     except ValueError:
         return 1  # the verb raises the error about this text
-
-
-@_documented("fuse")
-def fuse(models: ModelLike | Sequence[ModelLike], **options: Unpack[FuseArguments]) -> Model:
-    """Fuse pruned members into one model that gives their averaged prediction in one pass.
-
-    Args:
-        models: the members, or one model that has several ``members``.
-
-    Returns:
-        The fused model; ``result`` holds what was averaged, the self-check and the cost. Without ``output`` its file is
-        temporary.
-
-    Raises:
-        OutputError: ``output`` exists, and ``force`` is not set.
-    """
-    return _make_model("fuse", as_list(models), "hydra.st", options)
 
 
 @_documented("eval")

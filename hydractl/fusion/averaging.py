@@ -46,16 +46,6 @@ _FIGURES_OF_ENSEMBLE = 3
 
 
 @dataclass(frozen=True)
-class MembersRunOptions:
-    """Options of running the members on data, named like on the command line."""
-
-    device: str
-    dtype: str
-    batch_size: int
-    workers: int | None
-
-
-@dataclass(frozen=True)
 class CheckedFusion:
     """A fusion that is planned and checked.
 
@@ -180,7 +170,15 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
 
 @torch.no_grad()
 def measure_on(
-    dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: MembersRunOptions, log: Log
+    dataset: Dataset,
+    plan: FusionPlan,
+    members: Sequence[Source],
+    *,
+    device: str,
+    dtype: str,
+    batch_size: int,
+    workers: int | None,
+    log: Log,
 ) -> OnDataRecord:
     """Measure the effect of averaging on accuracy, on labelled data.
 
@@ -188,15 +186,15 @@ def measure_on(
         dataset: the labelled data.
         plan: the plan of the fusion.
         members: the models that are fused.
-        run: how to run them.
+        device, dtype: the values of ``--device`` and ``--dtype``.
+        batch_size: the number of samples that run together.
+        workers: the number of processes that read data; None leaves it to the device and the data.
         log: receives the progress.
 
     Returns:
         The accuracy and diversity of the members before averaging, and of the fused model.
     """
-    device = resolve_device(run.device)
-    dtype = resolve_dtype(run.dtype)
-    fused = HydraModel(plan.description, plan.tensors, device, dtype)
+    fused = HydraModel(plan.description, plan.tensors, resolve_device(device), resolve_dtype(dtype))
     first = members[0].description
 
     # A zero-shot model gets class names and prompt from the first member.
@@ -207,14 +205,14 @@ def measure_on(
     # If nothing was averaged, the fused model gives the members' own answers, as its self-check has found.
     before_averaging: Runnable | None = None
     if plan.averaged:
-        before_averaging = ModelArgument("members", members).build(run.device, run.dtype)
+        before_averaging = ModelArgument("members", members).build(device, dtype)
 
     # Sum the figures of each sample over all batches.
     totals_before = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
     totals_after = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
     parameter = next(fused.parameters())
     with log.progress("members on data", len(dataset), "samples") as progress:
-        for batch in batches(dataset, fused.preprocess, run.batch_size, workers=run.workers):
+        for batch in batches(dataset, fused.preprocess, batch_size, workers=workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
             labels = known(batch.labels).numpy()
             if before_averaging is not None:

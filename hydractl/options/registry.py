@@ -103,7 +103,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "fuse": Verb(
-        settings="hydractl.settings.members:FuseSettings",
+        signature="hydractl.api.fuse:fuse",
         summary="Fuse pruned members into one model",
         usage="MODEL... [-o hydra.st] [options]",
         about="Fuse pruned members into one model file that gives their averaged prediction in one pass.",

@@ -25,14 +25,14 @@ from hydractl.files.fuse_answer import (
 from hydractl.files.model_records import ModelSize
 from hydractl.files.results import Metrics
 from hydractl.files.verb_answers import PlannedFusion
-from hydractl.fusion.averaging import AUTO, MembersRunOptions, measure_on, plan_checked
+from hydractl.fusion.averaging import AUTO, measure_on, plan_checked
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, size_of, total_cost
 from hydractl.model.loading import resolve_device
 from hydractl.model.matching import check_labels_are_classes, named_by_data, refuse_posterior
-from hydractl.model.source import Source, need_classifier, open_sources
+from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources
 from hydractl.report.fuse_words import (
     averaging_words,
     data_words,
@@ -40,8 +40,7 @@ from hydractl.report.fuse_words import (
     warnings_of,
 )
 from hydractl.report.texts import count_text
-from hydractl.settings.members import FuseSettings
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
 _UNDECIDED = (
@@ -50,48 +49,86 @@ _UNDECIDED = (
 _AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
 
 
-def run(settings: FuseSettings, log: Log) -> Outcome:
+def run(
+    models: Sequence[str],
+    opening: ModelOptions,
+    *,
+    merge: Sequence[str],
+    val: str | None,
+    output: str | None,
+    limit: int | None,
+    seed: int,
+    device: str,
+    dtype: str,
+    batch_size: int,
+    workers: int | None,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
     """Fuse several models into one file, and check it.
 
-    Everything that the headers of the files tell is checked first. With ``--val`` the fused model is measured on those
-    data.
+    Everything that the headers of the files tell is checked first.
+
+    Args:
+        models: the texts of the members.
+        opening: how they are opened.
+        merge: the parts to average, any of ``mlp``, ``norm`` and ``embed``; or :data:`hydractl.fusion.averaging.AUTO`.
+        val: the SPEC of labelled data on which the fused model is measured, or None.
+        output: the path of the fused model; None names it by what was averaged.
+        limit: the most samples of these data; None for all.
+        seed: draws these samples, and the inputs of the check.
+        device, dtype: the values of ``--device`` and ``--dtype``.
+        batch_size: the samples that run together on ``val``.
+        workers: the processes that read ``val``; None leaves it to the device and the data.
+        force: whether a file that exists is replaced.
+        dry_run: whether to stop after what the headers tell.
+        log: receives what was measured.
     """
-    resolve_device(settings.device)
-    sources = open_sources(settings.model, model_options(settings, bodies=True))
-    if settings.val is not None:
+    torch_device = resolve_device(device)
+    sources = open_sources(models, opening)
+    if val is not None:
         for source in sources:
             need_classifier(source)
     refuse_posterior(sources, "fuse")
 
     # Plan the fusion from the headers alone, with the largest set of parts that may be averaged, and check the output.
     default = "hydra.unmerged.st"
-    if settings.merge:
+    if merge:
         default = "hydra.st"
-    path = file_path(settings.output or default)
-    parts_to_merge: Sequence[str] = settings.merge
-    if settings.merge == AUTO:
+    path = file_path(output or default)
+    parts_to_merge = merge
+    if merge == AUTO:
         parts_to_merge = MERGEABLE
     plan_from_headers = plan_fusion(sources, parts_to_merge, headers_only=True)
-    check_outputs([path], force=settings.force)
-    if settings.dry_run:
-        return _dry_run(settings, plan_from_headers, sources, path)
+    check_outputs([path], force=force)
+    if dry_run:
+        return _dry_run(merge, plan_from_headers, sources, path)
 
     # Open the validation data; zero-shot models have their classes named by them.
-    val = None
-    models: Sequence[Source] = sources
-    if settings.val is not None:
-        val, models = _open_id_data(settings, sources, settings.val)
+    dataset = None
+    members: Sequence[Source] = sources
+    if val is not None:
+        dataset, members = _open_id_data(sources, val, limit, seed)
 
     # Read the weights, fuse them, check the result and measure it.
     announce_reading(sources, log)
-    with Output(path, force=settings.force) as output:
-        device = resolve_device(settings.device)
-        checked = plan_checked(sources, settings.merge, device, settings.seed, log)
+    with Output(path, force=force) as file:
+        checked = plan_checked(sources, merge, torch_device, seed, log)
         on_data = None
-        if val is not None:
-            on_data = measure_on(val, checked.plan, models, settings.fill(MembersRunOptions), log)
+        if dataset is not None:
+            on_data = measure_on(
+                dataset,
+                checked.plan,
+                members,
+                device=device,
+                dtype=dtype,
+                batch_size=batch_size,
+                workers=workers,
+                log=log,
+            )
         measured = _Measured(checked.check, checked.averaging, on_data)
-        return _report_and_write(settings, checked.plan, sources, measured, output, log)
+        return _report_and_write(checked.plan, sources, measured, seed, file, log)
 
 
 @dataclass(frozen=True)
@@ -112,7 +149,7 @@ class _Measured:
         return extra
 
 
-def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source], path: Path) -> Outcome:
+def _dry_run(merge: Sequence[str], outline: FusionPlan, sources: list[Source], path: Path) -> Outcome:
     """Return what the headers of the models tell about the fused model.
 
     With ``--merge auto`` the headers do not tell whether members are averaged. The answer then shows the averaged
@@ -120,7 +157,7 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
     """
     answer = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
     # Equal weights, which are stored once, are only found when weights are read.
-    if settings.merge != AUTO:
+    if merge != AUTO:
         with_note = answer.model_copy(update={"note": _AT_MOST})
         return Outcome(with_note.to_dict())
     plan_without_averaging = plan_fusion(sources, [], headers_only=True)
@@ -133,12 +170,12 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) -> tuple[Dataset, list[Source]]:
+def _open_id_data(sources: Sequence[Source], spec: str, limit: int | None, seed: int) -> tuple[Dataset, list[Source]]:
     """Open the labelled ID data; return them and the models.
 
     A zero-shot model without class names gets those of the data; other models come back unchanged.
     """
-    models = [named_by_data(source, spec, settings.limit, "--val") for source in sources]
+    models = [named_by_data(source, spec, limit, "--val") for source in sources]
     # The first model that has class names tells which names the labels of the data may have.
     labels: Sequence[str] = []
     for source in models:
@@ -148,8 +185,8 @@ def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) 
     dataset = open_data(
         spec,
         option="--val",
-        limit=settings.limit,
-        seed=settings.seed,
+        limit=limit,
+        seed=seed,
         labels=labels,
         need_labels=True,
         reads={source.name: source.description.reads for source in models},
@@ -162,20 +199,20 @@ def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) 
 
 
 def _report_and_write(
-    settings: FuseSettings,
     plan: FusionPlan,
     sources: list[Source],
     measured: _Measured,
+    seed: int,
     output: Output,
     log: Log,
 ) -> Outcome:
     """Log what was measured, write the fused model to its file, and return the answer.
 
     Args:
-        settings: the options of the command.
         plan: the tensors and the description of the fused model.
         sources: the models that are fused.
         measured: what was measured on the fused model, for the file and the answer.
+        seed: the seed of the check, which the file keeps.
         output: the file to write.
         log: receives what was measured.
     """
@@ -187,7 +224,7 @@ def _report_and_write(
         }
     )
     warnings = _say_what_was_found(answer_without_file, plan, log)
-    description = _description_of_file(settings, plan, sources, measured)
+    description = _description_of_file(plan, sources, measured, seed)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
     answer = answer_without_file.model_copy(
         update={"warnings": warnings or None, "sha256": digest}
@@ -195,13 +232,11 @@ def _report_and_write(
     return Outcome(answer.to_dict(), files=[output.path])
 
 
-def _description_of_file(
-    settings: FuseSettings, plan: FusionPlan, sources: Sequence[Source], measured: _Measured
-) -> Description:
+def _description_of_file(plan: FusionPlan, sources: Sequence[Source], measured: _Measured, seed: int) -> Description:
     """Return the description of the fused model with its measurements and its provenance."""
     digests = [source.sha256 for source in sources]
     details = {"merge": plan.description.merge}
-    made_by = provenance("fuse", settings.seed, digests, details)
+    made_by = provenance("fuse", seed, digests, details)
     return replace(plan.description, extra=measured.to_extra(), provenance=made_by)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.settings.finetuning import FinetuneSettings
-from hydractl.settings.members import FuseSettings
 from hydractl.settings.pruning import CircuitSettings
 from tests.calls import checked
 
@@ -111,17 +110,12 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
     assert prune.order is None and prune.scope is None  # the model decides, see test_prune.py
     assert merged("finetune", {**M, "train": "d"}).epochs == 3
     assert merged("finetune", {**M, "train": "d", "steps": "9"}).epochs is None
-    assert merged("fuse", {**M, "merge": ["none"]}).merge == []
     assert merged("fuse", {**M, "val": "d"}).val == merged("fuse", M, yaml="fuse: {val: d}").val == "d"
     assert merged("fuse", M, {"HYDRACTL_VAL": "d"}, "val: d\nlimit: 3").val is None  # meant for other verbs
 
 
 def test_settings_built_in_python_are_checked_too() -> None:
     FinetuneSettings(model=["a.st"], train="d").check()
-    fuse = FuseSettings(model=["a.st", "b.st"], merge=["none"])
-    fuse.check()
-    fuse.check()  # a second time is safe
-    assert fuse.merge == []
     with pytest.raises(UsageError) as caught:
         CircuitSettings(model=["a.st"], val=["d"], objective=["best"], budget=0).check()
     assert caught.value.problems == [
