@@ -455,27 +455,18 @@ class Evaluator:
             return trace
         is_stored = any(searched is trace for searched in searched_traces)
         if not is_stored:
-            self._store_trace(trace, searched_traces)
+            nearest = _most_similar(searched_traces, trace.kept)
+
+            # If the new model has the heads of the nearest one or fewer, the search went on from there: replace that
+            # trace. Otherwise it belongs to another model that is searched in turn: store it beside the others.
+            if nearest is not None and _has_only_heads_of(trace, nearest):
+                searched_traces.remove(nearest)
+
+            # If the memory is full, the oldest traces go.
+            while searched_traces and len(searched_traces) >= self._most_traces:
+                searched_traces.pop(0)
+            searched_traces.append(trace)
         return trace
-
-    def _store_trace(self, trace: Trace, searched_traces: list[Trace]) -> None:
-        """Add a trace to those of its batch, and drop traces that are no longer needed.
-
-        Args:
-            trace: the trace of the current model.
-            searched_traces: the stored traces of the batch, the oldest first; changed in place.
-        """
-        nearest = _most_similar(searched_traces, trace.kept)
-
-        # If the new model has the heads of the nearest one or fewer, the search went on from there: replace that trace.
-        # Otherwise it belongs to another model that is searched in turn: store it beside the others.
-        if nearest is not None and _has_only_heads_of(trace, nearest):
-            searched_traces.remove(nearest)
-
-        # If the memory is full, the oldest traces go.
-        while searched_traces and len(searched_traces) >= self._most_traces:
-            searched_traces.pop(0)
-        searched_traces.append(trace)
 
     def drop_traces(self, batches: Sequence[int]) -> None:
         """Drop the traces of some batches, unless all chunks fit into memory, i.e. there is only one."""

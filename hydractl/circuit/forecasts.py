@@ -364,14 +364,21 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
         auroc_of_heads = forecast("ood", now, change)
         return (accuracy + auroc_of_heads) / 2
     if OBJECTIVE_BY_NAME[objective].needs_ood:
-        return _forecast_auroc(now, change)
+        id_after = _scores_after(now.inside, change.inside)  # [heads, N]
+        ood_after = _scores_after(now.outside, change.outside)
+        pairs = zip(id_after, ood_after, strict=True)
+        return np.array([auroc(curve_of(id_scores, ood_scores)) for id_scores, ood_scores in pairs])
 
     # All others read one quantity of ID samples: the margin for "acc", the log-odds of the label for the losses.
     (name,) = QUANTITIES_OF[objective]
     slope = change.inside[name]
     after = now.inside[name][:, None] - slope  # [N, heads]
     if objective == "acc":
-        p_right = _chance_of_right(after, slope)
+        # A sample is right if its margin is above 0. The forecast margin is taken as normally distributed, with a
+        # standard error in proportion to the forecast change. So a sample near 0 counts in part: 0.5 at 0, almost 1 far
+        # above it.
+        standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
+        p_right = torch.special.ndtr(after / standard_error)
         return p_right.mean(dim=0).numpy()
     if objective == "nll":
         # With log-odds z the label has the probability 1 / (1 + exp(-z)), so its NLL is log(1 + exp(-z)).
@@ -386,36 +393,6 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     spread = now.inside[_SPREAD][:, None]  # [N, 1]
     brier = p_wrong * p_wrong * (1 + spread)
     return -brier.mean(dim=0).numpy()
-
-
-def _chance_of_right(margins: Tensor, slope: Tensor) -> Tensor:
-    """Return the probability that a sample is right, which means that its margin is above 0.
-
-    The forecast margin is taken as normally distributed, with a standard error in proportion to the forecast change. So
-    a sample near 0 counts in part: 0.5 at 0, almost 1 far above it.
-
-    Args:
-        margins: the forecast margins of the samples without each head, ``[N, heads]``.
-        slope: their forecast changes, ``[N, heads]``.
-
-    Returns:
-        ``[N, heads]``.
-    """
-    standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
-    return torch.special.ndtr(margins / standard_error)
-
-
-def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:
-    """Forecast the AUROC, with OOD samples scoring above ID ones, without each head: ``[heads]``.
-
-    Args:
-        now: the quantities under the current model, ``[N]`` each.
-        change: the slopes by the heads, ``[N, heads]`` each.
-    """
-    id_after = _scores_after(now.inside, change.inside)  # [heads, N]
-    ood_after = _scores_after(now.outside, change.outside)
-    pairs = zip(id_after, ood_after, strict=True)
-    return np.array([auroc(curve_of(id_scores, ood_scores)) for id_scores, ood_scores in pairs])
 
 
 def _scores_after(now: Mapping[str, Tensor], change: Mapping[str, Tensor]) -> np.ndarray:

@@ -77,16 +77,12 @@ class Headmap(GreedySearch):
                     chosen[objective] += chosen_here
                     self.rankings[objective].steps += trials_of_others
 
-        # So far, the steps of each ranking are in the order of the sites.
-        self._sort_rankings()
-        return self.rankings
-
-    def _sort_rankings(self) -> None:
-        """Sort the removals of each objective by score, instead of by site, and report them to ``on_removal``."""
+        # So far, the steps of each ranking are in the order of the sites: sort them by score.
         for objective, ranking in self.rankings.items():
             ranking.steps = best_first(objective, ranking.steps)
             for step, removal in enumerate(ranking.steps, start=1):
                 self.on_removal(objective, step, removal)
+        return self.rankings
 
     def _split_site(
         self, objective: str, site: int, trials: Sequence[Trial]

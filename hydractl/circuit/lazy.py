@@ -144,7 +144,12 @@ class Lazy(GreedySearch):
             forecasts=self._forecast_scores(group, step, left),
             known=self.memory.evaluations_of_step(group[0], step),
         )
-        self._count_heads_without_slopes(this_step, left)
+
+        # Heads without slopes have no useful forecast: each is counted once in the whole search.
+        for head in left:
+            never_evaluated = (group[0], head) not in self._forecast_errors
+            if self._reads_labels(head) and never_evaluated:
+                self._count(this_step, head)
         self._count_while_an_estimate_leads(this_step, left)
 
         # The next estimates of these heads take the errors of their forecasts into account.
@@ -162,14 +167,6 @@ class Lazy(GreedySearch):
         if this_step.last_evaluated in winning_heads:
             self.evaluator.go_on_with_tried()
         return winners
-
-    def _count_heads_without_slopes(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
-        """Count each head that has no slopes, and thus no useful forecast, once in the whole search."""
-        first_objective = this_step.group[0]
-        for head in left:
-            never_evaluated = (first_objective, head) not in self._forecast_errors
-            if self._reads_labels(head) and never_evaluated:
-                self._count(this_step, head)
 
     def _count_while_an_estimate_leads(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
         """For each objective, count the head in front until it has been counted already, at most ``size`` heads.

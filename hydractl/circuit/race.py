@@ -111,16 +111,13 @@ class Race:
                 tally=Tally(evaluator.shares),
             )
             if head in known:  # counted before the search was interrupted: it does not run again
-                self._enter_known(contestant, known[head])
+                evaluation = known[head]
+                contestant.final_counts = evaluation.counts
+                contestant.open_for.difference_update(evaluation.given_up)
+                for objective in contestant.open_for:
+                    self._enter_counted(contestant, objective)
             else:
                 self._contestants.append(contestant)
-
-    def _enter_known(self, contestant: RacingHead, evaluation: HeadEvaluation) -> None:
-        """Enter a candidate from a journal: it does not run, and has all counts for the objectives it is still in."""
-        contestant.final_counts = evaluation.counts
-        contestant.open_for.difference_update(evaluation.given_up)
-        for objective in contestant.open_for:
-            self._enter_counted(contestant, objective)
 
     def run(self) -> dict[str, list[Trial]]:
         """Run the race, and return for each objective the trials of the candidates that were not given up.

@@ -154,7 +154,12 @@ def _read_needed_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tu
 
     images_name = names["x"]
     if images_name in headers:
-        problems += _image_problems(images_name, headers[images_name])
+        header = headers[images_name]
+        if header.dtype != np.uint8:
+            problems.append(f"{images_name} is {header.dtype}, uint8 (0..255) is needed")
+        problem_of_shape = _problem_of_image_shape(images_name, header.shape)
+        if problem_of_shape is not None:
+            problems.append(problem_of_shape)
     return headers, problems
 
 
@@ -276,22 +281,6 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
     if claimed_size != size_in_file:
         raise _UnusableArray(f"{name}: {shape} of {dtype} needs {claimed_size} bytes, the file has {size_in_file}")
     return _Header(shape, dtype, fortran)
-
-
-def _image_problems(name: str, header: _Header) -> list[str]:
-    """Return one message for each thing that is wrong with the type and the shape of the images.
-
-    Args:
-        name: the name of the array, for messages.
-        header: the header of the array.
-    """
-    problems = []
-    if header.dtype != np.uint8:
-        problems.append(f"{name} is {header.dtype}, uint8 (0..255) is needed")
-    problem_of_shape = _problem_of_image_shape(name, header.shape)
-    if problem_of_shape is not None:
-        problems.append(problem_of_shape)
-    return problems
 
 
 def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:

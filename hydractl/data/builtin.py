@@ -230,7 +230,12 @@ def _photo_patches() -> Images:
         rows = slice(top, top + side)
         columns = slice(left, left + side)
         patch = photo[rows, columns]
-        patches.append(_block_means(patch, scale))
+        # The rounded mean of each block of scale x scale pixels.
+        blocks = patch.reshape(_SIDE, scale, _SIDE, scale)  # [block row, row in block, block column, column in block]
+        totals = blocks.sum(axis=(1, 3))
+        pixels = scale * scale
+        means = (totals + pixels // 2) // pixels  # adding half a divisor rounds to the nearest integer
+        patches.append(means.astype(np.uint8))
     return np.stack(patches)
 
 
@@ -242,15 +247,6 @@ def _rounded_grey(photo: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     rgb = np.asarray(photo, dtype=np.int64)
     thousandfold = rgb @ np.array([299, 587, 114])
     return (thousandfold + 500) // 1000
-
-
-def _block_means(patch: npt.NDArray[np.int64], scale: int) -> Images:
-    """Return the rounded mean of each block of ``scale`` x ``scale`` pixels of a square patch: uint8 ``[8, 8]``."""
-    blocks = patch.reshape(_SIDE, scale, _SIDE, scale)  # [block row, row in block, block column, column in block]
-    totals = blocks.sum(axis=(1, 3))
-    pixels = scale * scale
-    means = (totals + pixels // 2) // pixels  # adding half a divisor rounds to the nearest integer
-    return means.astype(np.uint8)
 
 
 def _to_grey(counts: npt.NDArray[Any]) -> Images:

@@ -242,20 +242,12 @@ def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
     angle = random.uniform(-135, -45)
     blown = shifted_along(flakes, radius, sigma, angle)
     upside_down = blown[::-1, ::-1]
-    whitened = _whitened(x, unchanged_share)
-    return whitened + blown + upside_down
 
-
-def _whitened(x: Pixels, unchanged_share: float) -> Pixels:
-    """Mix an image with a lighter copy, in which dark and colourful pixels are replaced by light grey ones.
-
-    Args:
-        x: ``[height, width, channels]``.
-        unchanged_share: the weight of the original image in the mixture.
-    """
+    # Mix the image with a lighter copy, in which dark and colourful pixels are replaced by light grey ones.
     light_grey = _grey_values(x) * 1.5 + 0.5  # [height, width, 1]
     lightened = np.maximum(x, light_grey)
-    return unchanged_share * x + (1 - unchanged_share) * lightened
+    whitened = unchanged_share * x + (1 - unchanged_share) * lightened
+    return whitened + blown + upside_down
 
 
 def _grey_values(x: Pixels) -> Pixels:

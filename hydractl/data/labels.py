@@ -56,9 +56,20 @@ class RawLabels:
             ids: the ids of all samples, for messages.
         """
         if self.refused is not None:
-            part = self._judged_again(rows, ids)
+            # Some labels of the set are bad, which may be those of other samples: judge these again.
+            labels_of_rows = [self.refused[row] for row in rows]
+            part = raw_labels(labels_of_rows, [ids[row] for row in rows], names=self.names, hint=self.hint)
+            if isinstance(part.values, list):
+                part.names = sorted({label for label in self.refused if type(label) is str})
         else:
-            part = self._selected(rows)
+            values = self.values
+            names = self.names
+            if isinstance(values, list):
+                names = sorted(set(values)) if names is None else names
+                values = [values[row] for row in rows]
+            elif values is not None:
+                values = values[list(rows)]
+            part = replace(self, values=values, names=names)
 
         # Whether numbers are names is decided by the whole set, so that a label means the same in each of its parts.
         if self.texts is not None:
@@ -71,28 +82,6 @@ class RawLabels:
         if self.texts_in_set is not None:
             return self.texts_in_set
         return {text for text in self.texts or () if text is not None}
-
-    def _selected(self, rows: Sequence[int]) -> RawLabels:
-        """Return the labels of some samples; the texts are still those of the whole set."""
-        values = self.values
-        names = self.names
-        if isinstance(values, list):
-            if names is None:
-                names = sorted(set(values))
-            values = [values[row] for row in rows]
-        elif values is not None:
-            values = values[list(rows)]
-        return replace(self, values=values, names=names)
-
-    def _judged_again(self, rows: Sequence[int], ids: Sequence[str]) -> RawLabels:
-        """Return the labels of some samples of a set with bad labels, which may be those of other samples."""
-        assert self.refused is not None
-        labels_of_rows = [self.refused[row] for row in rows]
-        ids_of_rows = [ids[row] for row in rows]
-        part = raw_labels(labels_of_rows, ids_of_rows, names=self.names, hint=self.hint)
-        if isinstance(part.values, list):
-            part.names = sorted({label for label in self.refused if type(label) is str})
-        return part
 
 
 def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: int) -> list[int]:

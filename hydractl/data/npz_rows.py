@@ -170,31 +170,23 @@ class NpzRows:
         start = row * self._row_bytes  # in bytes from the start of the array
         try:
             if self._begin_in_file is None:
-                self._fill_from_stream(start, content)
+                # A forked process would share the position in the file with its parent, so it opens its own stream.
+                if self._stream is None or self._stream.process != os.getpid():
+                    self._stream = _Stream(self._path, self._member)
+                self._check_version(self._stream.file)
+                self._stream.member.seek(self._begin_in_member + start)
+                _fill(content, self._stream.member)
             else:
-                self._fill_from_file(self._begin_in_file + start, content)
+                with open(self._path, "rb", buffering=0) as handle:
+                    self._check_version(handle)
+                    handle.seek(self._begin_in_file + start)
+                    _fill(content, handle)
         except (InputError, MemoryError):
             raise
         # zipfile and zlib raise nearly anything for a damaged archive.
         except Exception as error:
             raise InputError(f"{self._where}: cannot read the file: {reason(error)}") from error
         return np.frombuffer(content, np.uint8).reshape(count, *self.row_shape)
-
-    def _fill_from_file(self, position: int, content: bytearray) -> None:
-        """Fill ``content`` with the bytes of the file that begin at ``position``."""
-        with open(self._path, "rb", buffering=0) as handle:
-            self._check_version(handle)
-            handle.seek(position)
-            _fill(content, handle)
-
-    def _fill_from_stream(self, start: int, content: bytearray) -> None:
-        """Fill ``content`` with the bytes of a compressed array that begin ``start`` bytes after its beginning."""
-        # A forked process would share the position in the file with its parent, so it opens its own stream.
-        if self._stream is None or self._stream.process != os.getpid():
-            self._stream = _Stream(self._path, self._member)
-        self._check_version(self._stream.file)
-        self._stream.member.seek(self._begin_in_member + start)
-        _fill(content, self._stream.member)
 
     def _check_version(self, handle: IO[bytes]) -> None:
         """Refuse the file if it was changed or replaced since it was opened."""

@@ -146,7 +146,18 @@ class ChosenRows:
         Raises:
             InputError: if the set has too few samples, or no sample is left.
         """
-        indices_from_start = self._take_from_start(total)
+        # From the start on, as many as asked for or all.
+        if self.count is None:
+            wanted = f"from={self.start}"
+            needed = self.start + 1
+            end = total
+        else:
+            wanted = f"from={self.start}&take={self.count}"
+            needed = self.start + self.count
+            end = needed
+        if total < needed:
+            raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
+        indices_from_start = np.arange(self.start, end)
         remaining = self._draw_share(indices_from_start, labels, total)
 
         # Every N-th of the remaining samples, beginning with number K.
@@ -167,24 +178,6 @@ class ChosenRows:
         if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
         return [int(index) for index in chosen]
-
-    def _take_from_start(self, total: int) -> np.ndarray:
-        """Return the indices from ``start`` on, ``count`` of them or all, for a set of ``total`` samples.
-
-        Raises:
-            InputError: if the set has too few samples.
-        """
-        if self.count is None:
-            wanted = f"from={self.start}"
-            needed = self.start + 1
-            end = total
-        else:
-            wanted = f"from={self.start}&take={self.count}"
-            needed = self.start + self.count
-            end = needed
-        if total < needed:
-            raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
-        return np.arange(self.start, end)
 
     def _draw_share(self, indices: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
         """Return the share of some samples that ``fraction=A:B`` asks for, as ascending indices.

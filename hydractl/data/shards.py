@@ -249,31 +249,17 @@ class _Index:
             raise ValueError(f"{what} is not UTF-8 text") from None
         ending, _, json_key = self.asked.partition(".")
         if ending.lower() == "json":
-            return _text_in_json(text, json_key, what)
+            try:
+                document = parse_json(text, "it")
+            except InputError as error:
+                raise ValueError(f"{what} cannot be read: {error.message}") from None
+            if not isinstance(document, dict):
+                return None
+            value = document.get(json_key)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{what} is {shown(value)}, which is no text")
+            return value
         return text
-
-
-def _text_in_json(content: str, key: str, what: str) -> str | None:
-    """Return the text under a key of a JSON object; None if there is none.
-
-    Args:
-        content: the JSON text.
-        key: the key.
-        what: how messages call the text.
-
-    Raises:
-        ValueError: if the content is not JSON, or the value is no text.
-    """
-    try:
-        document = parse_json(content, "it")
-    except InputError as error:
-        raise ValueError(f"{what} cannot be read: {error.message}") from None
-    if not isinstance(document, dict):
-        return None
-    value = document.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{what} is {shown(value)}, which is no text")
-    return value
 
 
 def _check_end(archive: tarfile.TarFile, shard: str) -> None:

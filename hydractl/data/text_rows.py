@@ -132,7 +132,14 @@ def _table_with_header(spec: Spec, fields: Fields) -> TextTable:
         InputError: if the first row cannot be read.
     """
     if "columns" in spec.query:
-        columns = _asked_columns(spec)
+        listed = spec.query["columns"]
+        columns = [name.strip() for name in listed.split(",")]
+        times_there = Counter(columns)
+        for name in sorted(columns):
+            if times_there[name] > 1:
+                raise UsageError(f"{spec.where}: ?columns={listed}: {name!r} is given twice")
+        if not all(columns):
+            raise UsageError(f"{spec.where}: ?columns={listed}: a name is empty")
     else:
         empty_file: tuple[str, list[str] | str] = ("", [])
         place, header = next(fields, empty_file)
@@ -141,23 +148,6 @@ def _table_with_header(spec: Spec, fields: Fields) -> TextTable:
         # Spaces around a name are only layout: the header "text, label" names a column "label".
         columns = [name.strip() for name in header]
     return TextTable(columns, lambda _: _rows_by_column(spec, columns, fields), plain=True)
-
-
-def _asked_columns(spec: Spec) -> list[str]:
-    """Return the names in ``?columns=``.
-
-    Raises:
-        UsageError: if a name is empty or repeated.
-    """
-    listed = spec.query["columns"]
-    columns = [name.strip() for name in listed.split(",")]
-    times_there = Counter(columns)
-    for name in sorted(columns):
-        if times_there[name] > 1:
-            raise UsageError(f"{spec.where}: ?columns={listed}: {name!r} is given twice")
-    if not all(columns):
-        raise UsageError(f"{spec.where}: ?columns={listed}: a name is empty")
-    return columns
 
 
 def _rows_by_column(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:

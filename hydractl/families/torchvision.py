@@ -157,7 +157,19 @@ class TorchvisionViT(ModelFamily):
         unknown_options = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
         if unknown_options:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(unknown_options)}")
-        config = {**_config_of(name), **sizes}
+        with on_meta_device():
+            model: Any = torchvision.models.get_model(name)
+        config = {
+            "image_size": model.image_size,
+            "patch_size": model.patch_size,
+            "hidden_dim": model.hidden_dim,
+            "mlp_dim": model.mlp_dim,
+            "num_classes": model.num_classes,
+            "representation_size": None,
+            "num_layers": len(model.encoder.layers),
+            "num_heads": model.encoder.layers[0].num_heads,
+            **sizes,
+        }
         _meta_model(config)  # raises an error if the sizes do not fit each other
         return LoadedModel(
             arch=name,
@@ -308,22 +320,6 @@ def _run_block(block: nn.Module, state: State) -> State:
     """Return the state after one block."""
     hidden = block(state.hidden)
     return State(hidden, state.context)
-
-
-def _config_of(name: str) -> LibraryConfig:
-    """Return the arguments of torchvision's ``VisionTransformer`` for a named model."""
-    with on_meta_device():
-        model: Any = torchvision.models.get_model(name)
-    return {
-        "image_size": model.image_size,
-        "patch_size": model.patch_size,
-        "hidden_dim": model.hidden_dim,
-        "mlp_dim": model.mlp_dim,
-        "num_classes": model.num_classes,
-        "representation_size": None,
-        "num_layers": len(model.encoder.layers),
-        "num_heads": model.encoder.layers[0].num_heads,
-    }
 
 
 @cached_by_config

@@ -52,14 +52,9 @@ def _loads_its_library() -> bool:
         for suffix in importlib.machinery.EXTENSION_SUFFIXES:
             path = folder / f"{name}{suffix}"
             if path.is_file():
-                return _loads(path)
+                try:
+                    torch.ops.load_library(str(path))
+                except OSError:
+                    return False
+                return True
     return False
-
-
-def _loads(path: Path) -> bool:
-    """Return whether the dynamic loader can load a library of operators; loads it into this process if so."""
-    try:
-        torch.ops.load_library(str(path))
-    except OSError:
-        return False
-    return True

@@ -361,7 +361,17 @@ def _read_entry(entry: object, site: Site, problems: list[str]) -> tuple[int, ..
     count = entry.get("heads", site.heads)  # a mask need not say how many heads there were
     if not _is_index(count) or count != site.heads:
         problems.append(f"site {site.path} has {shown(count)} heads in the mask, {site.heads} in the model")
-    return _read_kept(entry["kept"], site, problems)
+    kept: list[int] = []
+    for value in entry["kept"]:
+        if not _is_index(value):
+            problems.append(f"site {site.path}: head {shown(value)} is not an integer")
+        elif not 0 <= value < site.heads:
+            problems.append(f"site {site.path}: head {shown(value)} is outside 0..{site.heads - 1}")
+        elif value in kept:
+            problems.append(f"site {site.path}: head {value} is listed twice")
+        else:
+            kept.append(value)
+    return tuple(sorted(kept))
 
 
 def _text_of_mask_shape(listed: Mapping[str, object]) -> str:
@@ -378,21 +388,6 @@ def _text_of_mask_shape(listed: Mapping[str, object]) -> str:
     if not counts:
         return only_sites
     return _text_of_shape(counts)
-
-
-def _read_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int, ...]:
-    """Return the kept heads of one site of a file, ascending; append a problem for each value that is not a head."""
-    kept: list[int] = []
-    for value in values:
-        if not _is_index(value):
-            problems.append(f"site {site.path}: head {shown(value)} is not an integer")
-        elif not 0 <= value < site.heads:
-            problems.append(f"site {site.path}: head {shown(value)} is outside 0..{site.heads - 1}")
-        elif value in kept:
-            problems.append(f"site {site.path}: head {value} is listed twice")
-        else:
-            kept.append(value)
-    return tuple(sorted(kept))
 
 
 def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadScores:

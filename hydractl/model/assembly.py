@@ -302,7 +302,11 @@ class Assembly:
             weights = self._read_head_weights(site, member, read)
             if indices is not None:
                 weights = weights.select(indices)
-            return _bank_with_modules(weights, common)
+            for name, module in zip(COMMON, common, strict=True):
+                state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
+                module.load_state_dict(state, assign=True)
+            q_norm, k_norm, features = common
+            return HeadBank(weights, q_norm, k_norm, features)
 
         late = self._late
         if late is None:
@@ -389,20 +393,6 @@ class Assembly:
             for module in network.modules():
                 if isinstance(module, HeadAttention | PerMember):
                     module.keep_apart()
-
-
-def _bank_with_modules(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
-    """Return a bank of heads; this also loads the weights of the modules in ``common``.
-
-    Args:
-        weights: the weights of the heads, and those that belong to no single head.
-        common: the modules for the latter, in the order of :data:`COMMON`.
-    """
-    for name, module in zip(COMMON, common, strict=True):
-        state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
-        module.load_state_dict(state, assign=True)
-    q_norm, k_norm, features = common
-    return HeadBank(weights, q_norm, k_norm, features)
 
 
 # --- reading tensors, at once or when a module runs -------------------------------------------------------------------

@@ -455,7 +455,9 @@ class HeadAttention(nn.Module):
 
         # Rotary angles may also belong to single heads.
         if meeting.key_rotary is not None and meeting.key_rotary.of_heads:
-            meeting = meeting.for_heads(_numbers_of_heads(members))
+            numbered = enumerate(members)
+            numbers = {member: projections.numbers for member, projections in numbered if projections.heads}
+            meeting = meeting.for_heads(numbers)
 
         attended = self._scaled_dot_products(q, k, v, meeting)
         return _split_by_member(attended, members)
@@ -520,11 +522,6 @@ class HeadAttention(nn.Module):
         meeting_of_batch = meeting.for_member_major(members, context)
         attended = self._scaled_dot_products(q, k, v, meeting_of_batch)
         return stacked.output(attended)
-
-
-def _numbers_of_heads(members: Sequence[MemberProjections]) -> dict[int, Tensor]:
-    """Return the original numbers ``[h]`` of the heads of each member that has heads, by the index of the member."""
-    return {member: projections.numbers for member, projections in enumerate(members) if projections.heads}
 
 
 def _split_by_member(attended: Tensor, members: Sequence[MemberProjections]) -> list[Tensor | None]:

@@ -125,26 +125,21 @@ def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, l
 
 def classifiers(model: Network) -> Iterator[FeatureClassifier]:
     """Yield for each member the linear classifier that takes the features of :func:`read_features`."""
-    # A classifier ends in one linear layer, or in several that are averaged.
+    # A classifier ends in one linear layer, or in several that are averaged: then it takes their inputs concatenated.
     if len(model.chains) == 1:
         for heads in heads_of(model, _ON_LOGITS):
-            yield _classifier_of_average(heads)
+            weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)  # [classes, sum of widths]
+            bias = torch.zeros(())
+            for head in heads:
+                bias = bias + _bias_or_zeros(head)
+            bias = bias / len(heads)
+            yield _in_float64(weight), _in_float64(bias)
         return
     # A zero-shot model compares samples with the features of its classes.
     label_features = model.label_features()
     classes_of_members = feature_means(model, label_features)  # [M, classes, D]
     for network, classes in zip(model.networks, classes_of_members, strict=True):
         yield _classifier_of_comparison(model, network, classes)
-
-
-def _classifier_of_average(heads: Sequence[nn.Linear]) -> FeatureClassifier:
-    """Return the average of several linear layers as one classifier, which takes their inputs concatenated."""
-    weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)  # [classes, sum of widths]
-    bias = torch.zeros(())
-    for head in heads:
-        bias = bias + _bias_or_zeros(head)
-    bias = bias / len(heads)
-    return _in_float64(weight), _in_float64(bias)
 
 
 def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureClassifier:

@@ -340,26 +340,22 @@ class StacksOfTower:
         """Return for each module that can use stacks its :meth:`StackingModule.batched_weights`, all up to date."""
         snapshot = self._snapshot
         if snapshot is None or not snapshot.is_current():
-            snapshot = self._stack_all()
+            recipes: list[StackRecipe] = []
+            stacks: list[CachedStack] = []
+            weights_by_module: dict[Any, Any] = {}
+            for module in self._modules:
+                recipe_by_name = module.stack_recipes()
+                if not recipe_by_name or not all(recipe.possible for recipe in recipe_by_name.values()):
+                    continue
+                stack_by_name = {name: recipe.up_to_date_stack() for name, recipe in recipe_by_name.items()}
+                # Leave inference mode: the views that are made here also serve later runs with gradients.
+                with torch.inference_mode(False), torch.no_grad():
+                    weights_by_module[module] = module.batched_weights(stack_by_name)
+                recipes += recipe_by_name.values()
+                stacks += stack_by_name.values()
+            snapshot = _StackSnapshot(recipes, stacks, weights_by_module)
             self._snapshot = snapshot
         return snapshot.weights_by_module
-
-    def _stack_all(self) -> _StackSnapshot:
-        """Stack the weights of all modules that can use stacks, unless a stack still fits; return a snapshot of all."""
-        recipes: list[StackRecipe] = []
-        stacks: list[CachedStack] = []
-        weights_by_module: dict[Any, Any] = {}
-        for module in self._modules:
-            recipe_by_name = module.stack_recipes()
-            if not recipe_by_name or not all(recipe.possible for recipe in recipe_by_name.values()):
-                continue
-            stack_by_name = {name: recipe.up_to_date_stack() for name, recipe in recipe_by_name.items()}
-            # Leave inference mode: the views that are made here also serve later runs with gradients.
-            with torch.inference_mode(False), torch.no_grad():
-                weights_by_module[module] = module.batched_weights(stack_by_name)
-            recipes += recipe_by_name.values()
-            stacks += stack_by_name.values()
-        return _StackSnapshot(recipes, stacks, weights_by_module)
 
 
 class _StackSnapshot:

@@ -359,23 +359,18 @@ def problems(base: Any) -> list[str]:
     """List the reasons why an encoder with relative positions is not supported; empty if it is."""
     kind = type(base).__name__
     if kind == "DebertaV2Model":
-        return _problems_of_deberta(base)
+        messages = []
+        if base.encoder.conv is not None:
+            messages.append("it has a convolution beside its first layer (conv_kernel_size)")
+        terms = {"c2p", "p2c"} & set(base.config.pos_att_type or ())
+        if not base.config.relative_attention or not terms:
+            messages.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
+        return messages
     if kind in _BEITS and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
         return ["its images are not square, for which the library turns its tables of distances round"]
     if kind in ("SwinModel", "Swinv2Model"):
         return _problems_of_swin(base)
     return []
-
-
-def _problems_of_deberta(base: Any) -> list[str]:
-    """List the settings of a DeBERTa that are not supported."""
-    messages = []
-    if base.encoder.conv is not None:
-        messages.append("it has a convolution beside its first layer (conv_kernel_size)")
-    terms = {"c2p", "p2c"} & set(base.config.pos_att_type or ())
-    if not base.config.relative_attention or not terms:
-        messages.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
-    return messages
 
 
 def _problems_of_swin(base: Any) -> list[str]:
