@@ -132,7 +132,7 @@ class CircuitWriter:
         names: the site and the original number of each candidate.
         data: the sets by name.
         tasks: which ID set was measured against which OOD set.
-        doubts: the warnings about the data.
+        warnings: the warnings about the data.
     """
 
     scope: Scope
@@ -140,7 +140,7 @@ class CircuitWriter:
     names: Mapping[CandidateHead, Head]
     data: Mapping[str, Dataset]
     tasks: Sequence[Task]
-    doubts: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     def document(self, objective: str, ranking: ObjectiveRanking) -> CircuitDocument:
         """Return the circuit of one objective from its ranking, with its fields in the order of the file.
@@ -185,8 +185,8 @@ class CircuitWriter:
             document["start_mask"] = mask.to_json()
         seen_by_model = source.description.seen
         document["seen"] = merged(seen_by_model, self.scope.seen, self._entries_seen())
-        if self.doubts:
-            document["warnings"] = list(self.doubts)
+        if self.warnings:
+            document["warnings"] = list(self.warnings)
         return document
 
     def _search_document(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:

@@ -33,7 +33,7 @@ from hydractl.circuit.plan import (
 from hydractl.circuit.samples import Certainty, ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
-from hydractl.circuit.tasks import doubts_of_sets, open_tasks, role_of, set_runs, whole_of, with_classes_of_data
+from hydractl.circuit.tasks import open_tasks, role_of, set_runs, warnings_of_sets, whole_of, with_classes_of_data
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.batching import longest_first
 from hydractl.data.text import report_cut
@@ -78,7 +78,7 @@ class Session:
     """
 
     def __init__(self, scope: Scope, options: SearchOptions, log: Log, team: Processes) -> None:
-        """Open the data, build the model, and name the candidates; also warn of doubts about the data."""
+        """Open the data, build the model, and name the candidates; also warn of what is odd about the data."""
         self.options = options
         self.log = log
         self.team = team
@@ -87,9 +87,9 @@ class Session:
 
         # Open the data first: errors in them are raised before the model is built.
         self.sets, self.tasks = open_tasks(source, classes, options, log)
-        self.doubts = doubts_of_sets(self.sets)
-        for doubt in self.doubts:
-            log.warn(doubt)
+        self.warnings = warnings_of_sets(self.sets)
+        for warning in self.warnings:
+            log.warn(warning)
         self._size_of_set = {name: len(dataset) for name, dataset in self.sets.items()}
 
         # Build the model, and see how much of each sample it reads.
@@ -495,7 +495,7 @@ class Session:
             names=self.names,
             data=self.sets,
             tasks=self.tasks,
-            doubts=self.doubts,
+            warnings=self.warnings,
         )
 
         documents = {}

@@ -12,7 +12,7 @@ from hydractl.circuit.scope import SearchOptions
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
 from hydractl.data.overlap import GivenSet, compare_sets
-from hydractl.data.plausibility import sample_doubts
+from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.expressions.data_sets import AUTO
 from hydractl.log import Log
@@ -83,7 +83,7 @@ def open_tasks(
         source: the model, with the classes of all sets.
         classes: the classes of each ID set; empty if all sets have the model's classes.
         options: the options of the search.
-        log: receives doubts about the data.
+        log: receives warnings about the data.
 
     Returns:
         The sets by name, ID sets first, and the tasks.
@@ -179,7 +179,7 @@ def _numbered_name(role: str, index: int) -> str:
     return f"{role}{index + 1}"
 
 
-def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
+def warnings_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
     """Return warnings about the sets of a search: about each set, and about samples that several sets share.
 
     Raises:
@@ -188,12 +188,12 @@ def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
     given_sets = [GivenSet(dataset.where, dataset) for dataset in sets.values()]
     findings = compare_sets(given_sets)
     findings.refuse("give OOD validation data that hold none of --val, and each set once")
-    doubts = list(findings.warnings)
+    warnings = list(findings.warnings)
     for dataset in sets.values():
         is_made_of_id_samples = isinstance(dataset, PseudoOod)
         if not is_made_of_id_samples:
-            doubts += sample_doubts(dataset)
-    return doubts
+            warnings += sample_warnings(dataset)
+    return warnings
 
 
 @dataclass(frozen=True)

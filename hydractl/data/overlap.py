@@ -157,7 +157,7 @@ class Validation:
     dataset: Dataset
     left_out: int = 0
 
-    def words(self, option: str, training: str) -> str:
+    def sentence(self, option: str, training: str) -> str:
         """Return a sentence that says how many samples were left out.
 
         Args:
@@ -191,7 +191,7 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
     return Validation(remaining, left_out=shared.of_first)
 
 
-def trained_on_doubt(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:
+def trained_on_warning(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:
     """Return a warning if a model was trained on validation samples; None if they are only a handful.
 
     Args:

@@ -16,7 +16,7 @@ _LOOKED_AT = 64
 """At most this many images of a set are decoded for the check, at equal distances."""
 
 
-def sample_doubts(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
+def sample_warnings(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
     """Return one sentence for each odd thing about the samples of a set.
 
     Args:
@@ -27,15 +27,15 @@ def sample_doubts(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
         The sentences, each beginning with the name of the set; empty if nothing is odd.
     """
     if dataset.kind == "text":
-        doubts = _text_doubts(dataset)
+        warnings = _text_warnings(dataset)
     else:
-        doubts = _image_doubts(dataset)
+        warnings = _image_warnings(dataset)
     if not in_passing and dataset.kind != PAIRS:  # pairs may repeat an image, with another caption
-        doubts += _repetition_doubts(dataset)
-    return [f"{dataset.where}: {doubt}" for doubt in doubts]
+        warnings += _repetition_warnings(dataset)
+    return [f"{dataset.where}: {warning}" for warning in warnings]
 
 
-def _repetition_doubts(dataset: Dataset) -> list[str]:
+def _repetition_warnings(dataset: Dataset) -> list[str]:
     """Return a sentence about repeated samples, if they are at least half of the set."""
     total = len(dataset)
     different = len(set(dataset.sample_fingerprints()))
@@ -50,7 +50,7 @@ def _repetition_doubts(dataset: Dataset) -> list[str]:
     ]
 
 
-def _text_doubts(dataset: Dataset) -> list[str]:
+def _text_warnings(dataset: Dataset) -> list[str]:
     """Return a sentence about empty texts, if there are more than a handful."""
     total = len(dataset)
     empty_count = 0
@@ -62,7 +62,7 @@ def _text_doubts(dataset: Dataset) -> list[str]:
     return [f"{empty_count} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]
 
 
-def _image_doubts(dataset: Dataset) -> list[str]:
+def _image_warnings(dataset: Dataset) -> list[str]:
     """Return a sentence if most images have only one colour, or if all pixels are 0 or 1; otherwise an empty list."""
     ranges = _some_ranges(dataset)
     if not ranges:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hydractl.data.overlap import GivenSet, trained_on_doubt
-from hydractl.data.plausibility import sample_doubts
+from hydractl.data.overlap import GivenSet, trained_on_warning
+from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.evaluation.fitting import RowFit, unused_sets
 from hydractl.evaluation.options import EvalOptions
@@ -49,7 +49,7 @@ def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], 
     for dataset in sets:
         is_made_of_others = dataset.role == CORRUPTION or isinstance(dataset.dataset, PseudoOod)
         if dataset.dataset is not None and not is_made_of_others:
-            doubts += sample_doubts(dataset.dataset)
+            doubts += sample_warnings(dataset.dataset)
 
     # Validation data on which a model was trained.
     chosen_on = _sets_chosen_on(sets, options)
@@ -58,7 +58,7 @@ def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], 
             if dataset.dataset is None:
                 continue
             validation = GivenSet(option_of(dataset), dataset.dataset)
-            doubt = trained_on_doubt(model.name, model.seen, validation)
+            doubt = trained_on_warning(model.name, model.seen, validation)
             if doubt is not None:
                 doubts.append(doubt)
     return doubts

@@ -260,7 +260,7 @@ def _validation_set(validation: Dataset, training: Dataset | None, notes: list[s
         return _eval_set("val", VAL, validation)
     remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
     if remaining.left_out:
-        notes.append(remaining.words("--val", "--train"))
+        notes.append(remaining.sentence("--val", "--train"))
     validation_set = _eval_set("val", VAL, remaining.dataset)
     return replace(validation_set, left_out=remaining.left_out)
 

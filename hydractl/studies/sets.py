@@ -12,9 +12,9 @@ import numpy as np
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.names import read_words
-from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_sets, shared_samples, trained_on_doubt
+from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_sets, shared_samples, trained_on_warning
 from hydractl.data.part import without_places
-from hydractl.data.plausibility import sample_doubts
+from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.words import digest_of_words
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
@@ -178,9 +178,9 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     if source.description.reads == "text" and request.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
     for given_set in sets.every:
-        warnings += sample_doubts(given_set.dataset)
+        warnings += sample_warnings(given_set.dataset)
     for given_set in sets.choosing:
-        doubt = trained_on_doubt(source.name, source.description.seen, given_set)
+        doubt = trained_on_warning(source.name, source.description.seen, given_set)
         if doubt is not None:
             warnings.append(doubt)
 

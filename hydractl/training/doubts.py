@@ -7,17 +7,17 @@ import math
 import numpy as np
 
 from hydractl.data.base import Dataset
-from hydractl.data.plausibility import sample_doubts
+from hydractl.data.plausibility import sample_warnings
 from hydractl.metrics.plausibility import count_doubt, loss_doubt
 from hydractl.training.loop import TrainingOutcome
 from hydractl.training.start import Opened
 
 
 def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
-    """Return oddities of the training and the validation data; see :func:`sample_doubts`."""
-    doubts = sample_doubts(opened.train_set, in_passing=in_passing)
+    """Return oddities of the training and the validation data; see :func:`sample_warnings`."""
+    doubts = sample_warnings(opened.train_set, in_passing=in_passing)
     if opened.val_set is not None:
-        doubts += sample_doubts(opened.val_set, in_passing=in_passing)
+        doubts += sample_warnings(opened.val_set, in_passing=in_passing)
     return doubts
 
 

@@ -262,7 +262,7 @@ def _report_data(opened: Opened, log: Log) -> None:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
     if opened.left_out:
         validation = Validation(val_set, opened.left_out)
-        log.info(validation.words("--val", "--train"))
+        log.info(validation.sentence("--val", "--train"))
 
 
 def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:

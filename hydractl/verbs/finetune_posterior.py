@@ -13,8 +13,8 @@ import torch
 
 from hydractl.data import open_data
 from hydractl.data.base import PAIRS, Dataset, report_classes
-from hydractl.data.overlap import GivenSet, trained_on_doubt, without_training_data
-from hydractl.data.plausibility import sample_doubts
+from hydractl.data.overlap import GivenSet, trained_on_warning, without_training_data
+from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
@@ -237,17 +237,17 @@ def _open_data_sets(source: Source, settings: FinetuneSettings, log: Log) -> tup
     check_labels_are_classes(val, named)
     validation = without_training_data(GivenSet("--val", val), GivenSet("--train", data))
     if validation.left_out:
-        log.info(validation.words("--val", "--train"))
+        log.info(validation.sentence("--val", "--train"))
     return data, validation.dataset, named
 
 
 def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
-    """Return what is odd about the data, one sentence each; :func:`sample_doubts` explains ``in_passing``."""
-    doubts = sample_doubts(data, in_passing=in_passing)
+    """Return what is odd about the data, one sentence each; :func:`sample_warnings` explains ``in_passing``."""
+    doubts = sample_warnings(data, in_passing=in_passing)
     if val is None:
         return doubts
-    doubts += sample_doubts(val)
-    trained_on_val = trained_on_doubt(source.name, source.description.seen, GivenSet("--val", val))
+    doubts += sample_warnings(val)
+    trained_on_val = trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))
     if trained_on_val is not None:
         doubts.append(trained_on_val)
     return doubts

@@ -11,7 +11,7 @@ from PIL import Image
 from hydractl.data import open_data
 from hydractl.data.overlap import GivenSet, compare_fitted, compare_sets, without_training_data
 from hydractl.data.part import without_places
-from hydractl.data.plausibility import sample_doubts
+from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError
 
 DRAW = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def test_training_data_are_left_out_of_validation_data(tmp_path: Path) -> None:
     assert not set(validation.dataset.sample_fingerprints()) & set(training.dataset.sample_fingerprints())
     assert validation.dataset.labels is not None
     assert validation.dataset.labels.tolist() == [0, 1] * 50
-    assert validation.words("--val", "--data").startswith("20 of 120 samples of --val are among those of --data")
+    assert validation.sentence("--val", "--data").startswith("20 of 120 samples of --val are among those of --data")
     with pytest.raises(InputError, match="61 of 120 samples of --val"):
         without_training_data(given(tmp_path, "val", IMAGES[139:259]), training)
 
@@ -98,7 +98,7 @@ def test_places_are_left_out_of_the_set_that_has_them(tmp_path: Path) -> None:
 
 
 def doubts(folder: Path, images: np.ndarray) -> str:
-    return " ".join(sample_doubts(given(folder, "data", images).dataset))
+    return " ".join(sample_warnings(given(folder, "data", images).dataset))
 
 
 @pytest.mark.fault(65)
@@ -122,7 +122,7 @@ def test_pictures_of_two_colours_are_no_pixels_of_0_and_1(tmp_path: Path) -> Non
         else:
             two_colours = image.convert("P").quantize(2)
         two_colours.save(tmp_path / f"{number}.png")
-    assert sample_doubts(open_data(str(tmp_path))) == []
+    assert sample_warnings(open_data(str(tmp_path))) == []
 
 
 def write_texts(file: Path, empty: int) -> None:
@@ -138,7 +138,7 @@ def write_texts(file: Path, empty: int) -> None:
 def test_empty_texts(tmp_path: Path) -> None:
     file = tmp_path / "texts.csv"
     write_texts(file, empty=21)
-    (doubt,) = sample_doubts(open_data(str(file)))
+    (doubt,) = sample_warnings(open_data(str(file)))
     assert "21 of 200 texts are empty" in doubt
     write_texts(file, empty=5)
-    assert sample_doubts(open_data(str(file))) == []
+    assert sample_warnings(open_data(str(file))) == []
