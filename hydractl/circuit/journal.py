@@ -190,8 +190,7 @@ class Journal:
 
     def _size_in_bytes(self) -> int:
         """Return the size of the file in bytes."""
-        facts = os.fstat(self._file.fileno())
-        return facts.st_size
+        return os.fstat(self._file.fileno()).st_size
 
     def _check_free_or_clear(self, path: Path, rank: int, force: bool) -> None:
         """Check that no search is recorded. With ``force``, skip this; rank 0 then removes the files of other ranks."""
@@ -236,8 +235,7 @@ class Journal:
             log.info(f"no search is recorded in {path}: starting afresh")
         _warn_of_other_environment(files_with_header, header, log)
 
-        file_by_path = {file.path: file for file in files}
-        file_of_this_process = file_by_path[self.path]
+        file_of_this_process = next(file for file in files if file.path == self.path)
         return _RecordedSearch(records, order, file_of_this_process.whole_bytes)
 
     def _parse_files(self, path: Path, rank: int) -> list[_JournalFile]:
@@ -252,14 +250,13 @@ class Journal:
         for path_of_rank in dict.fromkeys(paths):  # each path once
             if path_of_rank == self.path:
                 self._file.seek(0)
-                data = self._file.read()
-                parsed.append(_parse_file(path_of_rank, data))
+                parsed.append(_parse_file(path_of_rank, self._file.read()))
             elif path_of_rank.exists():
                 # Rank 0 opens first, so the files that it finds beside its own belong to older searches, whose
                 # processes must have ended. A higher rank reads files that other ranks of this search hold open.
                 is_of_older_search = rank == 0
-                data = _content_of(path_of_rank, idle=is_of_older_search)
-                parsed.append(_parse_file(path_of_rank, data))
+                content = _content_of(path_of_rank, idle=is_of_older_search)
+                parsed.append(_parse_file(path_of_rank, content))
         return parsed
 
 
@@ -395,8 +392,7 @@ def _common_order(path: Path, files: Sequence[_JournalFile]) -> Any:
     if not orders:
         return None
     first = orders[0]
-    all_equal = all(order == first for order in orders)
-    if not all_equal:
+    if not all(order == first for order in orders):
         raise InputError(f"{path} and the files beside it are of different searches", hint=HOW_TO_START_OVER)
     return first
 
@@ -407,8 +403,7 @@ def _json_line(value: Mapping[str, object]) -> bytes:
 
     # Characters that UTF-8 cannot encode become "?". They come e.g. from file names that are not text, and JSON with
     # them could be written but not read again.
-    data = text.encode("utf-8", "replace")
-    return data + b"\n"
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def _parse_file(path: Path, data: bytes) -> _JournalFile:
@@ -541,5 +536,4 @@ def _open_locked(path: Path) -> IO[bytes]:
 
 def _is_regular(file: IO[bytes]) -> bool:
     """Return whether an open file is a regular file, not e.g. a pipe."""
-    facts = os.fstat(file.fileno())
-    return stat.S_ISREG(facts.st_mode)
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)

@@ -87,8 +87,7 @@ class Scope:
     @property
     def heads(self) -> list[Head]:
         """The candidates, in model order."""
-        mask = self.source.description.mask
-        return mask.at(self.sites).kept_heads
+        return self.source.description.mask.at(self.sites).kept_heads
 
 
 def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
@@ -327,9 +326,7 @@ def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         low = int(first)
-        high = low  # "8" means "8-8"
-        if last:
-            high = int(last)
+        high = int(last or first)  # "8" means "8-8"
         if low > high or high > last_number:
             raise UsageError(f"--sites {text}: {part} is outside 0..{last_number}, the sites of the model")
         numbers.update(range(low, high + 1))

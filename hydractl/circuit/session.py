@@ -120,22 +120,18 @@ class Session:
         """Return how many bytes states may take: as ``--memory`` says, or half of the free memory."""
         text = self.options.memory
         if text is not None:
-            last_character = text[-1]
-            bytes_of_unit = _BYTES_OF_UNIT.get(last_character, 1)  # a bare number is in bytes
-            count = float(text.rstrip("KMGT"))
-            return int(count * bytes_of_unit)
+            bytes_of_unit = _BYTES_OF_UNIT.get(text[-1], 1)  # a bare number is in bytes
+            return int(float(text.rstrip("KMGT")) * bytes_of_unit)
         free = free_memory(self._device_of_model)
-        processes_that_share = 1
-        if self._device_of_model.type == "cpu":  # processes share the memory of a CPU, while each has its own GPU
-            processes_that_share = self.team.size
+        # Processes share the memory of a CPU, while each has its own GPU.
+        processes_that_share = self.team.size if self._device_of_model.type == "cpu" else 1
         return free // (2 * processes_that_share)
 
     @property
     def _gives_up_early(self) -> bool:
         """Whether candidates are given up early, which only an exact search does."""
         options = self.options
-        is_exact = options.algorithm == "greedy" and options.approx is None
-        return is_exact and options.bounds
+        return options.algorithm == "greedy" and options.approx is None and options.bounds
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -273,9 +269,7 @@ class Session:
         plan = self._plan_of_evaluator(evaluator)
 
         # Plan the memory for the batches of all data, under the memory limit.
-        batches = 0
-        for size in self._size_of_set.values():
-            batches += math.ceil(size / batch_size)
+        batches = sum(math.ceil(size / batch_size) for size in self._size_of_set.values())
         return with_memory(
             plan,
             batches,
@@ -292,10 +286,9 @@ class Session:
         for run in set_runs(self.tasks):
             role = role_of(run.name)
             samples_by_role[role] += self._size_of_set[run.name]
-        candidates = list(self.names)
         return plan_search(
             evaluator,
-            candidates,
+            list(self.names),
             self.scope.budget,
             self.options,
             samples_by_role,
@@ -456,26 +449,28 @@ class Session:
         for name, dataset in self.sets.items():
             settings[name] = dataset.fingerprint()
         if len(self.tasks) > 1:  # a single task is fully described by its sets
-            tasks = []
-            for task in self.tasks:
-                tasks.append([task.data, task.ood, 1, task.columns])  # 1: every task counts equally
-            settings["tasks"] = tasks
+            # 1: every task counts equally.
+            settings["tasks"] = [[task.data, task.ood, 1, task.columns] for task in self.tasks]
 
         # The search.
-        settings["objective"] = list(options.objective)
-        settings["ood_score"] = options.ood_score
-        settings["algorithm"] = options.algorithm
-        settings["approx"] = options.approx
+        settings |= {
+            "objective": list(options.objective),
+            "ood_score": options.ood_score,
+            "algorithm": options.algorithm,
+            "approx": options.approx,
+        }
         if scope.kept is not None:
             settings["kept"] = list(scope.kept.values())
 
         # How the model runs.
-        settings["batch_size"] = options.batch_size
-        settings["dtype"] = options.dtype
-        settings["device"] = self._device_of_model.type
-        settings["max_length"] = source.description.preprocess.get("max_length")
-        settings["classes"] = _digest(asked_classes(source, None))
-        return settings
+        return {
+            **settings,
+            "batch_size": options.batch_size,
+            "dtype": options.dtype,
+            "device": self._device_of_model.type,
+            "max_length": source.description.preprocess.get("max_length"),
+            "classes": _digest(asked_classes(source, None)),
+        }
 
     def environment(self) -> SearchEnvironment:
         """Return the facts that may change the rounding, and thus in rare cases the result."""
@@ -520,5 +515,4 @@ class Session:
 def _digest(value: Any) -> str:
     """Return the first 16 digits of the SHA-256 of a JSON value."""
     text = canonical_json({"of": value})
-    digest = hashlib.sha256(text.encode())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

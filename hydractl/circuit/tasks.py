@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,8 +66,7 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
         all_classes += classes
 
     first_classes = classes_by_set[0]
-    have_same_classes = all(classes == first_classes for classes in classes_by_set)
-    if have_same_classes:
+    if all(classes == first_classes for classes in classes_by_set):
         return with_labels(source, first_classes), []
     return with_labels(source, all_classes), classes_by_set
 
@@ -119,13 +119,8 @@ def open_tasks(
 
 def _columns_by_set(classes: Sequence[Sequence[str]]) -> list[ClassRange]:
     """Return the range of each set's classes among the model's, which list the classes of one set after another."""
-    columns: list[ClassRange] = []
-    first = 0
-    for classes_of_set in classes:
-        end = first + len(classes_of_set)
-        columns.append((first, end))
-        first = end
-    return columns
+    ends = itertools.accumulate(map(len, classes))
+    return list(itertools.pairwise([0, *ends]))
 
 
 def _open_id_sets(
@@ -174,9 +169,7 @@ def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOpt
 
 def _numbered_name(role: str, index: int) -> str:
     """Return the name of a set from its role and index: ``id``, ``id2``, ``id3`` and so on."""
-    if index == 0:
-        return role
-    return f"{role}{index + 1}"
+    return role if index == 0 else f"{role}{index + 1}"
 
 
 def warnings_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
@@ -190,8 +183,7 @@ def warnings_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
     findings.refuse("give OOD validation data that hold none of --val, and each set once")
     warnings = list(findings.warnings)
     for dataset in sets.values():
-        is_made_of_id_samples = isinstance(dataset, PseudoOod)
-        if not is_made_of_id_samples:
+        if not isinstance(dataset, PseudoOod):  # those are made of ID samples
             warnings += sample_warnings(dataset)
     return warnings
 

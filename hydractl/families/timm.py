@@ -63,7 +63,6 @@ from timm.models import VisionTransformer  # noqa: E402
 from timm.models._hub import save_config_for_hf  # noqa: E402
 from timm.models._manipulate import reinit_non_persistent_buffers  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
-from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
 _STATISTICS = r"patch_embed\..*\.(running_mean|running_var|num_batches_tracked)$"
 _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.", "rope.")
@@ -307,7 +306,7 @@ class TimmViT(ModelFamily):
             block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=readout,
-            attention_inputs=for_each(_attention_input, model.blocks),
+            attention_inputs=for_each(timm_eva.attention_input, model.blocks),
             reads=_tokens_to_read(model),
             per_member=(timm_relative.SHARED_TABLE,) if shares_table else (),
         )
@@ -503,13 +502,6 @@ def _run_block(block: nn.Module, state: State) -> State:
     if shared_table is not None:
         arguments[timm_relative.SHARED_TABLE] = shared_table
     return State(block(state.hidden, **arguments), state.context)
-
-
-def _attention_input(block: Any, state: State) -> Tensor:
-    """Return the inputs of a block's attention, computed from the state before the block."""
-    if isinstance(block, ResPostBlock):
-        return state.hidden  # these blocks have their norms after attention and MLP
-    return block.norm1(state.hidden)
 
 
 def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:

@@ -24,6 +24,7 @@ declare_operators()
 from timm.layers import AttentionRope  # noqa: E402
 from timm.models.eva import Eva as Eva  # noqa: E402
 from timm.models.eva import EvaAttention, EvaBlockPostNorm  # noqa: E402
+from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
 _FUSED = AttentionLayout(("qkv",), "proj", gate="gate", q_norm="q_norm", k_norm="k_norm")
 LAYOUTS = {
@@ -174,7 +175,7 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         block_paths=numbered_paths("blocks", model.blocks),
         stem_prefixes=prefixes,
         readout=readout,
-        attention_inputs=for_each(_attention_input, model.blocks),
+        attention_inputs=for_each(attention_input, model.blocks),
         reads=first_tokens(1) if model.global_pool == "token" else None,
         per_member=("rope",) if model.rope_mixed else (),
     )
@@ -199,11 +200,10 @@ def _run_block_by_index(index: int, block: nn.Module, state: State) -> State:
     return State(hidden, context)
 
 
-def _attention_input(block: Any, state: State) -> Tensor:
-    """Return the inputs of a block's attention, computed from the state before the block."""
-    if isinstance(block, EvaBlockPostNorm):  # these blocks have their norms after attention and MLP
-        return state.hidden
-    return block.norm1(state.hidden)
+def attention_input(block: Any, state: State) -> Tensor:
+    """Return the inputs of the attention of a ViT's or an Eva's block, computed from the state before the block."""
+    # These blocks have their norms after attention and MLP.
+    return state.hidden if isinstance(block, (EvaBlockPostNorm, ResPostBlock)) else block.norm1(state.hidden)
 
 
 def rotary_site(path: str, attention: Any) -> Site:
