@@ -14,6 +14,7 @@ from hydractl.files.version import __version__
 if TYPE_CHECKING:
     from hydractl.api.bench import bench
     from hydractl.api.export import export
+    from hydractl.api.extract_circuit import extract_circuit
     from hydractl.api.fuse import fuse
     from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from hydractl.api.verbs import (
         calibrate,
         evaluate,
-        extract_circuit,
         finetune,
         make_report,
         predict,

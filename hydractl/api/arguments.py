@@ -49,7 +49,6 @@ JsonDocument: TypeAlias = Path | Mapping[str, object]
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 Tower: TypeAlias = Literal["visual", "text", "both"]
-Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
 ExportFormat: TypeAlias = Literal["onnx", "pt2"]
 Part: TypeAlias = Literal[
     "patch",
@@ -92,31 +91,6 @@ class InBatches(OpensModels, total=False):
     workers: int | None
     dtype: Dtype
     batch_size: int
-
-
-class CircuitArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.extract_circuit`."""
-
-    val: ManyData
-    ood_val: ManyData | Sequence[str]
-    paired: bool
-    objective: Objective | Sequence[Objective]
-    ood_score: Literal["msp", "entropy", "energy", "maxlogit"]
-    budget: int | Literal["auto"] | None
-    keep: int | None
-    max_drop: float | None
-    algorithm: Literal["greedy", "headmap"]
-    approx: str | None
-    sites: str | None
-    start_mask: JsonDocument | None
-    share_from: JsonDocument | None
-    share_sites: int | None
-    allow_other_base: bool
-    bounds: bool
-    memory: str | None
-    resume: bool
-    timeout: float
-    tower: Tower | None
 
 
 class FinetuneArguments(InBatches, total=False):

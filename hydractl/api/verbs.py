@@ -10,7 +10,6 @@ from typing import Any, TypeVar, Unpack
 
 from hydractl.api.arguments import (
     CalibrateArguments,
-    CircuitArguments,
     EvalArguments,
     FinetuneArguments,
     PredictArguments,
@@ -21,8 +20,6 @@ from hydractl.api.door import as_list, document_arguments, model_arguments, row_
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike
 from hydractl.api.results import (
     Benchmark,
-    Circuit,
-    Circuits,
     Document,
     Evaluation,
     Predictions,
@@ -39,7 +36,6 @@ Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[Mo
 VerbT = TypeVar("VerbT", bound=Callable[..., Any])
 
 ARGUMENTS: dict[str, type] = {
-    "extract-circuit": CircuitArguments,
     "finetune": FinetuneArguments,
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
@@ -147,31 +143,6 @@ def _make_model(
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------
-
-
-@_documented("extract-circuit")
-def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Circuit | Circuits:
-    """Rank heads by greedy search on validation data.
-
-    Args:
-        model: a dense or pruned model.
-
-    Returns:
-        The circuit, which ``prune(circuit=...)`` takes; for several objectives, all ``circuits``.
-    """
-    objectives = ",".join(as_list(options.get("objective") or ""))
-    has_several = "," in objectives
-    if not has_several:
-        outcome = _run_on_model("extract-circuit", model, options)
-        return Circuit(outcome.document, outcome.files)
-    if options.get("output"):
-        outcome = _run_on_model("extract-circuit", model, options)
-        return Circuits(outcome.document, outcome.files)
-    # With several objectives the verb always writes files; here to a folder that is removed after the call.
-    folder = Folder()
-    keywords = {**options, "output": f"{folder.path}/circuit.json"}
-    outcome = _run_on_model("extract-circuit", model, keywords)
-    return Circuits(outcome.document)
 
 
 @_documented("finetune")

@@ -52,7 +52,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "extract-circuit": Verb(
-        settings="hydractl.settings.pruning:CircuitSettings",
+        signature="hydractl.api.extract_circuit:extract_circuit",
         summary="Rank heads by greedy search on validation data",
         usage="MODEL --val SPEC [--ood-val SPEC] [-o circuit.json] [options]",
         about=(

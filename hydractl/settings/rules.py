@@ -6,7 +6,7 @@ that takes the settings and returns the problems it finds. The functions here ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from hydractl.settings.common import Common, Rule
 
@@ -20,44 +20,11 @@ def required(name: str) -> Rule:
     return rule
 
 
-def required_by(name: str, chooser: str, values: Collection[str]) -> Rule:
-    """Return the rule that option ``name`` must be given if option ``chooser`` has one of ``values``."""
-
-    def rule(settings: Common) -> list[str]:
-        """Return a problem if ``chooser`` has one of the values and ``name`` is not given."""
-        value = getattr(settings, chooser)
-        if value not in values:
-            return []
-        return settings.needs(name, f"{settings.called(chooser)} {value}")
-
-    return rule
-
-
 def needs(name: str, other: str) -> Rule:
     """Return the rule that option ``name`` may be given only together with option ``other``."""
 
     def rule(settings: Common) -> list[str]:
         return settings.goes_with(name, other)
-
-    return rule
-
-
-def together(name: str, other: str) -> Rule:
-    """Return the rule that two options must be given together, or neither of them."""
-
-    def rule(settings: Common) -> list[str]:
-        """Return a problem if one of the two options is given without the other."""
-        problems = settings.goes_with(name, other)
-        return problems + settings.goes_with(other, name)
-
-    return rule
-
-
-def exactly_one(*names: str) -> Rule:
-    """Return the rule that exactly one of these options must be given."""
-
-    def rule(settings: Common) -> list[str]:
-        return settings.exactly_one(*names)
 
     return rule
 
@@ -81,14 +48,5 @@ def names_once(name: str, form: Callable[[str], str] = str) -> Rule:
 
     def rule(settings: Common) -> list[str]:
         return settings.twice_named(name, form)
-
-    return rule
-
-
-def one_from_stdin(*names: str) -> Rule:
-    """Return the rule that at most one of these options may be ``-``, which is standard input."""
-
-    def rule(settings: Common) -> list[str]:
-        return settings.one_from_stdin(*names)
 
     return rule

@@ -12,46 +12,78 @@ from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
 from hydractl.log import Log
 from hydractl.model.matching import only_one
-from hydractl.model.source import open_sources
-from hydractl.settings.pruning import CircuitSettings
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
 
-def run(settings: CircuitSettings, log: Log) -> Outcome:
-    """Search one ranking of heads for each objective, and write a circuit file for each."""
-    with processes(settings.timeout) as team:
-        return _run_in_team(settings, team.quieted(log), team)
+def run(
+    model: str,
+    opening: ModelOptions,
+    options: SearchOptions,
+    *,
+    timeout: float,
+    output: str | None,
+    to_stdout: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
+    """Search one ranking of heads for each objective, and write a circuit file for each.
 
-
-def _run_in_team(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    """Search with all processes of a team, which may be a single process.
+    Args:
+        model: the MODEL.
+        opening: how it is opened.
+        options: what is searched, and how.
+        timeout: how many seconds the processes of a distributed search wait for each other.
+        output: the file, from which those of several objectives are named; None to name it after the model.
+        to_stdout: whether no file is written.
+        dry_run: whether only to plan.
+        log: the log.
 
     Raises:
         UsageError: several circuits cannot go to standard output.
         Interrupted: a signal stopped the search; the journal has what was found.
     """
-    sources = open_sources(settings.model, model_options(settings))
-    source = only_one(sources, "extract-circuit")
-    options = settings.fill(SearchOptions)
+    with processes(timeout) as team:
+        source = only_one(open_sources([model], opening), "extract-circuit")
+        return _run_in_team(source, options, output, to_stdout, dry_run, team.quieted(log), team)
+
+
+def _run_in_team(
+    source: Source,
+    options: SearchOptions,
+    output: str | None,
+    to_stdout: bool,
+    dry_run: bool,
+    log: Log,
+    team: Processes,
+) -> Outcome:
+    """Search with all processes of a team, which may be a single process; see :func:`run`.
+
+    Raises:
+        UsageError: several circuits cannot go to standard output.
+        Interrupted: a signal stopped the search; the journal has what was found.
+    """
     scope = scope_of(source, options, log)
 
     # The files: a circuit for each objective, and a journal of the unfinished search. A circuit that goes to standard
     # output has neither.
     paths: dict[str, Path] = {}
     journal: Path | None = None
-    if not settings.to_stdout:
-        path = _output_path(settings, source.name)
-        paths = circuit_paths(path, settings.objective)
+    if not to_stdout:
+        # The file is named after the model, with the seed if samples are drawn.
+        drawn_by = seed_mark(options.seed) if options.limit else ""
+        path = file_path(output or f"{source.name}.circuit{drawn_by}.json")
+        paths = circuit_paths(path, options.objective)
         journal = path.with_name(f"{path.name}.journal")
-    elif len(settings.objective) > 1:
+    elif len(options.objective) > 1:
         raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
 
-    if settings.dry_run:
-        may_replace = settings.force or settings.resume
+    if dry_run:
+        may_replace = options.force or options.resume
         check_outputs(paths.values(), force=may_replace)
         names = [str(path) for path in paths.values()]
         return _dry_run(scope, options, log, names, team)
@@ -62,16 +94,6 @@ def _run_in_team(settings: CircuitSettings, log: Log, team: Processes) -> Outcom
         if journal is None:
             raise
         raise Interrupted(hint=f"add --resume to the same command to go on; {journal} has what was found") from None
-
-
-def _output_path(settings: CircuitSettings, model: str) -> Path:
-    """Return the file that ``-o`` names, or a name after the model, with the seed if samples are drawn."""
-    if settings.output:
-        return file_path(settings.output)
-    seed_mark = ""
-    if settings.limit:
-        seed_mark = settings.seed_mark
-    return file_path(f"{model}.circuit{seed_mark}.json")
 
 
 def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:

@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from hydractl.circuit.plan import SearchPlan
@@ -51,14 +51,13 @@ from hydractl.studies.rows import (
 )
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
-from hydractl.verbs import calibrate, eval, extract_circuit, finetune, fuse, report
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs import calibrate, eval, finetune, fuse, report
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
 PLAN = "hydractl.study-plan/3"
 
 _RUNS = {
-    "extract-circuit": extract_circuit.run,
     "finetune": finetune.run,
     "fuse": fuse.run,
     "eval": eval.run,
@@ -808,10 +807,13 @@ def _passes_of_training(step: Step) -> int:
 
 def _probe_search(step: Step) -> SearchPlan:
     """Return the plan of the search that a step runs, with its time measured on one batch."""
-    settings = merge(SETTINGS[step.verb], step.given, _NO_ENVIRONMENT, Path())
-    source = open_sources(settings.model, model_options(settings))[0]
-    options = settings.fill(SearchOptions)
-    with processes(settings.timeout) as team:
+    signature = declared(step.verb)
+    assert signature is not None
+    values = gather(signature, step.given, _NO_ENVIRONMENT, None).values
+    opening = opening_options(**{name: values[name] for name in ("arch", "labels", "max_length", "prompt", "seed")})
+    source = open_sources(values["model"], opening)[0]
+    options = SearchOptions(**{field.name: values[field.name] for field in fields(SearchOptions)})
+    with processes(values["timeout"]) as team:
         scope = scope_of(source, options, Log())
         session = Session(scope, options, Log(), team)
         return session.probe()

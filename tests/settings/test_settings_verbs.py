@@ -9,7 +9,6 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.settings.finetuning import FinetuneSettings
-from hydractl.settings.pruning import CircuitSettings
 from tests.calls import checked
 
 M = {"model": ["a.st"]}
@@ -117,10 +116,10 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
 def test_settings_built_in_python_are_checked_too() -> None:
     FinetuneSettings(model=["a.st"], train="d").check()
     with pytest.raises(UsageError) as caught:
-        CircuitSettings(model=["a.st"], val=["d"], objective=["best"], budget=0).check()
+        checked("extract-circuit", {**M, "val": ["d"], "objective": ["best"], "budget": "0"})
     assert caught.value.problems == [
-        "--objective must be one of acc, ood, avg, nll, brier, not 'best'",
-        "--budget must be at least 1, not 0",
+        "--objective must be one of acc, ood, avg, nll, brier, not 'best' (flag)",
+        "--budget must be at least 1, not 0 (flag)",
     ]
 
 

@@ -1,0 +1,270 @@
+"""The signature of ``extract-circuit``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hydractl.api.heads import AUTO, COUNT, DROP, KEEP, OTHER_BASE, REMOVE, count_of_drop
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    JsonDocument,
+    Labels,
+    Limit,
+    ManyData,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+    running,
+)
+from hydractl.api.verb import verb
+from hydractl.options.call import Problems, current, log, text, text_or_none, texts, to_stdout, where
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Circuit, Circuits
+
+search = partial(opt, group="Search")
+expert = partial(opt, group="Expert")
+
+Objective = Literal["acc", "ood", "avg", "nll", "brier"]
+
+
+@verb(
+    "extract-circuit",
+    alternatives=[("budget", "keep"), ("start_mask", "share_from")],
+    before=partial(count_of_drop, counted="budget"),
+)
+def extract_circuit(
+    model: OneModel,
+    *,
+    val: Annotated[
+        ManyData,
+        search(
+            "Labelled validation data; several count in the mean over all of them, so repeat it for more",
+            metavar="SPEC",
+            often=True,
+        ),
+    ] = (),
+    ood_val: Annotated[
+        ManyData | Sequence[str],
+        search(
+            "Out-of-distribution validation data, as a SPEC; auto makes them of the samples of --val; repeat it for "
+            "more",
+            metavar="SPEC|auto",
+            often=True,
+        ),
+    ] = (),
+    objective: Annotated[
+        Objective | Sequence[Objective],
+        search(
+            "What to maximise: accuracy, AUROC against --ood-val, their mean, or minus a loss; several make one file "
+            "each [default: avg; nll with --algorithm headmap]",
+            metavar="acc|ood|avg|nll|brier,...",
+            split=True,
+            often=True,
+        ),
+    ] = (),
+    ood_score: Annotated[
+        Literal["msp", "entropy", "energy", "maxlogit"], search("The OOD score whose AUROC is measured")
+    ] = "msp",
+    budget: Annotated[
+        int | Literal["auto"] | None,
+        search(f"{REMOVE} in all; {AUTO} [heads]", at_least=1, word="auto", metavar=COUNT),
+    ] = None,
+    keep: Annotated[int | None, search(f"{KEEP}, mean per site [heads]", at_least=0, often=True)] = None,
+    max_drop: Annotated[
+        float | None, search(f"{DROP} --val; --budget or --keep may end it before [fraction]", at_least=0, below=1)
+    ] = None,
+    sites: Annotated[
+        str | None,
+        search(
+            "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
+            metavar="LIST",
+            pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
+            example="0-3,7",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        Literal["greedy", "headmap"],
+        search("Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass"),
+    ] = "greedy",
+    approx: Annotated[
+        str | None,
+        search(
+            "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient "
+            "suggests [default: exact]",
+            metavar="lazy:N",
+            pattern=r"lazy:[1-9][0-9]{0,8}",
+            example="lazy:4",
+            often=True,
+        ),
+    ] = None,
+    paired: Annotated[
+        bool, expert("Measure each --val against the --ood-val in the same place only, instead of against all of them")
+    ] = False,
+    start_mask: Annotated[
+        JsonDocument | None,
+        expert(
+            "Start from the heads that this mask keeps; those it removes count for the budget "
+            "[default: all heads of the model]",
+            metavar="MASK",
+        ),
+    ] = None,
+    share_from: Annotated[
+        JsonDocument | None,
+        expert(
+            "In the first --share-sites, remove what this circuit removes at the same budget [default: none]",
+            metavar="CIRCUIT",
+        ),
+    ] = None,
+    share_sites: Annotated[
+        int | None,
+        expert(
+            "Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones "
+            "[sites; default: none]",
+            at_least=1,
+        ),
+    ] = None,
+    allow_other_base: Annotated[bool, expert(OTHER_BASE)] = False,
+    bounds: Annotated[
+        bool, expert("Stop evaluating a candidate as soon as it can no longer win; the result is the same")
+    ] = True,
+    memory: Annotated[
+        str | None,
+        expert(
+            "Memory limit for activations cached between evaluations, such as 8G [default: half of what is free]",
+            metavar="SIZE",
+            pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
+            example="4G",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        expert("How long the processes of a distributed search wait for each other [seconds]", above=0, at_most=10**6),
+    ] = 1800.0,
+    resume: Annotated[bool, running("Resume the search recorded in the journal beside the output", often=True)] = False,
+    output: Output = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+) -> Circuit | Circuits:
+    """Rank heads by greedy search on validation data.
+
+    Returns:
+        The circuit, which ``prune(circuit=...)`` takes; for several objectives, all ``circuits``.
+
+    Raises:
+        UsageError, InputError: an option, a file, a data set or the model is wrong.
+    """
+    given = current().given
+    is_headmap = algorithm == "headmap"
+    objectives = texts(objective) or ["nll" if is_headmap else "avg"]
+    val_sets = texts(val)
+    ood_val_sets = texts(ood_val)
+    with Problems() as problems:
+        if is_headmap:  # a single pass
+            problems.unused("approx", "bounds", "max_drop", because="algorithm")
+            approx = max_drop = None
+            bounds = True
+        problems.needs("val")
+        problems.at_most_one("start_mask", "share_from")
+        if paired and not 1 < len(val_sets) == len(ood_val_sets):
+            counts = f"{len(ood_val_sets)} and {len(val_sets)}"
+            problems.add(f"--paired needs as many --ood-val as --val, two or more, not {counts}")
+
+        # A budget or a number of heads ends the search. Accuracy can end it too, but not with --share-from: accuracy
+        # counts only the removals of this search.
+        if given("max_drop") and not given("share_from"):
+            problems.at_most_one("budget", "keep")
+        else:
+            problems.exactly_one("budget", "keep")
+        of_ood_data = [one for one in objectives if one in ("ood", "avg")]
+        if of_ood_data:
+            problems.needs("ood_val", f"--objective {of_ood_data[0]}")
+        if output == "-" and len(objectives) > 1:
+            problems.add(f"--output - takes one --objective, not {len(objectives)}{where('objective')}")
+        problems.goes_with("share_from", "share_sites")
+        problems.goes_with("share_sites", "share_from")
+        if allow_other_base and not (given("start_mask") or given("share_from")):
+            problems.add(f"--allow-other-base{where('allow_other_base')} needs --start-mask or --share-from")
+        if resume and output == "-":
+            problems.add("--resume needs an output file: a search that goes to standard output keeps no journal")
+        problems.one_from_stdin("start_mask", "share_from")
+
+    from hydractl.api.making import place_of_model
+    from hydractl.api.results import Circuit, Circuits
+    from hydractl.circuit.scope import SearchOptions
+    from hydractl.verbs.extract_circuit import run
+    from hydractl.verbs.opening import opening_options
+
+    # Several circuits are always written to files; for a program that names none, to a folder that is removed here.
+    path, folder = text_or_none(output), None
+    if len(objectives) > 1:
+        path, folder = place_of_model(output, "circuit.json")
+    assert not isinstance(budget, str)  # "auto" is a drop by now
+    options = SearchOptions(
+        val=val_sets,
+        ood_val=ood_val_sets,
+        paired=paired,
+        limit=limit,
+        objective=objectives,
+        ood_score=ood_score,
+        algorithm=algorithm,
+        approx=approx,
+        bounds=bounds,
+        keep=keep,
+        budget=budget,
+        max_drop=max_drop,
+        tower=tower,
+        sites=sites,
+        start_mask=text_or_none(start_mask),
+        share_from=text_or_none(share_from),
+        share_sites=share_sites,
+        batch_size=batch_size,
+        dtype=dtype,
+        device=device,
+        workers=workers,
+        memory=memory,
+        seed=seed,
+        resume=resume,
+        force=force,
+        allow_other_base=allow_other_base,
+    )
+    outcome = run(
+        text(model),
+        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        options,
+        timeout=timeout,
+        output=path,
+        to_stdout=to_stdout() and folder is None,
+        dry_run=dry_run,
+        log=log(),
+    )
+    if folder is not None:
+        outcome.files = []
+    if "circuits" in outcome.document:
+        return Circuits(outcome)
+    return Circuit(outcome)
