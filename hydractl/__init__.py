@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
     from hydractl.api.prune import prune
+    from hydractl.api.report import make_report
     from hydractl.api.results import (
         Benchmark,
         Circuit,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         calibrate,
         evaluate,
         finetune,
-        make_report,
         predict,
     )
     from hydractl.model.runtime import HydraModel

@@ -347,8 +347,8 @@ MUTATIONS = (
     Mutation(
         "a requirement of the last row that is reported",
         "hydractl/verbs/report.py",
-        "unmet = unmet_in(rows, settings.requirements(), skip_first=False)\n    names",
-        "unmet = unmet_in(rows[:-1], settings.requirements(), skip_first=False)\n    names",
+        "unmet = unmet_in(rows, requirements, skip_first=False)\n    names",
+        "unmet = unmet_in(rows[:-1], requirements, skip_first=False)\n    names",
         "tests/report/test_eval_runs.py",
     ),
 )

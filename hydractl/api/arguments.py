@@ -192,17 +192,3 @@ class PredictArguments(InBatches, total=False):
     report: Path | None
     resume: bool
     require: str | Sequence[str]
-
-
-class ReportArguments(EveryVerb, total=False):
-    """Arguments of :func:`hydractl.make_report`."""
-
-    output: Path | None
-    html: Path | None
-    plots: Path | None
-    card: Path | None
-    card_model: str | None
-    note: str | None
-    openood_csv: Path | None
-    over: Literal["seed", "data"] | None
-    require: str | Sequence[str]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from hydractl.api.arguments import (
@@ -13,17 +12,14 @@ from hydractl.api.arguments import (
     EvalArguments,
     FinetuneArguments,
     PredictArguments,
-    ReportArguments,
 )
 from hydractl.api.calling import OnLog, arguments_of, run
-from hydractl.api.door import as_list, document_arguments, model_arguments, row_arguments
+from hydractl.api.door import as_list, model_arguments, row_arguments
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike
 from hydractl.api.results import (
-    Benchmark,
     Document,
     Evaluation,
     Predictions,
-    Study,
 )
 from hydractl.errors import UsageError
 from hydractl.methods import MethodOptions, read_ensemble
@@ -40,7 +36,6 @@ ARGUMENTS: dict[str, type] = {
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
     "predict": PredictArguments,
-    "report": ReportArguments,
 }
 """The types of the keyword arguments of each verb."""
 
@@ -249,33 +244,3 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
     outcome = run("predict", model_arguments([model]), options)
     rows = list(outcome.lines or ())
     return Predictions(outcome.document, outcome.files, rows)
-
-
-@_documented("report")
-def make_report(
-    documents: Path | str | Mapping[str, object] | Sequence[Path | str | Mapping[str, object]],
-    **options: Unpack[ReportArguments],
-) -> Document:
-    """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
-
-    Args:
-        documents: a result, or the file of one; several of :func:`evaluate` with ``over``; or the files that
-            :func:`predict` wrote as ``report``, in the order of their inputs.
-
-    Returns:
-        The document that was reported on, or the means of several; ``files`` has what was written.
-
-    Raises:
-        RequirementError: one of ``require`` is not met.
-    """
-    outcome = run("report", document_arguments(documents), options)
-    # The class of the result, by a key that only documents of that kind have: those of evaluate, bench, study and
-    # predict.
-    class_by_key: dict[str, type[Document]] = {
-        "models": Evaluation,
-        "results": Benchmark,
-        "verdict": Study,
-        "files": Document,
-    }
-    kind = next(kind for key, kind in class_by_key.items() if key in outcome.document)
-    return kind(outcome.document, outcome.files)

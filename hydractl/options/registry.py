@@ -196,8 +196,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "report": Verb(
-        settings="hydractl.settings.reporting:ReportSettings",
-        function="make_report",
+        signature="hydractl.api.report:make_report",
         summary="Show, draw and check what eval, bench and study found",
         usage="DOCUMENT... [--html FILE] [--plots DIR] [--card FILE.md] [options]",
         about="Show, draw and check the documents that eval, bench and study wrote, without running a model: "

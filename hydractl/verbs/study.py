@@ -51,7 +51,7 @@ from hydractl.studies.rows import (
 )
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
-from hydractl.verbs import calibrate, eval, finetune, fuse, report
+from hydractl.verbs import calibrate, eval, finetune
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
@@ -59,10 +59,8 @@ PLAN = "hydractl.study-plan/3"
 
 _RUNS = {
     "finetune": finetune.run,
-    "fuse": fuse.run,
     "eval": eval.run,
     "calibrate": calibrate.run,
-    "report": report.run,
 }
 _MODEL = ("device", "labels", "prompt", "arch", "seed")
 _BATCHES = (*_MODEL, "batch_size", "dtype", "workers", "max_length")

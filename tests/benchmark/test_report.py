@@ -15,10 +15,7 @@ from rich.console import Console
 from hydractl.benchmark import measuring
 from hydractl.benchmark.figures import timed
 from hydractl.errors import InputError, UsageError
-from hydractl.log import Log
 from hydractl.report.terminal import render
-from hydractl.settings.reporting import ReportSettings
-from hydractl.verbs import report
 from hydractl.verbs.outcome import Outcome
 from tests.calls import ran
 
@@ -54,9 +51,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def again(found: Any = None, **changes: Any) -> Outcome:
     Path("bench.json").write_text(json.dumps(document() if found is None else found))
-    settings = ReportSettings(model=["bench.json"], **changes)
-    settings.check()
-    return report.run(settings, Log())
+    return ran("report", {"model": ["bench.json"], **changes})
 
 
 def table(found: dict[str, Any], width: int = 80) -> list[str]:

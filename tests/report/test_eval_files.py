@@ -15,8 +15,7 @@ from hydractl.files.eval_answer import EvalAnswer
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_html import render
-from hydractl.settings.common import SHARED_KEY
-from hydractl.settings.reporting import ReportSettings
+from tests.calls import checked
 from tests.report.examples import HOSTILE, answer_of, sample
 
 
@@ -128,7 +127,7 @@ def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: 
 
 def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Path) -> None:
     options = ReportOptions(html="out.html", plots="pictures")
-    broken = EvalAnswer(models=[3])
+    broken = EvalAnswer.model_construct(models=[3])
     with pytest.raises(AttributeError), claimed_reports(options, names(document)) as reports:
         write_reports(broken, reports)
     assert list(here.iterdir()) == []
@@ -153,15 +152,20 @@ def test_places_that_cannot_be(options: dict[str, Any], complaint: str, document
 
 
 def test_formats_and_partners() -> None:
-    assert ReportSettings(model=["e"], html="a.HTML", card="b.md", card_model="m").problems() == []
-    found = ReportSettings(model=["e"], html="a.pdf", card="b.txt").problems()
-    assert found == ["--html must end in .html, not 'a.pdf'", "--card must end in .md, not 'b.txt'"]
-    assert ReportSettings(model=["e"], card_model="m").problems() == ["--card-model needs --card"]
-    assert ReportSettings(model=["e"], output="x").problems() == [
-        "--output needs --over: only means are a new document"
+    document = {"model": ["e"]}
+    checked("report", {**document, "html": "a.HTML", "card": "b.md", "card_model": "m"})
+    with pytest.raises(UsageError) as caught:
+        checked("report", {**document, "html": "a.pdf", "card": "b.txt"})
+    assert caught.value.problems == [
+        "--html must end in .html, not 'a.pdf' (flag)",
+        "--card must end in .md, not 'b.txt' (flag)",
     ]
+    with pytest.raises(UsageError, match=r"^--card-model \(flag\) needs --card$"):
+        checked("report", {**document, "card_model": "m"})
+    with pytest.raises(UsageError, match=r"^--output \(flag\) needs --over: only means are a new document$"):
+        checked("report", {**document, "output": "x"})
 
 
 def test_a_model_of_every_verb_is_no_document() -> None:
-    settings = ReportSettings(model=["vit.st"], ranks={"model": SHARED_KEY})
-    assert settings.problems() == ["report needs a document that eval, bench or study wrote"]
+    with pytest.raises(UsageError, match="^report needs a document that eval, bench or study wrote$"):
+        checked("report", {}, {"HYDRACTL_MODEL": "vit.st"})

@@ -1,0 +1,141 @@
+"""The signature of ``report``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hydractl.api.options import Config, DryRun, Force, JsonDocument, Output, Path, io
+from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.verb import verb
+from hydractl.options.call import Call, Problems, log, text_or_none, texts, where
+from hydractl.options.option import ends_in
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Document
+
+reporting = partial(opt, group="Reporting")
+
+
+def _own_documents(call: Call) -> None:
+    """Drop a model that is set for all verbs at once: documents must be named for this verb."""
+    call.drop_shared("model")
+
+
+@verb("report", before=_own_documents)
+def make_report(
+    documents: Annotated[
+        JsonDocument | Sequence[JsonDocument],
+        io(
+            "A document that eval, bench or study wrote; several of eval with --over; - is stdin",
+            metavar="MODEL...",
+            kind="documents",
+        ),
+    ],
+    *,
+    html: Annotated[
+        Path | None,
+        reporting(
+            "Write a report of an eval as one .html file, with tables and plots",
+            metavar="FILE",
+            check=ends_in(".html", any_case=True),
+            often=True,
+            writes=True,
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        reporting("Write the plots of that report as .png files into a folder", metavar="DIR", often=True, writes=True),
+    ] = None,
+    card: Annotated[
+        Path | None,
+        reporting(
+            "Write a model card: a .md file with the results of one row of an eval",
+            metavar="FILE",
+            check=ends_in(".md", any_case=True),
+            often=True,
+            writes=True,
+        ),
+    ] = None,
+    card_model: Annotated[
+        str | None, reporting("The row that the card is about [default: the last one]", metavar="NAME")
+    ] = None,
+    note: Annotated[
+        str | None, reporting("A sentence about how this model was chosen, for the card", metavar="TEXT")
+    ] = None,
+    openood_csv: Annotated[
+        Path | None,
+        reporting(
+            "Write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has its "
+            "name in the file's",
+            metavar="FILE",
+            check=ends_in(".csv", any_case=True),
+            writes=True,
+        ),
+    ] = None,
+    over: Annotated[
+        Literal["seed", "data"] | None,
+        reporting(
+            "Show the means of several evals, with sample standard deviations, over seeds (rows with the same name "
+            "before #) or over data sets (rows with the same name); -o keeps them",
+            often=True,
+        ),
+    ] = None,
+    require: Annotated[
+        Required,
+        requiring(
+            "Exit with 4 unless it holds in every row, of a bench in every one but the first, as [NAME:]KEY>=NUMBER; "
+            "repeat it for more",
+            group="Reporting",
+        ),
+    ] = (),
+    output: Output = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    config: Config = None,
+) -> Document:
+    """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
+
+    Args:
+        documents: a result, or the file of one; several of :func:`evaluate` with ``over``.
+
+    Returns:
+        The document that was reported on, or the means of several; ``files`` has what was written.
+
+    Raises:
+        RequirementError: one of ``require`` is not met.
+    """
+    with Problems() as problems:
+        problems.goes_with("card_model", "card")
+        if output is not None and over is None:
+            problems.add(f"--output{where('output')} needs --over: only means are a new document")
+
+    from hydractl.api.results import Benchmark, Document, Evaluation, Study
+    from hydractl.report.eval_files import ReportOptions
+    from hydractl.verbs.report import run
+
+    outcome = run(
+        texts(documents),
+        ReportOptions(
+            html=text_or_none(html),
+            plots=text_or_none(plots),
+            card=text_or_none(card),
+            card_model=card_model,
+            openood_csv=text_or_none(openood_csv),
+            force=force,
+        ),
+        note=note,
+        over=over,
+        requirements=requirements(require),
+        output=text_or_none(output),
+        dry_run=dry_run,
+        log=log(),
+    )
+    # Only documents of one verb have each of these keys.
+    class_by_key = {"models": Evaluation, "results": Benchmark, "verdict": Study}
+    for key, kind in class_by_key.items():
+        if key in outcome.document:
+            return kind(outcome)
+    return Document(outcome)
