@@ -6,7 +6,17 @@ Any other exception that leaves a verb is a defect of hydractl itself.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import importlib.util
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+INTERRUPTED = 130
+"""The exit code of a command that a signal has ended."""
+_INTERNAL = 1
+_STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}
+# What torch's messages contain if memory has run out on a CPU or on Apple's GPUs; for CUDA it has an exception.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 class HydraError(Exception):
@@ -129,3 +139,78 @@ def install_hint(module: str) -> str:
     if extra is None:
         return f"pip install {distribution_of(package)}"
     return f"pip install 'hydractl[{extra}]'"
+
+
+# --- any exception ----------------------------------------------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """The message and the exit code of a failed command."""
+
+    exit_code: int
+    message: str
+    hint: str | None = None
+    problems: Sequence[str] = ()
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the message and the exit code for any exception that ends a command.
+
+    Errors of hydractl, interruptions, and errors that a person can mend have messages of their own. Any other exception
+    is reported as a defect of hydractl.
+    """
+    # Errors of hydractl, and interruptions. An Interrupted, which has a hint, is also a KeyboardInterrupt: ask for it
+    # first.
+    if isinstance(error, HydraError):
+        return Failure(error.exit_code, error.message, error.hint, error.problems)
+    if isinstance(error, Interrupted):
+        return Failure(INTERRUPTED, "interrupted", error.hint)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(INTERRUPTED, "interrupted")
+
+    # Errors that a person can mend: memory, storage, packages.
+    if _is_out_of_memory(error):
+        return Failure(_INTERNAL, "out of memory", "use a smaller --batch-size")
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        where = ""
+        if error.filename:
+            where = f" {error.filename}"
+        hint = "free some space or choose another folder with -o"
+        return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        is_of_hydractl = error.name.startswith("hydractl")  # a missing file of hydractl itself is a defect
+        if not is_of_hydractl:
+            return _missing_module(error.name)
+    return _defect(error)
+
+
+def _defect(error: BaseException) -> Failure:
+    """Return the failure for an unexpected exception: its type, and the first line of its message."""
+    description = type(error).__name__
+    lines = str(error).strip().splitlines()
+    if lines:
+        description += f": {lines[0]}"
+    hint = "this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened"
+    return Failure(_INTERNAL, f"internal: {description}", hint)
+
+
+def _missing_module(module: str) -> Failure:
+    """Return the failure for a module that cannot be found: its package is not installed, or has another version."""
+    package = module.partition(".")[0]
+    name = distribution_of(package)
+    if module == package or importlib.util.find_spec(package) is None:
+        hint = install_hint(package)
+        return Failure(_INTERNAL, f"the package {name} is not installed", hint)
+    hint = f"pip install -U {name}"
+    return Failure(_INTERNAL, f"the installed {name} has no module {module}", hint)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception of Python or of torch says that memory has run out."""
+    # torch is not imported here, so its exception is recognised by its name.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error)
+    return any(text in message for text in _OUT_OF_MEMORY)

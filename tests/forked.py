@@ -52,32 +52,7 @@ def server() -> str:
     return door
 
 
-class _Child:
-    """A process that the server has forked.
-
-    Args:
-        asked: what the server was asked for.
-    """
-
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        self.pid = asked.pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """The exit code, None while it runs."""
-        if self.returncode is None and self._asked.has_ended():
-            self.returncode = self._asked.code()
-        return self.returncode
-
-    def wait(self) -> int:
-        """Wait for its end; the exit code."""
-        if self.returncode is None:
-            self.returncode = self._asked.code()
-        return self.returncode
-
-
-class Forked(_Child):
+class Forked:
     """A command that runs in a copy of the server; used as a ``subprocess.Popen`` in text mode.
 
     Args:
@@ -92,7 +67,21 @@ class Forked(_Child):
         whole_environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **(environment or {})}
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), self._out.fileno(), self._err.fileno()]
-            super().__init__(Asked(server(), streams, arguments, whole_environment, before))
+            self._asked = Asked(server(), streams, arguments, whole_environment, before)
+        self.pid = self._asked.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if self.returncode is None and self._asked.has_ended():
+            self.returncode = self._asked.code()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code."""
+        if self.returncode is None:
+            self.returncode = self._asked.code()
+        return self.returncode
 
     def communicate(self, timeout: float = LIMIT) -> tuple[str, str]:
         """Wait for its end; what it wrote to both streams."""

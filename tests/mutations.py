@@ -103,7 +103,7 @@ MUTATIONS = (
     ),
     Mutation(
         "disk quota elsewhere",
-        "hydractl/cli/failures.py",
+        "hydractl/errors.py",
         "_STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}",
         "_STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO}",
         "tests/cli/test_cli_exit_codes.py -k errors_of_verbs",

@@ -15,11 +15,10 @@ import pytest
 import yaml
 
 from hydractl import __version__
-from hydractl.cli.failures import failure_of
 from hydractl.criteria.cahp import Cahp
 from hydractl.data import open_data
 from hydractl.errors import EXTRAS as EXTRA_OF
-from hydractl.errors import UsageError, distribution_of
+from hydractl.errors import UsageError, distribution_of, failure_of
 from tests.sources import parsed, statements
 
 ROOT = Path(__file__).resolve().parents[1]

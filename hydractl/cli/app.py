@@ -17,10 +17,10 @@ import typer
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.console import say, settle_log
-from hydractl.cli.failures import INTERRUPTED, failure_of, no_such_verb, parser_problem, say_failure
+from hydractl.cli.failures import no_such_verb, parser_problem, say_failure
 from hydractl.cli.help import app_help, info_help, verb_help
 from hydractl.cli.request import INFO, Request
-from hydractl.errors import UsageError
+from hydractl.errors import INTERRUPTED, UsageError, failure_of
 from hydractl.options.registry import VERBS
 
 _COMPLETING = "_HYDRACTL_COMPLETE"

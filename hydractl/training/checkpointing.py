@@ -209,22 +209,27 @@ class Checkpointing:
 class Interruptions:
     """A context in which the first signal only sets ``requested``; one that comes a second later ends the process.
 
-    Outside the main thread signals cannot be caught, and the context does nothing.
+    It may be entered again inside itself. Outside the main thread signals cannot be caught, and it does nothing.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self._since = 0.0
         self._before: dict[int, Any] = {}
+        self._depth = 0
 
     def __enter__(self) -> Interruptions:
         in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread:
+        if in_main_thread and self._depth == 0:
             for number in _CAUGHT:
                 self._before[number] = signal.signal(number, self._handle_signal)
+        self._depth += 1
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         for number, handler in self._before.items():
             # Restore the old handler, which treats the next signal as its first.
             signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from hydractl.model.matching import asked_classes, label_differences, only_one, 
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
 from hydractl.settings.finetuning import FinetuneSettings, recipe_options
-from hydractl.training.checkpointing import Checkpointing, StateFile
+from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile
 from hydractl.training.course import ScheduleOptions
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
@@ -153,18 +152,17 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         hint = "--device cuda gives each process its own"
         raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
     with processes(settings.timeout, nccl=True) as team:
-        return _train_one_model(settings, team.quieted(log), team)
+        return _train_one_model(settings, team.quieted(log), team, Interruptions())
 
 
-def _train_member(settings: FinetuneSettings, log: Log) -> FinetuneAnswer:
+def _train_member(settings: FinetuneSettings, log: Log, signals: Interruptions) -> FinetuneAnswer:
     """Train one of several members in this process; return its answer."""
     with processes(settings.timeout, nccl=True) as team:
-        outcome = _train_one_model(settings, log, team)
-    gc.collect()  # nothing of a member is left in memory when the next begins
+        outcome = _train_one_model(settings, log, team, signals)
     return FinetuneAnswer.model_validate(outcome.document)
 
 
-def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
+def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes, signals: Interruptions) -> Outcome:
     """Train one model with all processes of a team; return early for a dry run, or if the training is finished already.
 
     Warnings of odd data are logged here, and also go into the plan.
@@ -197,7 +195,7 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> O
             log.info(f"the training of {names} is finished: nothing to do")
             answer = _answer_of_finished(files, earlier, plan)
             return Outcome(answer.to_dict(), files=list(files.paths), silent=not is_first)
-    return _train_and_write(replace(prepared, plan=plan), state, log, team)
+    return _train_and_write(replace(prepared, plan=plan), state, log, team, signals)
 
 
 def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, team: Processes) -> Outcome:
@@ -319,7 +317,9 @@ def _check_training(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan,
     return prepared.plan, fingerprint
 
 
-def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Processes) -> Outcome:
+def _train_and_write(
+    prepared: Prepared, state: StateFile, log: Log, team: Processes, signals: Interruptions
+) -> Outcome:
     """Train, write the models and remove the state file. In a team, only the first process writes.
 
     Args:
@@ -327,6 +327,7 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
         state: the file of an unfinished training: saved while training, removed at the end.
         log: receives progress and warnings.
         team: the processes that train together.
+        signals: notes a signal to stop.
 
     Returns:
         The answer; in processes other than the first, a silent outcome.
@@ -360,7 +361,7 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
         # Train, once for each learning rate; the best result is kept.
         first_model = _build_model(prepared)
         report_all_cut(first_model, (opened.train_set, opened.val_set), log)
-        context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
+        context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team, signals=signals)
         with team.exchanging():
             make_start = _start_maker(first_model, prepared, team)
             trained = train_each(make_start, prepared.options, context, saved)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import random
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
 
 from hydractl.distributed import alone
-from hydractl.errors import HydraError, Interrupted, OutputError, UsageError
+from hydractl.errors import HydraError, Interrupted, OutputError, UsageError, failure_of
 from hydractl.files.atomic import check_outputs
 from hydractl.files.verb_answers import (
     FinetuneAnswer,
@@ -22,7 +30,7 @@ from hydractl.log import Log, PassedOn
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
-from hydractl.training.checkpointing import StateFile, refuse_unfinished
+from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, numbered, stem
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
@@ -33,8 +41,8 @@ Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
 Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan], FinetuneAnswer]
 """Returns the answer of a training that was finished before, from its files, the record in its output and its plan."""
-Train = Callable[[FinetuneSettings, Log], FinetuneAnswer]
-"""Trains one member and returns its answer."""
+Train = Callable[[FinetuneSettings, Log, Interruptions], FinetuneAnswer]
+"""Trains one member and returns its answer; a signal that has come before, too, stops it as soon as it can save."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun, or start torchrun for each member, with a --seed of its own"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    resolve_device(settings.device)
+    device = resolve_device(settings.device)
 
     # Check every training before the first begins.
     members = members_of(settings)
@@ -96,22 +104,31 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     # Train the members that were not finished before.
     for name in answers:
         log.info(f"{name}: finished before, nothing to do")
-    failures: dict[str, HydraError] = {}
-    with log.progress("members", len(members), "members") as progress:
+    failures: dict[str, Exception] = {}
+    with Interruptions() as signals, log.progress("members", len(members), "members") as progress:
         progress.advance(len(answers))
         for member in members:
             if member.name in answers:
                 continue
+            done = f"{len(answers)} of {len(members)} members are finished"
+            how_to_go_on = f"add --resume to the same command to go on; {done}"
+            if signals.requested:
+                raise Interrupted(how_to_go_on)
             try:
-                answers[member.name] = train(member.settings, _OfMember(log, member.name))
-            except KeyboardInterrupt as interruption:
-                raise Interrupted(hint=_how_to_go_on(member.name, interruption, len(answers), len(members))) from None
+                with _as_if_alone(device):
+                    answers[member.name] = train(member.settings, _OfMember(log, member.name), signals)
+            except Interrupted as interruption:
+                saved = interruption.hint.rpartition("; ")[2]  # of "add --resume ...; a.st.state has step 5 of 10"
+                raise Interrupted(f"{how_to_go_on}; {saved}") from None
             except Exception as error:  # whatever it is, it is no reason to lose the other members
-                failures[member.name] = _as_failure(error)
-                log.warn(f"{member.name} failed: {failures[member.name].message}")
+                _forget_variables(error)
+                failures[member.name] = error
+                log.warn(f"{member.name} failed: {failure_of(error).message}")
+            finally:
+                _free_memory(settings)
             progress.advance(1, member.name)
     if failures:
-        raise _failure_of_members(members, failures)
+        _raise_failures(members, failures)
 
     # The answers, in the order of the members.
     trained = []
@@ -122,6 +139,37 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         files += member.files.paths
     answer_of_all = FinetunesAnswer(members=trained)
     return Outcome(answer_of_all.to_dict(), files=files)
+
+
+@contextmanager
+def _as_if_alone(device: torch.device) -> Iterator[None]:
+    """Leave the random generators of Python, NumPy and torch as they were, so that every member finds the same."""
+    cuda_devices = []
+    if device.type == "cuda":
+        cuda_devices = [device]
+    state_of_python = random.getstate()
+    state_of_numpy = np.random.get_state()
+    with torch.random.fork_rng(devices=cuda_devices):
+        try:
+            yield
+        finally:
+            random.setstate(state_of_python)
+            np.random.set_state(state_of_numpy)
+
+
+def _forget_variables(error: BaseException | None) -> None:
+    """Free what the frames of a kept error hold, such as a model; its traceback still names the lines."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _free_memory(settings: FinetuneSettings) -> None:
+    """Free the model, the optimizer and the data of a member before the next, and what torch has compiled for it."""
+    if settings.compile:
+        torch.compiler.reset()  # after a few models of one class it would compile no more of them
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 # --- before -----------------------------------------------------------------------------------------------------------
@@ -313,34 +361,23 @@ def _dry_run(
 # --- members that are not trained -------------------------------------------------------------------------------------
 
 
-def _how_to_go_on(name: str, interruption: KeyboardInterrupt, finished: int, members: int) -> str:
-    """Return the hint for a command that a signal has stopped while it trained a member."""
-    saved = f"nothing of {name} was saved"
-    if isinstance(interruption, Interrupted):
-        # The hint of a training ends with what it has saved: "add --resume ...; a.st.state has step 5 of 10".
-        saved = interruption.hint.rpartition("; ")[2]
-    progress = f"{finished} of {members} members are finished"
-    return f"add --resume to the same command to go on; {progress}; {saved}"
+def _raise_failures(members: Sequence[Member], failures: Mapping[str, Exception]) -> NoReturn:
+    """Raise an error that names all members that failed, with the hint and the exit code of the first.
 
-
-def _as_failure(error: Exception) -> HydraError:
-    """Return an error that a person can read, whatever a training has raised."""
-    if isinstance(error, HydraError):
-        return error
-    return HydraError(f"{type(error).__name__}: {error}")
-
-
-def _failure_of_members(members: Sequence[Member], failures: dict[str, HydraError]) -> HydraError:
-    """Return the error that names all members that failed, with the hint and the exit code of the first."""
+    Raises:
+        HydraError: always; its cause is the error of the first.
+    """
     problems = []
-    for name, failure in failures.items():
+    for name, error in failures.items():
+        failure = failure_of(error)
         problems.append(f"{name}: {failure.message} (exit code {failure.exit_code})")
         problems += [f"{name}: {problem}" for problem in failure.problems]
-    first_name = next(iter(failures))
+    first_name, first_error = next(iter(failures.items()))
+    first = failure_of(first_error)
     summary = f"{len(failures)} of {len(members)} members failed, first {first_name}"
     finished_names = [member.name for member in members if member.name not in failures]
     if finished_names:
         summary += f"; {', '.join(finished_names)} finished"
-    error = HydraError(summary, failures[first_name].hint, problems)
-    error.exit_code = failures[first_name].exit_code
-    return error
+    error_of_all = HydraError(summary, first.hint, problems)
+    error_of_all.exit_code = first.exit_code
+    raise error_of_all from first_error

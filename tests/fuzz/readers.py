@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.cli.app import main
-from hydractl.cli.failures import failure_of, say_failure
+from hydractl.cli.failures import say_failure
+from hydractl.errors import failure_of
 from tests.running import control_characters
 
 CORPUS = Path(__file__).parent / "corpus"

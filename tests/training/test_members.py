@@ -6,23 +6,28 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hydractl.errors import NonFiniteError
-from hydractl.files.verb_answers import FinetuneAnswer
-from hydractl.log import Log
-from hydractl.settings.finetuning import FinetuneSettings
+import hydractl
+from hydractl.distributed import Processes
+from hydractl.errors import HydraError, NonFiniteError
+from hydractl.methods.deep import DeepOptions
+from hydractl.training import loop
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.outputs import numbered
+from hydractl.verbs import finetune
 from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -55,44 +60,73 @@ def same(one: str, other: str) -> None:
 # --- what they write --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Trainings that write nothing: that of seed 1 finds NaN, the others end at once; the seeds that were trained."""
-    trained: list[int] = []
+def failing_with_seed_1(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[weakref.ref[Any]]:
+    """Let trainings with that seed fail when they begin. Returns references to the models of all trainings."""
+    models = []
 
-    def train(settings: FinetuneSettings, log: Log) -> FinetuneAnswer:
-        log.info("begun")
-        if settings.seed == 1:
-            raise NonFiniteError("the loss is nan at step 1", hint="lower --lr")
-        trained.append(settings.seed)
-        course = {"epochs": [], "kept_epoch": 0, "stopped_early": False, "lr": 0.1, "sha256": "0"}
-        plan = {"output": str(settings.output), "model": settings.model[0], "samples": 1, "steps": 1, "cost": {}}
-        return FinetuneAnswer.from_json({"schema": "hydractl.finetune/2", **plan, **course})
+    class Training(loop.Training):
+        def run(self) -> loop.History:
+            models.append(weakref.ref(self.model))
+            if self.options.seed == 1:
+                raise error
+            return super().run()
 
-    monkeypatch.setattr("hydractl.verbs.finetune._train_member", train)
-    return trained
+    monkeypatch.setattr("hydractl.training.grid.Training", Training)
+    return models
 
 
-def test_one_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str], seeds: list[int]) -> None:
-    train = ["finetune", MODEL, *DATA, "--device", "cpu", "-o", "x.st", "--ensemble", "deep:4"]
+def test_one_that_fails_does_not_stop_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = failing_with_seed_1(monkeypatch, NonFiniteError("the loss is nan at step 1", "lower --lr", ["a", "b"]))
+    train = ["finetune", MODEL, *DATA, "--device", "cpu", "--steps", "2", "-o", "x.st", "--ensemble", "deep:3"]
     run(*train, code=6)
     err = capsys.readouterr().err
-    assert "error: 1 of 4 members failed, first x.1; x.0, x.2, x.3 finished" in err
-    assert "  - x.1: the loss is nan at step 1 (exit code 6)" in err and "hint: lower --lr" in err
-    assert [line for line in err.splitlines() if line.endswith(": begun")] == [f"x.{i}: begun" for i in range(4)]
-    assert "warning: x.1 failed: the loss is nan at step 1" in err and seeds == [0, 2, 3]
+    assert "error: 1 of 3 members failed, first x.1; x.0, x.2 finished" in err
+    assert "  - x.1: the loss is nan at step 1 (exit code 6)\n  - x.1: a\n  - x.1: b\nhint: lower --lr" in err
+    assert "warning: x.1 failed: the loss is nan at step 1" in err
+    assert sorted(map(str, Path().glob("x*"))) == ["x.0.st", "x.2.st"]
+    run(*train, "--resume", code=6)
+    assert "x.2: finished before, nothing to do" in capsys.readouterr().err
+    assert len(models) == 4
 
 
-def test_several_seeds_of_several_models(capsys: pytest.CaptureFixture[str], seeds: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(MemoryError(), "out of memory"), (ZeroDivisionError("by nothing"), "internal: ZeroDivisionError: by nothing")],
+)
+def test_one_that_fails_unexpectedly_leaves_no_model_behind(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the cause of the error at the end, and says where it happened."""
+    models = failing_with_seed_1(monkeypatch, error)
+    living = []
+
+    def build(*arguments: Any) -> Any:
+        living.append([model() for model in models if model() is not None])
+        return built(*arguments)
+
+    built = finetune._build_model
+    monkeypatch.setattr(finetune, "_build_model", build)
+    with pytest.raises(HydraError, match="1 of 3 members failed, first tuned.1; tuned.0, tuned.2 finished") as failed:
+        hydractl.finetune(MODEL, train="train.npz", steps=2, ensemble="deep:3", device="cpu")
+    assert failed.value.problems == [f"tuned.1: {said} (exit code 1)"]
+    assert failed.value.__cause__ is error and error.__traceback__ is not None
+    assert living == [[], [], []]
+
+
+def test_of_several_models_with_several_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     pruned("a.st", "b.st")
     Path("out").mkdir()
     capsys.readouterr()
-    both = ["finetune", "a.st", "b.st", *DATA, "--ensemble", "deep:2"]
-    run(*both, "--seed", "6", "-o", "out/", "--json", "-q", "--force")
+    both = ["finetune", "a.st", "b.st", *DATA, "--steps", "1", "--ensemble", "deep:2", "--device", "cpu"]
+    run(*both, "--seed", "6", "-o", "out/", "--json", "-q")
     found = json.loads(capsys.readouterr().out)["members"]
-    expected = [(f"{n}.tuned.seed6.{i}", 6 + i, f"{n}.st") for n in "ab" for i in (0, 1)]
-    assert [(m["name"], m["seed"], m["model"]) for m in found] == expected
-    assert [m["output"] for m in found] == [f"out/{name}.st" for name, _, _ in expected]
+    named = [(m["name"], m["seed"]) for m in found]
+    assert named == [(f"{n}.tuned.seed6.{i}", 6 + i) for n in "ab" for i in (0, 1)]
+    for member in found:
+        digest = hashlib.sha256(Path(f"out/{member['name']}.st").read_bytes()).hexdigest()
+        assert (member["output"], member["sha256"]) == (f"out/{member['name']}.st", digest)
     Path("out/a.tuned.1.st").touch()
     Path("out/b.tuned.0.st").touch()
     run(*both, "-o", "out/", code=5)
@@ -156,6 +190,58 @@ def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
     assert capsys.readouterr().out.splitlines() == ["part.0.st", "part.1.st"]
     run(*members, "--ensemble", "deep:2", "--resume", "--lr", "0.5", code=3)
     assert "part.0.st is the output of another training" in capsys.readouterr().err
+
+
+def test_a_signal_between_two_trainings_is_not_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the first is written, and is as good as one that comes while it trains."""
+    before = signal.getsignal(signal.SIGTERM)
+    write = finetune.write_all
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return write(*arguments)
+
+    monkeypatch.setattr(finetune, "write_all", interrupted)
+    run("finetune", MODEL, *DATA, "--steps", "1", "--device", "cpu", "-o", "x.st", "--ensemble", "deep:2", code=130)
+    err = capsys.readouterr().err
+    assert "1 of 2 members are finished" in err and "x.1" not in err
+    assert sorted(map(str, Path().glob("x*"))) == ["x.0.st"]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_every_member_finds_the_random_generators_as_the_command_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+
+    def state() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
+
+    class Drawing(Processes):
+        """Draws from all of them when a training begins, after the state is noted."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            states.append(state())
+            random.random()
+            np.random.random()
+            torch.rand(1)
+
+    monkeypatch.setattr(finetune, "processes", Drawing)
+    before = state()
+    hydractl.finetune(MODEL, train="train.npz", steps=1, ensemble=DeepOptions(2), device="cpu")
+    assert states == [before, before] and state() == before
+
+
+def test_models_and_data_in_memory() -> None:
+    with np.load("train.npz") as held:
+        samples = held["x"], held["y"]
+    pruned("a.st", "b.st")
+    options: dict[str, Any] = {"train": samples, "steps": 2, "device": "cpu"}
+    models = [hydractl.load("a.st"), "b.st"]
+    trained = hydractl.finetune(models, **options)
+    for member, model in zip(trained.members, models, strict=True):
+        alone = hydractl.finetune(model, **options)
+        same(member.refs[0], alone.refs[0])
 
 
 @pytest.mark.long
@@ -252,3 +338,17 @@ def test_a_dry_run_lists_what_would_run(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_outputs_are_numbered(output: str, second: str) -> None:
     assert numbered(output, 1) == second
+
+
+@pytest.mark.long
+def test_the_loop_of_the_page_makes_the_same_bytes(with_hydractl: dict[str, str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    lines = page.partition("### Members side by side")[2].partition("```sh\n")[2].partition("```")[0]
+    options = [*DATA, "--steps", "2", "--device", "cpu"]
+    here = lines.replace("--train train/ --val val/", " ".join(options))
+    assert here != lines
+    run("prune", MODEL, "--method", "magnitude", "--keep", "2", "-o", "vit.st", "-q")
+    run("finetune", "vit.st", *options, "--ensemble", "deep:3", "-o", "one.st", "-q")
+    subprocess.run(["sh", "-e", "-c", here], env=with_hydractl, check=True)
+    for index in range(3):
+        same(f"deep.{index}.st", f"one.{index}.st")
