@@ -79,7 +79,7 @@ def commands_in_scripts(text: str) -> Iterator[list[str]]:
             for name, _, value in re.findall(r"^(\w+)=(['\"])(.*)\2$", line):
                 variables[name] = value
             for command in re.findall(r"\bhydractl ([^;]*)", line.partition(" && ")[0]):
-                alone = re.split(r" [|>] ", command)[0]
+                alone = re.split(r" [|>&](?: |$)", command)[0]
                 filled = re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[1]), alone)
                 words = shlex.split(filled, comments=True)
                 if words and words[0] in VERBS:

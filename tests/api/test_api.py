@@ -21,7 +21,6 @@ from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.expressions.data_sets import with_setting
 from hydractl.files.checkpoint import sha256_file
-from hydractl.methods.deep import DeepOptions
 from tests.pico import SMALL
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -110,8 +109,6 @@ def test_several_trainings_are_the_members_of_one_model() -> None:
     assert [member.name for member in trained.members] == ["tuned.1", "tuned.2"]
     with pytest.raises(hydractl.errors.UsageError, match="2 models"):
         trained.load()
-    with pytest.raises(hydractl.errors.UsageError, match="a file is needed"):
-        hydractl.finetune(trained.members[0].load("cpu"), train="cal.npz", ensemble=DeepOptions(2))
 
 
 @pytest.mark.parametrize(
