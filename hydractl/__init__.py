@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hydractl.api.bench import bench
     from hydractl.api.export import export
     from hydractl.api.extract_circuit import extract_circuit
+    from hydractl.api.finetune import finetune
     from hydractl.api.fuse import fuse
     from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from hydractl.api.verbs import (
         calibrate,
         evaluate,
-        finetune,
         predict,
     )
     from hydractl.model.runtime import HydraModel

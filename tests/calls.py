@@ -7,13 +7,16 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hydractl.log import Log
 from hydractl.options.call import Call, gather, gather_arguments
 from hydractl.options.option import Raw
+from hydractl.options.signature import Declared
 from hydractl.options.verbs import SETTINGS, declared
 from hydractl.settings.sources import merge
 from hydractl.studies.request import StudyRequest
+from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.outcome import Outcome
 
 
@@ -48,9 +51,7 @@ def values_when_ready(call: Call) -> dict[str, Any]:
 
 def ran(verb: str, values: Mapping[str, object], log: Log | None = None) -> Outcome:
     """Run a verb with typed values as the command line runs it, and return what it would print."""
-    signature = declared(verb)
-    assert signature is not None
-    call = gather_arguments(signature, values)
+    call = gather_arguments(function(verb), values)
     call.from_python = False
     call.log = log or Log()
     outcome: Outcome = call.run().outcome
@@ -63,3 +64,27 @@ def study_request(**flags: Raw) -> StudyRequest:
     own = {"model": "model.st", "given": {}}
     shared = {one.name: getattr(values, one.name) for one in fields(StudyRequest) if one.name not in own}
     return StudyRequest(**own, **shared)
+
+
+def function(verb: str) -> Declared:
+    """The verb as its function declares it."""
+    signature = declared(verb)
+    assert signature is not None
+    return signature
+
+
+def training_request(**arguments: Any) -> TrainingRequest:
+    """Return what a program that calls ``finetune`` with these arguments asks for; it has ``model`` and ``train``."""
+    asked: list[TrainingRequest] = []
+
+    def run(request: TrainingRequest, log: Log) -> Outcome:
+        asked.append(request)
+        return Outcome({})
+
+    with patch("hydractl.verbs.finetune.run", run):
+        call = gather_arguments(function("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments})
+        call.from_python = False  # no model is opened afterwards
+        call.sources = dict.fromkeys(call.sources, "default")  # messages name none
+        call.run()
+    (request,) = asked
+    return request

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hydractl.data.held import Table
-from hydractl.methods import MethodOptions
 
 Path: TypeAlias = Union[str, "os.PathLike[str]"]
 
@@ -91,48 +90,6 @@ class InBatches(OpensModels, total=False):
     workers: int | None
     dtype: Dtype
     batch_size: int
-
-
-class FinetuneArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.finetune`."""
-
-    tower: Tower | None
-    train: Data | None
-    recipe: Path | None
-    ensemble: str | MethodOptions | None
-    val: Data | None
-    epochs: int | None
-    steps: int | None
-    patience: int | None
-    min_delta: float
-    optimizer: Literal["adamw", "sgd"]
-    lr: float | Sequence[float]
-    weight_decay: float
-    momentum: float
-    betas: Sequence[float]
-    eps: float
-    warmup: float
-    schedule: Literal["cosine", "linear", "constant"]
-    lr_floor: float
-    loss: Literal["cross-entropy", "contrastive"]
-    label_smoothing: float
-    clip: float
-    accumulate: int
-    train_last: int | None
-    freeze: Part | Sequence[Part]
-    init: Literal["given", "head", "random"]
-    reset_head: bool
-    classes: int | None
-    dropout: float | None
-    augment: str | Sequence[str]
-    log: Path | None
-    save_every: str | int
-    resume: bool
-    autocast: Literal["bfloat16"] | None
-    checkpoint_blocks: bool
-    compile: bool
-    shard: bool
-    timeout: float
 
 
 class ProbabilityArguments(InBatches, total=False):

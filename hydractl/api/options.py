@@ -65,6 +65,9 @@ else:
     JsonDocument = NewType("JsonDocument", str)
     ModelLike = NewType("ModelLike", str)
 
+OneOrMore: TypeAlias = ModelLike | Sequence[ModelLike]
+"""One model, or several."""
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 _MODELS = partial(io, "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble", metavar="MODEL...")

@@ -10,19 +10,16 @@ from typing import Any, TypeVar, Unpack
 from hydractl.api.arguments import (
     CalibrateArguments,
     EvalArguments,
-    FinetuneArguments,
     PredictArguments,
 )
 from hydractl.api.calling import OnLog, arguments_of, run
-from hydractl.api.door import as_list, model_arguments, row_arguments
+from hydractl.api.door import model_arguments, row_arguments
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike
 from hydractl.api.results import (
     Document,
     Evaluation,
     Predictions,
 )
-from hydractl.errors import UsageError
-from hydractl.methods import MethodOptions, read_ensemble
 from hydractl.model.source import open_source
 from hydractl.verbs.outcome import Outcome
 
@@ -32,7 +29,6 @@ Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[Mo
 VerbT = TypeVar("VerbT", bound=Callable[..., Any])
 
 ARGUMENTS: dict[str, type] = {
-    "finetune": FinetuneArguments,
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
     "predict": PredictArguments,
@@ -138,50 +134,6 @@ def _make_model(
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------
-
-
-@_documented("finetune")
-def finetune(
-    model: ModelLike | Sequence[ModelLike], *, on_log: OnLog | None = None, **options: Unpack[FinetuneArguments]
-) -> Model:
-    """Fine-tune a dense or pruned model.
-
-    Args:
-        model: one model, or several that are trained one after another.
-        on_log: is called with every line of the log, as a dict; an error that it raises ends the training. Of several
-            trainings there is none.
-        options: ``ensemble`` takes a text, such as ``packed:3,2``, or the options of a method, such as
-            ``hydractl.methods.packed.PackedOptions(3, 2)``. ``laplace`` trains nothing, but gives any model, also a
-            fused one, a posterior of its last layer.
-
-    Returns:
-        The trained model. If several were trained, they are its ``members``. ``result`` holds the course of the
-        training. Without ``output`` its files are temporary.
-
-    Raises:
-        NonFiniteError: the loss or a weight is not finite.
-        OutputError: ``output`` exists, and ``force`` is not set.
-    """
-    models = as_list(model)
-    has_several = len(models) > 1
-    if on_log is not None and (has_several or _trainings_of_each(options.get("ensemble")) > 1):
-        raise UsageError("on_log is of one training, and these are several", hint="train one after another")
-    default = "tuned.st"
-    if has_several:
-        default = ""
-    return _make_model("finetune", models, default, options, on_log=on_log)
-
-
-def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:
-    """Return how many trainings each model needs: several for an ensemble by seeds, else 1."""
-    if isinstance(ensemble, MethodOptions):
-        return ensemble.trainings
-    if not isinstance(ensemble, str):
-        return 1
-    try:
-        return read_ensemble(ensemble).trainings
-    except ValueError:
-        return 1  # the verb raises the error about this text
 
 
 @_documented("eval")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +134,8 @@ def fields_in_order(options: type[MethodOptions]) -> list[dataclasses.Field[Any]
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
-class FinetuneRequest(Protocol):
+@dataclass(frozen=True)
+class FinetuneRequest:
     """The options of ``finetune`` that a method may look at.
 
     Attributes:
@@ -144,6 +145,8 @@ class FinetuneRequest(Protocol):
         freeze: the parts of the model that are not trained.
         compile: whether the model is compiled.
         shard: whether weights are divided among processes.
+        where: returns where an option was given, as `` (source)`` for a message; empty if there is nothing to say.
+        has_default: returns whether an option has its default value because nobody has set it.
     """
 
     val: str | None
@@ -152,14 +155,8 @@ class FinetuneRequest(Protocol):
     freeze: list[str]
     compile: bool
     shard: bool
-
-    def where(self, name: str) -> str:
-        """Return where an option was given, as `` (source)`` for a message; empty if there is nothing to say."""
-        ...
-
-    def has_default(self, name: str) -> bool:
-        """Return whether an option has its default value because nobody has set it."""
-        ...
+    where: Callable[[str], str]
+    has_default: Callable[[str], bool]
 
 
 @dataclass(frozen=True)

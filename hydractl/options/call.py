@@ -53,6 +53,7 @@ class Call:
         unread: options whose given value could not be read; nothing more is reported about them.
         problems: the problems of the sources.
         complaints: by option, the rules that its value breaks.
+        notes: sentences about values that were passed over, for the log.
         log: the log of the call.
         from_python: whether a Python program calls, and no command line.
         ready: is called when the options are right, before the work starts.
@@ -65,6 +66,7 @@ class Call:
     unread: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     complaints: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     from_python: bool = False
     ready: Callable[[], object] = lambda: None
@@ -144,6 +146,25 @@ class Call:
         source_before = self.sources[name]
         self.sources[name] = f"default, as {self.label(because)} sets aside {source_before}"
         del self.ranks[name]
+
+    def set_aside(self, names: Iterable[str], because: str) -> list[str]:
+        """Put options back to their defaults that have no effect because of another one; return the problems.
+
+        An option is a problem if it was given to this verb, in a source that ranks as high as that of the other.
+        """
+        if because in self.unread or self.complaints.get(because):
+            return []  # the misspelt value is reported by itself, and that is enough
+        problems = []
+        for name in names:
+            rank = self.rank(name)
+            if name in self.unread or not rank:
+                continue
+            if rank >= VERB_KEY and rank >= self.rank(because):
+                cause = _with_value(self, because)
+                problems.append(f"{self.label(name)} has no effect with {cause}{self.where(name)}")
+            else:
+                self.put_back(name, because)
+        return problems
 
     def lines(self) -> list[str]:
         """Return each option with its value and the source of the value, for ``-v``."""
@@ -406,16 +427,7 @@ class Problems:
         An option that a file sets for all verbs is meant for the verbs and modes that have a use for it. In any case
         the body has to pass over the value.
         """
-        call = self._call
-        cause_is_misspelt = because in call.unread or bool(call.complaints.get(because))
-        for name in names:
-            if name in call.unread or cause_is_misspelt:
-                continue  # the misspelt value is reported by itself, and that is enough
-            rank = call.rank(name)
-            if rank >= VERB_KEY and rank >= call.rank(because):
-                self.add(f"{call.label(name)} has no effect with {_with_value(call, because)}{call.where(name)}")
-            elif rank > 0:
-                call.put_back(name, because)
+        self._between += self._call.set_aside(names, because)
 
     def twice_named(self, name: str, form: Callable[[str], str] = str) -> None:
         """Add a problem for each data set of an option whose name an earlier one has.

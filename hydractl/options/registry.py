@@ -82,7 +82,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "finetune": Verb(
-        settings="hydractl.settings.finetuning:FinetuneSettings",
+        signature="hydractl.api.finetune:finetune",
         summary="Fine-tune a pruned model",
         usage="MODEL... --train SPEC [--val SPEC] [-o a.st] [options]",
         about="Fine-tune a pruned model, without its removed heads; the best epoch on --val is kept. Several models "

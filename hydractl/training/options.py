@@ -50,7 +50,7 @@ class WeightOptions:
         labels: the class names; None: those of the data.
         train_last: how many blocks of each tower are trained, from the last; None: all.
         tower: the one tower to train; None or ``both``: all.
-        freeze: parts that are not changed, of ``settings.finetuning.FREEZABLE``.
+        freeze: parts that are not changed, of ``api.finetune.Part``.
         lenient: ignore parts that the model does not have, since a recipe is for many models.
         adapter: the adapter that is trained instead of the weights, or None.
     """

@@ -25,9 +25,7 @@ from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
-from hydractl.settings.finetuning import FinetuneSettings, recipe_options
 from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile
-from hydractl.training.course import ScheduleOptions
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
 from hydractl.training.doubts import course_doubts, data_doubts
@@ -35,18 +33,15 @@ from hydractl.training.grid import CandidateResult, Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
 from hydractl.training.options import (
-    LossOptions,
-    OptimizerOptions,
-    TrainingDataOptions,
     TrainOptions,
-    WeightOptions,
 )
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
-from hydractl.verbs.finetune_members import check_files, recipe_in_effect, train_members
+from hydractl.verbs.finetune_members import check_files, train_members
 from hydractl.verbs.finetune_posterior import fit_posterior
-from hydractl.verbs.opening import announce_reading, model_options, opening_doubts, start_options
+from hydractl.verbs.finetune_request import TrainingRequest
+from hydractl.verbs.opening import announce_reading, opening_doubts
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/2"
@@ -55,8 +50,7 @@ _NOT_DECISIVE = (
     *("compile", "checkpoint_blocks"),  # the result is the same, to rounding
     *("max_length", "tower"),  # the provenance has their values once the model is known
 )
-DECISIVE = tuple(option.name for option in recipe_options() if option.name not in _NOT_DECISIVE)
-"""Names of the settings that decide the trained weights, beside model, data and seed."""
+"""Options that a recipe may decide, and that do not decide the trained weights."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +58,14 @@ class Prepared:
     """Everything that is known and checked before a training begins.
 
     Attributes:
-        settings: the options of the command.
-        options: the same options in the form that the training code takes.
+        request: what the command asks for.
+        options: how the model is trained, with what the method changes.
         opened: the model and its data sets.
         files: the paths that the training writes to.
         plan: what will be trained and written, as the answer shows it.
     """
 
-    settings: FinetuneSettings
+    request: TrainingRequest
     options: TrainOptions
     opened: Opened
     files: RunFiles
@@ -89,14 +83,17 @@ class Prepared:
             class names of a new head), and the fingerprints ``train`` and ``val`` of the data.
         """
         source = self.opened.source
-        settings = self.settings
+        request = self.request
 
-        # The settings as they were set. A single learning rate is stored as a number, several as a list.
-        facts: dict[str, object] = {name: getattr(settings, name) for name in DECISIVE}
-        if settings.ensemble is not None:
-            facts["ensemble"] = settings.ensemble.to_json()
-        if len(settings.lr) == 1:
-            facts["lr"] = settings.lr[0]
+        # The options as they were set. A single learning rate is stored as a number, several as a list.
+        facts: dict[str, object] = {}
+        for name, option in request.recipe.items():
+            if name not in _NOT_DECISIVE:
+                facts[name] = option.value
+        if request.ensemble is not None:
+            facts["ensemble"] = request.ensemble.to_json()
+        if len(self.options.lr) == 1:
+            facts["lr"] = self.options.lr[0]
 
         # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
         # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
@@ -105,7 +102,7 @@ class Prepared:
         facts["max_length"] = source.description.preprocess.get("max_length")
         facts["drawn"] = drawn_tensors or None
         facts["labels"] = names_of_new_head or None
-        facts.update(asked_classes(source, settings.tower))
+        facts.update(asked_classes(source, request.tower))
 
         # The data.
         val_set = self.opened.val_set
@@ -125,7 +122,7 @@ class Prepared:
         return fingerprint
 
 
-def run(settings: FinetuneSettings, log: Log) -> Outcome:
+def run(request: TrainingRequest, log: Log) -> Outcome:
     """Train one model in this process or in those that ``torchrun`` started, or several models one after another.
 
     With ``--ensemble laplace`` no model is trained: one gets a posterior.
@@ -134,35 +131,35 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         UsageError: the options need several processes, or do not fit the way the processes were started.
     """
     # No training, but a posterior of the model.
-    if isinstance(settings.ensemble, LaplaceOptions):
-        return fit_posterior(settings, settings.ensemble, log)
+    if isinstance(request.ensemble, LaplaceOptions):
+        return fit_posterior(request, request.ensemble, log)
 
     # Several trainings, one after another.
-    if settings.several:
+    if len(request.models) * request.trainings > 1:
         log_once = SayOnce(log)  # the trainings share their data, and each check would repeat the same sentences
-        return train_members(settings, log_once, _check_training, _answer_of_finished, _train_member)
+        return train_members(request, log_once, _check_training, _answer_of_finished, _train_member)
 
     # One training, in this process or in all processes of torchrun.
     if restarted():  # a process failed, and torchrun has started all of them again
-        settings = replace(settings, resume=True)
-    if settings.shard and alone():
+        request = replace(request, resume=True)
+    if request.shard and alone():
         raise UsageError("--shard needs several processes", hint="torchrun --nproc-per-node N -m hydractl finetune ...")
-    names_one_gpu = settings.device.startswith("cuda:")
+    names_one_gpu = request.device.startswith("cuda:")
     if names_one_gpu and not alone():
         hint = "--device cuda gives each process its own"
-        raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
-    with processes(settings.timeout, nccl=True) as team:
-        return _train_one_model(settings, team.quieted(log), team, Interruptions())
+        raise UsageError(f"--device {request.device} is one GPU for all processes", hint=hint)
+    with processes(request.timeout, nccl=True) as team:
+        return _train_one_model(request, team.quieted(log), team, Interruptions())
 
 
-def _train_member(settings: FinetuneSettings, log: Log, signals: Interruptions) -> FinetuneAnswer:
+def _train_member(request: TrainingRequest, log: Log, signals: Interruptions) -> FinetuneAnswer:
     """Train one of several members in this process; return its answer."""
-    with processes(settings.timeout, nccl=True) as team:
-        outcome = _train_one_model(settings, log, team, signals)
+    with processes(request.timeout, nccl=True) as team:
+        outcome = _train_one_model(request, log, team, signals)
     return FinetuneAnswer.model_validate(outcome.document)
 
 
-def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes, signals: Interruptions) -> Outcome:
+def _train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
     """Train one model with all processes of a team; return early for a dry run, or if the training is finished already.
 
     Warnings of odd data are logged here, and also go into the plan.
@@ -170,26 +167,26 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes, sign
     Returns:
         The answer. In a team only the outcome of rank 0 is shown; those of the other processes are silent.
     """
-    prepared = _prepare(settings, log)
+    prepared = _prepare(request, log)
     source = prepared.opened.source
     files = prepared.files
     doubts_of_model = opening_doubts([source])  # announce_reading() logs these
-    doubts_of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
+    doubts_of_data = data_doubts(prepared.opened, in_passing=request.dry_run)
     for doubt in doubts_of_data:
         log.warn(doubt)
     plan = prepared.plan.model_copy(update={"warnings": [*doubts_of_model, *doubts_of_data]})
 
-    if settings.dry_run:
-        return _dry_run(plan, files, settings, team)
+    if request.dry_run:
+        return _dry_run(plan, files, request, team)
     is_first = team.rank == 0
-    if is_first and not settings.resume:
-        check_files(files, settings)
+    if is_first and not request.resume:
+        check_files(files, request)
 
     announce_reading([source], log)
-    state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
+    state = StateFile(files.state, prepared.fingerprint, _environment(request, team))
     # A finished training has removed its state file and left its output files.
-    if settings.resume and not state.exists():
-        earlier = finished(files, prepared.fingerprint, force=settings.force)
+    if request.resume and not state.exists():
+        earlier = finished(files, prepared.fingerprint, force=request.force)
         if earlier is not None:
             names = " ".join(map(str, files.paths))
             log.info(f"the training of {names} is finished: nothing to do")
@@ -198,41 +195,41 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes, sign
     return _train_and_write(replace(prepared, plan=plan), state, log, team, signals)
 
 
-def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, team: Processes) -> Outcome:
+def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team: Processes) -> Outcome:
     """Return the plan of the training, after a check that its outputs can be written.
 
     In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
     """
     if team.rank:
         return Outcome({}, silent=True)
-    may_replace = settings.force or settings.resume
+    may_replace = request.force or request.resume
     check_outputs(files.paths, force=may_replace, folder=files.folder)
-    planned = PlannedTraining(**dict(plan), recipe=recipe_in_effect(settings))
+    planned = PlannedTraining(**dict(plan), recipe=request.recipe)
     return Outcome(planned.to_dict())
 
 
-def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
+def _prepare(request: TrainingRequest, log: Log) -> Prepared:
     """Open and check everything that a training needs, and log what is odd about it.
 
     Raises:
         UsageError: the model or the settings do not allow a training.
         InputError: training and validation data have different classes.
     """
-    sources = open_sources(settings.model, start_options(settings))
+    sources = open_sources(request.models, request.opening)
     source = only_one(sources, "finetune")
-    sites_of(source, settings.tower)  # raises UsageError for a tower that the model does not have
-    if settings.dtype not in ("float32", "float64"):
+    sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
+    if request.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
-        raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
+        raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
 
     # The files, and notes on settings that are not used.
-    output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
-    files = RunFiles.of_output(output, settings.log, settings.outputs)
-    for note in settings.passed_over:
+    output = request.output or f"{source.name}.tuned{request.seed_mark}.st"
+    files = RunFiles.of_output(output, request.log_file, request.outputs)
+    for note in request.notes:
         log.info(note)
 
     # Open the model and its data.
-    options = train_options(settings)
+    options = request.with_method()
     opened = open_all(source, options)
     if opened.drawn:
         drawn = ", ".join(opened.drawn)
@@ -240,7 +237,7 @@ def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
     _report_data(opened, log)
 
     plan = _plan_training(opened, options, files, log)
-    return Prepared(settings, options, opened, files, plan)
+    return Prepared(request, options, opened, files, plan)
 
 
 def _report_data(opened: Opened, log: Log) -> None:
@@ -302,14 +299,14 @@ def _planned_files(files: RunFiles) -> list[TrainedFile] | None:
     return [TrainedFile(output=str(path), member=number) for number, path in enumerate(files.paths, start=1)]
 
 
-def _check_training(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
+def _check_training(request: TrainingRequest, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
     """Check one of several trainings before any of them begins.
 
     Returns:
         The plan of the training, and a function that returns its fingerprint. The fingerprint is not computed here
         because it reads the model and all data, and not every caller needs it.
     """
-    prepared = _prepare(settings, log)
+    prepared = _prepare(request, log)
 
     def fingerprint() -> dict[str, object]:
         return prepared.fingerprint
@@ -335,25 +332,25 @@ def _train_and_write(
     opened = prepared.opened
     files = prepared.files
     plan = prepared.plan
-    settings = prepared.settings
+    request = prepared.request
     is_first = team.rank == 0
-    is_resumed = settings.resume and state.exists()
+    is_resumed = request.resume and state.exists()
     with ExitStack() as stack:
         # Claim the output files, and read what an unfinished run saved.
         outputs: list[Output] = []
         saved = None
         if is_first:
             # A resumed run may have stopped while it wrote its outputs, so it may replace them.
-            may_replace = settings.force or is_resumed
+            may_replace = request.force or is_resumed
             for path in files.paths:
                 output = Output(path, force=may_replace, folder=files.folder)
                 outputs.append(stack.enter_context(output))
-            saved = state.begin(log, resume=settings.resume, force=settings.force)
+            saved = state.begin(log, resume=request.resume, force=request.force)
         elif is_resumed:
             saved = state.load(Log())
         team.gather(None)  # wait for all: the first process must not save over the state before the others have read it
         if is_first:
-            run_log = files.open_log(saved, _facts_of_run(plan, settings), log)
+            run_log = files.open_log(saved, _facts_of_run(plan, request), log)
         else:
             run_log = RunLog()  # writes nothing
         stack.callback(run_log.close)
@@ -361,11 +358,11 @@ def _train_and_write(
         # Train, once for each learning rate; the best result is kept.
         first_model = _build_model(prepared)
         report_all_cut(first_model, (opened.train_set, opened.val_set), log)
-        context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team, signals=signals)
+        context = TrainingContext(log, run_log, Checkpointing(state, request.save_every), team, signals=signals)
         with team.exchanging():
             make_start = _start_maker(first_model, prepared, team)
             trained = train_each(make_start, prepared.options, context, saved)
-            if settings.shard:
+            if request.shard:
                 trained.run.unshard()
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
 
@@ -384,56 +381,6 @@ def _train_and_write(
     return Outcome(answer.to_dict(), files=list(files.paths))
 
 
-# --- options ----------------------------------------------------------------------------------------------------------
-
-
-def train_options(settings: FinetuneSettings) -> TrainOptions:
-    """Return the options of the command as those of a training.
-
-    Most options are copied from the setting of the same name. Only those that differ in name or form are given here.
-    """
-    # What an ensemble method changes: the model (by an adapter), the course of the training, whether members are
-    # trained together, or the weights of classes. None means no change.
-    adapter = None
-    course = None
-    together = None
-    class_weights = None
-    if settings.ensemble is not None:
-        adapter = settings.ensemble.adapter()
-        course = settings.ensemble.course()
-        together = settings.ensemble.together()
-        class_weights = settings.ensemble.class_weights(settings.seed)
-    names_of_new_head = None
-    if settings.new_head:
-        class_names = model_options(settings).labels
-        if class_names:
-            names_of_new_head = tuple(class_names)
-
-    # Fill the groups of options from the settings.
-    data = settings.fill(TrainingDataOptions, train=settings.train, augment=tuple(settings.augment))
-    weights = settings.fill(
-        WeightOptions,
-        labels=names_of_new_head,
-        freeze=tuple(settings.freeze),
-        lenient="freeze" in settings.from_recipe,
-        adapter=adapter,
-    )
-    optimizer = settings.fill(OptimizerOptions, name=settings.optimizer, betas=tuple(settings.betas))
-    schedule = ScheduleOptions(shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor)
-    return settings.fill(
-        TrainOptions,
-        data=data,
-        lr=tuple(settings.lr),
-        epochs=settings.epochs or 0,
-        weights=weights,
-        optimizer=optimizer,
-        schedule=schedule,
-        course=course,
-        loss=settings.fill(LossOptions, name=settings.loss, class_weights=class_weights),
-        together=together,
-    )
-
-
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
@@ -450,17 +397,17 @@ def _build_model(prepared: Prepared) -> AnyModel:
 
 def _build_member(prepared: Prepared, source: Source) -> HydraModel:
     """Return one model on its device: with dropout and adapters, and compiled and sharded, as the settings say."""
-    settings = prepared.settings
+    request = prepared.request
     options = prepared.options
-    source_with_dropout = with_dropout(source, settings.dropout)
-    device = resolve_device(local_device(settings.device))
+    source_with_dropout = with_dropout(source, request.dropout)
+    device = resolve_device(local_device(request.device))
     device_to_build_on = str(device)
-    if settings.shard:
+    if request.shard:
         device_to_build_on = "cpu"  # the whole model need not fit on one device
-    model = build_model(source_with_dropout, device_to_build_on, settings.dtype)
+    model = build_model(source_with_dropout, device_to_build_on, request.dtype)
     adapt(model, options.weights, options.seed)
-    speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
-    if settings.shard:
+    speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
+    if request.shard:
         shard(model, device)
     return model
 
@@ -488,27 +435,27 @@ def _start_maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callab
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, int | str | bool | None]:
+def _environment(request: TrainingRequest, team: Processes) -> dict[str, int | str | bool | None]:
     """Return what may change the rounding of a training, and so its weights by a little: versions, threads, devices."""
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "hydractl": __version__,
-        "device": resolve_device(local_device(settings.device)).type,
+        "device": resolve_device(local_device(request.device)).type,
         "processes": team.size,
-        "compile": settings.compile,
-        "shard": settings.shard,
+        "compile": request.compile,
+        "shard": request.shard,
     }
 
 
-def _facts_of_run(plan: TrainingPlan, settings: FinetuneSettings) -> dict[str, object]:
+def _facts_of_run(plan: TrainingPlan, request: TrainingRequest) -> dict[str, object]:
     """Return the header of the training log: the model, the size of the training, and the settings in effect."""
-    values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
+    values = {name: setting.value for name, setting in request.recipe.items()}
     return {
         "model": plan.model,
         "samples": plan.samples,
         "steps": plan.steps,
-        "seed": settings.seed,
+        "seed": request.seed,
         "settings": values,
     }
 

@@ -7,7 +7,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,26 +22,24 @@ from hydractl.files.verb_answers import (
     FinetunesAnswer,
     PlannedMember,
     PlannedTrainings,
-    RecipeSetting,
     TrainedMember,
     TrainingPlan,
 )
 from hydractl.log import Log, PassedOn
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
-from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, numbered, stem
-from hydractl.verbs.opening import start_options
+from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/2"
 
-Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
+Check = Callable[[TrainingRequest, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
 Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan], FinetuneAnswer]
 """Returns the answer of a training that was finished before, from its files, the record in its output and its plan."""
-Train = Callable[[FinetuneSettings, Log, Interruptions], FinetuneAnswer]
+Train = Callable[[TrainingRequest, Log, Interruptions], FinetuneAnswer]
 """Trains one member and returns its answer; a signal that has come before, too, stops it as soon as it can save."""
 
 
@@ -51,12 +49,12 @@ class Member:
 
     Attributes:
         name: the name of its output file, without the ending.
-        settings: the options of this training alone.
+        request: what is asked of this training alone.
         files: the paths that it writes to.
     """
 
     name: str
-    settings: FinetuneSettings
+    request: TrainingRequest
     files: RunFiles
 
 
@@ -74,13 +72,13 @@ class _OfMember(PassedOn):
         self._log.warn(f"{self._name}: {message}")
 
 
-def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Finished, train: Train) -> Outcome:
+def train_members(request: TrainingRequest, log: Log, check: Check, answer: Finished, train: Train) -> Outcome:
     """Train members one after another, each as the command for it alone would; one that fails does not stop the others.
 
     Members that were finished before are not trained.
 
     Args:
-        settings: the options of the command, for all trainings together.
+        request: what the command asks for, all trainings together.
         log: receives the lines of all trainings.
         check: checks one training before any has begun.
         answer: returns the answer of a training that was finished before.
@@ -93,12 +91,12 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun, or start torchrun for each member, with a --seed of its own"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    device = resolve_device(settings.device)
+    device = resolve_device(request.device)
 
     # Check every training before the first begins.
-    members = members_of(settings)
+    members = members_of(request)
     answers, plans = _check_members(members, log, check, answer)
-    if settings.dry_run:
+    if request.dry_run:
         return _dry_run(members, plans, answers)
 
     # Train the members that were not finished before.
@@ -116,7 +114,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
                 raise Interrupted(how_to_go_on)
             try:
                 with _as_if_alone(device):
-                    answers[member.name] = train(member.settings, _OfMember(log, member.name), signals)
+                    answers[member.name] = train(member.request, _OfMember(log, member.name), signals)
             except Interrupted as interruption:
                 saved = interruption.hint.rpartition("; ")[2]  # of "add --resume ...; a.st.state has step 5 of 10"
                 raise Interrupted(f"{how_to_go_on}; {saved}") from None
@@ -125,7 +123,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
                 failures[member.name] = error
                 log.warn(f"{member.name} failed: {failure_of(error).message}")
             finally:
-                _free_memory(settings)
+                _free_memory(request)
             progress.advance(1, member.name)
     if failures:
         _raise_failures(members, failures)
@@ -135,7 +133,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     files: list[Path] = []
     for member in members:
         training = answers[member.name]
-        trained.append(TrainedMember(name=member.name, seed=member.settings.seed, **dict(training)))
+        trained.append(TrainedMember(name=member.name, seed=member.request.seed, **dict(training)))
         files += member.files.paths
     answer_of_all = FinetunesAnswer(members=trained)
     return Outcome(answer_of_all.to_dict(), files=files)
@@ -164,9 +162,9 @@ def _forget_variables(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _free_memory(settings: FinetuneSettings) -> None:
+def _free_memory(request: TrainingRequest) -> None:
     """Free the model, the optimizer and the data of a member before the next, and what torch has compiled for it."""
-    if settings.compile:
+    if request.compile:
         torch.compiler.reset()  # after a few models of one class it would compile no more of them
     gc.collect()
     torch.cuda.empty_cache()
@@ -175,31 +173,22 @@ def _free_memory(settings: FinetuneSettings) -> None:
 # --- before -----------------------------------------------------------------------------------------------------------
 
 
-def members_of(settings: FinetuneSettings) -> list[Member]:
-    """Return one member for each model and seed: ``settings.trainings`` members of each model, with consecutive seeds.
+def members_of(request: TrainingRequest) -> list[Member]:
+    """Return one member for each model and seed: ``request.trainings`` members of each model, with consecutive seeds.
 
     Raises:
         UsageError: two members would write the same file.
         InputError: a model cannot be opened.
     """
-    ensemble = None
-    if settings.ensemble is not None:
-        ensemble = settings.ensemble.of_one_training()
     members = []
-    for model, output in zip(settings.model, _outputs(settings), strict=True):
-        for index in range(settings.trainings):
+    for model, output in zip(request.models, _outputs(request), strict=True):
+        for index in range(request.trainings):
             path = output
-            if settings.trainings > 1:
+            if request.trainings > 1:
                 path = numbered(output, index)
-            settings_of_member = replace(
-                settings,
-                output=path,
-                seed=settings.seed + index,
-                ensemble=ensemble,
-                model=[model],
-            )
-            files = RunFiles.of_output(path, settings.log, settings.outputs)
-            members.append(Member(stem(path), settings_of_member, files))
+            of_member = request.of_member(model, path, index)
+            files = RunFiles.of_output(path, request.log_file, request.outputs)
+            members.append(Member(stem(path), of_member, files))
 
     _check_names(members)
     return members
@@ -218,18 +207,18 @@ def _check_names(members: Sequence[Member]) -> None:
         raise UsageError(f"several trainings would write {files}", hint="give MODELs with different file names")
 
 
-def _outputs(settings: FinetuneSettings) -> list[str]:
+def _outputs(request: TrainingRequest) -> list[str]:
     """Return the output path of each model.
 
     ``--output`` is a file for one model, and the folder for several. Without it, the outputs have the names that the
     command for each model alone would give them.
     """
-    if settings.output is not None and len(settings.model) == 1:
-        return [settings.output]
-    folder = settings.output or ""
+    if request.output is not None and len(request.models) == 1:
+        return [request.output]
+    folder = request.output or ""
     outputs = []
-    for source in open_sources(settings.model, start_options(settings)):
-        outputs.append(f"{folder}{source.name}.tuned{settings.seed_mark}.st")
+    for source in open_sources(request.models, request.opening):
+        outputs.append(f"{folder}{source.name}.tuned{request.seed_mark}.st")
     return outputs
 
 
@@ -254,16 +243,16 @@ def _check_members(
     plans: dict[str, TrainingPlan] = {}
     plan_of_model: dict[str, TrainingPlan] = {}
     for member in members:
-        settings = member.settings
+        request = member.request
         state = member.files.state
         # An unfinished training has left a state file; a finished one has left only its weights.
         has_weights = bool(member.files.weights())
-        is_resumed = settings.resume and state.exists()
-        may_be_finished = settings.resume and not state.exists() and has_weights
+        is_resumed = request.resume and state.exists()
+        may_be_finished = request.resume and not state.exists() and has_weights
         is_new = not is_resumed and not may_be_finished
 
         # New members of one model differ only in their seeds and files, so only the first of them is checked.
-        model = settings.model[0]
+        model = request.models[0]
         if is_new and model in plan_of_model:
             plans[member.name] = _plan_with_files(plan_of_model[model], member.files)
             continue
@@ -272,13 +261,13 @@ def _check_members(
         log_of_check = log
         if plan_of_model:
             log_of_check = Log()  # silent
-        plan, fingerprint = check(settings, log_of_check)
+        plan, fingerprint = check(request, log_of_check)
         plans[member.name] = plan
         plan_of_model[model] = plan
         if is_resumed:
             StateFile(state, fingerprint(), {}).check()
         if may_be_finished:
-            earlier = finished(member.files, fingerprint(), force=settings.force)
+            earlier = finished(member.files, fingerprint(), force=request.force)
             if earlier is not None:
                 finished_before[member.name] = answer(member.files, earlier, plan)
     to_train = [member for member in members if member.name not in finished_before]
@@ -298,23 +287,15 @@ def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
     return plan.model_copy(update={"files": files_of_member})
 
 
-def recipe_in_effect(settings: FinetuneSettings) -> dict[str, RecipeSetting]:
-    """Return, by setting name, the value of every setting that a recipe may decide, and where the value came from."""
-    recipe = {}
-    for name, (value, source) in settings.effective().items():
-        recipe[name] = RecipeSetting(value=value, source=source)
-    return recipe
-
-
-def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
+def check_files(files: RunFiles, request: TrainingRequest) -> None:
     """Check that the outputs of one training can be written and that no unfinished run is in the way.
 
     Raises:
         OutputError: an output exists or cannot be written, or an unfinished run is there and may not be replaced.
     """
-    is_resumed = settings.resume and files.state.exists()
-    may_replace_outputs = settings.force or is_resumed
-    may_replace_state = settings.force or settings.resume
+    is_resumed = request.resume and files.state.exists()
+    may_replace_outputs = request.force or is_resumed
+    may_replace_state = request.force or request.resume
     check_outputs(files.paths, force=may_replace_outputs, folder=files.folder)
     refuse_unfinished(files.state, force=may_replace_state)
 
@@ -329,7 +310,7 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
     errors: list[HydraError] = []
     for member in members:
         try:
-            check_files(member.files, member.settings)
+            check_files(member.files, member.request)
         except HydraError as error:
             errors.append(error)
     if len(errors) > 1:
@@ -342,7 +323,7 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
 def _dry_run(
     members: Sequence[Member], plans: dict[str, TrainingPlan], finished_before: dict[str, FinetuneAnswer]
 ) -> Outcome:
-    """Return what would be trained, and with which settings.
+    """Return what would be trained, and with which request.
 
     Args:
         members: the trainings.
@@ -353,8 +334,8 @@ def _dry_run(
     for member in members:
         is_finished = True if member.name in finished_before else None  # None is left out of the answer
         plan = plans[member.name]
-        planned.append(PlannedMember(name=member.name, seed=member.settings.seed, **dict(plan), finished=is_finished))
-    trainings = PlannedTrainings(members=planned, recipe=recipe_in_effect(members[0].settings))
+        planned.append(PlannedMember(name=member.name, seed=member.request.seed, **dict(plan), finished=is_finished))
+    trainings = PlannedTrainings(members=planned, recipe=members[0].request.recipe)
     return Outcome(trainings.to_dict())
 
 

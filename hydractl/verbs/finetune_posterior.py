@@ -29,29 +29,29 @@ from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels_are_classes, named_by_data
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
-from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.data import Reader, report_all_cut
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.finetune_request import TrainingRequest
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import model_batches
 
 SCHEMA = "hydractl.laplace/1"
 
 
-def fit_posterior(settings: FinetuneSettings, options: LaplaceOptions, log: Log) -> Outcome:
+def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -> Outcome:
     """Fit the posterior of the last layers and write the model with it.
 
     Raises:
         UsageError: several models are given, or the model does not end in one linear layer.
     """
-    if len(settings.model) > 1:
-        raise UsageError(f"--ensemble {options} takes one model, got {len(settings.model)}")
+    if len(request.models) > 1:
+        raise UsageError(f"--ensemble {options} takes one model, got {len(request.models)}")
 
     # Open the model and the data, and plan.
-    source = _without_fitted(open_source(settings.model[0], model_options(settings)), log)
-    path = file_path(settings.output or f"{source.name}.laplace.st")
-    data, val, named = _open_data_sets(source, settings, log)
-    doubts = _doubts(source, data, val, in_passing=settings.dry_run)
+    source = _without_fitted(open_source(request.models[0], request.opening), log)
+    path = file_path(request.output or f"{source.name}.laplace.st")
+    data, val, named = _open_data_sets(source, request, log)
+    doubts = _doubts(source, data, val, in_passing=request.dry_run)
     for doubt in doubts:
         log.warn(doubt)
     samples = options.counted_samples(len(data), are_pairs=_needs_pairs(source))
@@ -64,15 +64,15 @@ def fit_posterior(settings: FinetuneSettings, options: LaplaceOptions, log: Log)
         pseudo_data=samples,
         warnings=doubts,
     )
-    if settings.dry_run:
-        check_outputs([path], force=settings.force)
+    if request.dry_run:
+        check_outputs([path], force=request.force)
         return Outcome(PlannedLaplace(**dict(plan)).to_dict())
 
     announce_reading([source], log)
-    with Output(path, force=settings.force) as output:
+    with Output(path, force=request.force) as output:
         # Compute the curvature of each member, and choose the precision of the prior for each tower.
-        model = build_model(source, settings.device, settings.dtype)
-        fits = _fits(model, data, val, named, settings, log)
+        model = build_model(source, request.device, request.dtype)
+        fits = _fits(model, data, val, named, request, log)
         priors = _priors(fits, samples, val, options, log)
         chosen_by = _chosen_by(options, val)
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
@@ -83,7 +83,7 @@ def fit_posterior(settings: FinetuneSettings, options: LaplaceOptions, log: Log)
             posteriors.append(fit.posteriors(prior, samples))
         tensors = with_tensors(source.tensors, stored_tensors(posteriors))
         record = _PosteriorRecord(priors, chosen_by, samples)
-        description = _description(source, settings, record, data, val)
+        description = _description(source, request, record, data, val)
         digest = write_checkpoint(output, tensors, description.to_json())
     answer = LaplaceAnswer(**dict(plan), prior=priors, chosen_by=chosen_by, sha256=digest)
     return Outcome(answer.to_dict(), files=[path])
@@ -177,7 +177,7 @@ def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
 
 
 def _description(
-    source: Source, settings: FinetuneSettings, record: _PosteriorRecord, data: Dataset, val: Dataset | None
+    source: Source, request: TrainingRequest, record: _PosteriorRecord, data: Dataset, val: Dataset | None
 ) -> Description:
     """Return the description of the checkpoint with the posterior, and with the data that it was fitted to."""
     entries_of_data = [entry("laplace", "calibration", data)]
@@ -187,7 +187,7 @@ def _description(
         val_fingerprint = val.fingerprint()
     provenance_details = asdict(record)
     provenance_details.update(asked_classes(source, None))
-    provenance_details["dtype"] = settings.dtype
+    provenance_details["dtype"] = request.dtype
     provenance_details["train"] = data.fingerprint()
     provenance_details["val"] = val_fingerprint
     posterior = {**asdict(record), "samples": len(data)}
@@ -196,7 +196,7 @@ def _description(
         extra={**source.description.extra, KEY: posterior},
         layout="sliced",
         seen=tuple(merged(source.description.seen, entries_of_data)),
-        provenance=provenance("laplace", settings.seed, [source.sha256], provenance_details, source.lineage),
+        provenance=provenance("laplace", request.seed, [source.sha256], provenance_details, source.lineage),
     )
 
 
@@ -205,31 +205,30 @@ def _needs_pairs(source: Source) -> bool:
     return source.family.classes(source.description.config) is None
 
 
-def _open_data_sets(source: Source, settings: FinetuneSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
+def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple[Dataset, Dataset | None, Source]:
     """Open the data of the command.
 
     Returns:
         The training data (pairs for a model of two towers); the validation data without samples of the training data,
         or None without ``--val``; and the model, with its classes named by the validation data.
     """
-    assert settings.train is not None  # the settings require it
     needs_pairs = _needs_pairs(source)
     data = open_data(
-        settings.train,
+        request.options.data.train,
         option="--train",
-        limit=settings.limit,
-        seed=settings.seed,
+        limit=request.options.data.limit,
+        seed=request.seed,
         ignore_labels=not needs_pairs,
         reads={source.name: PAIRS if needs_pairs else source.description.reads},
     )
-    if settings.val is None:
+    if request.options.data.val is None:
         return data, None, source
-    named = named_by_data(source, settings.val, settings.limit, "--val")
+    named = named_by_data(source, request.options.data.val, request.options.data.limit, "--val")
     val = open_data(
-        settings.val,
+        request.options.data.val,
         option="--val",
-        limit=settings.limit,
-        seed=settings.seed,
+        limit=request.options.data.limit,
+        seed=request.seed,
         labels=named.description.labels or [],
         need_labels=True,
         reads={source.name: source.description.reads},
@@ -254,7 +253,7 @@ def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: b
 
 
 def _fits(
-    model: HydraModel, data: Dataset, val: Dataset | None, named: Source, settings: FinetuneSettings, log: Log
+    model: HydraModel, data: Dataset, val: Dataset | None, named: Source, request: TrainingRequest, log: Log
 ) -> list[LaplaceFit]:
     """Return the curvature of each member, from passes over the training data.
 
@@ -263,7 +262,7 @@ def _fits(
         data: the training data; pairs for a model of two towers.
         val: the validation data that choose the prior; None if there are none.
         named: the source of the model, with its classes named by the validation data.
-        settings: the options of the command.
+        request: what the command asks for.
         log: receives warnings about odd data, and the progress.
     """
     last_layers(model)  # raises an error for a model without such layers, before anything runs
@@ -271,32 +270,33 @@ def _fits(
     validation = None
     if val is not None:
         report_classes(val, log)
-        validation = _read(model, val, settings, log)
+        validation = _read(model, val, request, log)
     # A classifier has one tower.
     if len(model.chains) == 1:
-        batches_of_samples = _read(model, data, settings, log)
+        batches_of_samples = _read(model, data, request, log)
         return fit_classifier(model, batches_of_samples, validation)
 
     # Two towers: validation needs the features of the class names.
     classes = None
     if val is not None and named.description.labels is not None:
         classes = model.zero_shot(named.description.labels, named.description.prompt)
-    batches_of_pairs = _read_pairs(model, data, settings, log)
+    batches_of_pairs = _read_pairs(model, data, request, log)
     return fit_pairs(model, batches_of_pairs, validation, classes)
 
 
-def _read(model: HydraModel, data: Dataset, settings: FinetuneSettings, log: Log) -> Iterator[tuple[Any, Any]]:
+def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
     all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
-        for inputs, batch in model_batches(model, data, all_samples, settings.batch_size, settings.workers):
+        data_options = request.options.data
+        for inputs, batch in model_batches(model, data, all_samples, data_options.batch_size, data_options.workers):
             yield inputs, batch.indices
             progress.advance(len(batch.indices))
 
 
-def _read_pairs(model: HydraModel, data: Dataset, settings: FinetuneSettings, log: Log) -> Iterator[tuple[Any, Any]]:
+def _read_pairs(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of images and captions on the model's device, in the order of the data."""
-    read = Reader(model, data, settings.batch_size, settings.workers)
+    read = Reader(model, data, request.options.data.batch_size, request.options.data.workers)
     all_samples = range(len(data))
     first_epoch = 0
     with log.progress(data.where, len(data), "pairs") as progress:

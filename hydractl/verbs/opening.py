@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.files.state_dict import StateDict
@@ -13,7 +12,6 @@ from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source
 from hydractl.options.call import text, texts
 from hydractl.settings.common import Common
-from hydractl.settings.finetuning import FinetuneSettings
 
 _BIG_BYTES = 200_000_000
 """Bytes of weights that take about a second to hash and read. Reading this many or more is announced."""
@@ -54,18 +52,6 @@ def opening_options(
         seed=seed,
         bodies=bodies,
     )
-
-
-def start_options(settings: FinetuneSettings) -> ModelOptions:
-    """Return :func:`model_options` for a training.
-
-    A training may start from a body without a classifier. If a new classifier is trained, the names of ``--labels`` are
-    its class names and not those of the model that is opened, so they are left out here.
-    """
-    options = model_options(settings, bodies=True)
-    if settings.new_head:
-        return replace(options, labels=None)
-    return options
 
 
 def opening_doubts(sources: Iterable[Source]) -> list[str]:

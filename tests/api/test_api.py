@@ -109,6 +109,8 @@ def test_several_trainings_are_the_members_of_one_model() -> None:
     assert [member.name for member in trained.members] == ["tuned.1", "tuned.2"]
     with pytest.raises(hydractl.errors.UsageError, match="2 models"):
         trained.load()
+    seeds = hydractl.finetune(trained.members[0].load("cpu"), train=(X, Y), ensemble="deep:2", epochs=1)
+    assert [member.name for member in seeds.members] == ["tuned.0", "tuned.1"]
 
 
 @pytest.mark.parametrize(

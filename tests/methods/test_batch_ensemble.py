@@ -21,7 +21,6 @@ from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.start import trainable
-from hydractl.verbs.finetune import train_options
 from tests.model.test_attention import weights
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
@@ -227,7 +226,7 @@ def names_of(**options: Any) -> tuple[HydraModel, set[str]]:
     model = build_model(source_of(shared_stock("class-token"), "class-token"))
     s = settings(ensemble=f"batch-ensemble:{STD}", **options)
     prepare(model, s)
-    trained = trainable(model, train_options(s).weights)
+    trained = trainable(model, s.weights)
     return model, {name.removeprefix("networks.0.") for name in trained}
 
 

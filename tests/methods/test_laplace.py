@@ -26,8 +26,8 @@ from hydractl.methods.laplace.curvature import compared_factor, fit_classifier
 from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
 from hydractl.model.runtime import HydraModel
-from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.verbs.info import describe
+from tests.calls import training_request
 from tests.pico import close, images, inputs, shared_stock, source_of
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import quiet
@@ -158,7 +158,7 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
     # What was fitted to these logits is not kept beside another posterior.
     with pytest.warns(UserWarning, match="left out, as fitted to the logits.*: ood_score"):
         fitted(kept, train=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
-    info = describe(tmp_path / "anew.st").to_json()
+    info = describe(tmp_path / "anew.st").to_dict()
     assert info["laplace"]["prior"] == [{"main": 3.0}] * 2 and "ood_score" not in info
     assert not [name for name in read_header(tmp_path / "anew.st").tensors if name.startswith("hydractl.ood")]
 
@@ -315,9 +315,8 @@ def test_the_curvature_counts_as_a_multiple_of_the_samples(asked: str, of_sample
     ],
 )
 def test_what_a_posterior_has_no_use_for_is_refused(options: Any, complaint: str) -> None:
-    settings = FinetuneSettings(model=["a.st"], train="t.npz", **{"ensemble": LaplaceOptions(), **options})
     with pytest.raises(UsageError, match=complaint):
-        settings.check()
+        training_request(**{"ensemble": LaplaceOptions(), **options})
 
 
 def test_it_is_of_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,13 +26,13 @@ from hydractl.model.source import Source, open_source
 from hydractl.training import loop
 from hydractl.training.loop import Training, TrainingContext
 from hydractl.training.members import MemberMaker, Together
-from hydractl.verbs.finetune import train_options
+from tests.calls import training_request
 from tests.pico import images, inputs, mask_of, prune_source, shared_stock, source_of, stock, write_tokenizer
 from tests.running import answer, quiet, run, tensors
 from tests.spread import marked_long, marked_release
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
-PLAIN = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
+PLAIN = {"optimizer": "sgd", "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
 
 
 def make_method(ensemble: str) -> MemberMaker:
@@ -50,7 +50,7 @@ def together(source: Source, ensemble: str, seed: int = 3) -> Together:
 
 def train(model: Together, **options: Any) -> None:
     s = settings(**{**PLAIN, "steps": 3, "lr": 0.02, **options})
-    Training(model, training_data(), train_options(s), s.lr[0], TrainingContext(Log())).run()
+    Training(model, training_data(), s, s.lr[0], TrainingContext(Log())).run()
 
 
 def batches(steps: int, seed: int = 3) -> list[tuple[Tensor, Tensor]]:
@@ -157,7 +157,7 @@ def test_packed_members_are_the_network_of_grouped_convolutions(gamma: int, opti
         steps.zero_grad()
         sum(F.cross_entropy(logits, labels) for logits in packed(pixels)).backward()
         steps.step()
-    train(model, **({"eps": 1e-3, "optimizer": "adamw"} if optimizer == "adamw" else {}), momentum=0.9)
+    train(model, **({"eps": 1e-3, "optimizer": "adamw"} if optimizer == "adamw" else {"momentum": 0.9}))
     assert near(model.member_logits(x), packed(x), 1e-4)
     # The reference has no place for what is not zero between groups.
     assert near(PackedViT(state_of(model), 2, gamma)(x), model.member_logits(x))
@@ -435,4 +435,4 @@ def test_what_does_not_go_together_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=complaint):
             settings(**more)
-    assert settings(ensemble="packed:10,9/4").outputs == 10
+    assert training_request(ensemble="packed:10,9/4").outputs == 10

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings.finetuning import FinetuneSettings
 from tests.calls import checked
 
 M = {"model": ["a.st"]}
@@ -114,7 +113,7 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
 
 
 def test_settings_built_in_python_are_checked_too() -> None:
-    FinetuneSettings(model=["a.st"], train="d").check()
+    checked("finetune", {"model": ["a.st"], "train": "d"})
     with pytest.raises(UsageError) as caught:
         checked("extract-circuit", {**M, "val": ["d"], "objective": ["best"], "budget": "0"})
     assert caught.value.problems == [

@@ -21,13 +21,13 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
 from hydractl.model.stored import sliced
-from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training import losses
 from hydractl.training.data import TrainingData
 from hydractl.training.distribution import backward
 from hydractl.training.losses import Contrastive
-from hydractl.training.options import LossOptions, WeightOptions
+from hydractl.training.options import LossOptions, TrainOptions, WeightOptions
 from hydractl.training.start import trainable
+from tests.calls import training_request
 from tests.pico import mask_of, prune_source
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
 from tests.spread import marked_long, spread
@@ -53,11 +53,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda variant: source_of(variant, root / f"published-{variant}")
 
 
-def settings(**changes: Any) -> FinetuneSettings:
-    values = {"model": ["x.st"], "train": "captions:x.csv", "loss": "contrastive", "batch_size": PAIRS, **changes}
-    made = FinetuneSettings(**values)
-    made.check()
-    return made
+def settings(**changes: Any) -> TrainOptions:
+    values = {"train": "captions:x.csv", "loss": "contrastive", "batch_size": PAIRS, **changes}
+    return training_request(**values).with_method()
 
 
 def pairs(variant: str, dtype: torch.dtype, size: int = PAIRS) -> list[Batch]:

@@ -12,37 +12,30 @@ from torch.nn import functional as F
 
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.log import Log
-from hydractl.methods import read_ensemble
 from hydractl.model.runtime import HydraModel
-from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.course import rate_share, warmup_steps
 from hydractl.training.data import TrainingData
 from hydractl.training.loop import History, Training, TrainingContext
-from hydractl.training.options import WeightOptions
+from hydractl.training.options import TrainOptions, WeightOptions
 from hydractl.training.start import adapt, trainable
-from hydractl.verbs.finetune import train_options
+from tests.calls import training_request
 from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 
 SIZE, BATCH = 20, 8
 
 
-def settings(**changes: Any) -> FinetuneSettings:
-    values = {"model": ["x.st"], "train": "x.npz", "batch_size": BATCH, "warmup": 2, "seed": 3, **changes}
-    if "ensemble" in values:
-        values["ensemble"] = read_ensemble(values["ensemble"])
-    made = FinetuneSettings(**values)
-    made.check()
-    return made
+def settings(**changes: Any) -> TrainOptions:
+    return training_request(**{"batch_size": BATCH, "warmup": 2, "seed": 3, **changes}).with_method()
 
 
-def prepare(model: HydraModel, s: FinetuneSettings) -> None:
+def prepare(model: HydraModel, s: TrainOptions) -> None:
     """Put an adapter on the model, as the verb does."""
-    adapt(model, train_options(s).weights, s.seed)
+    adapt(model, s.weights, s.seed)
 
 
-def train(model: HydraModel, data: TrainingData, s: FinetuneSettings) -> History:
+def train(model: HydraModel, data: TrainingData, s: TrainOptions) -> History:
     """Train in place, as the verb does."""
-    return Training(model, data, train_options(s), s.lr[0], TrainingContext(Log())).run()
+    return Training(model, data, s, s.lr[0], TrainingContext(Log())).run()
 
 
 def sample() -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,13 +52,13 @@ def training_data(validation: bool = False, size: int = BATCH) -> TrainingData:
     return TrainingData(SIZE, read, (lambda: read(range(SIZE), 0)) if validation else None)
 
 
-def plain_loop(model: Any, s: FinetuneSettings, steps: int, rates: list[float]) -> None:
+def plain_loop(model: Any, s: TrainOptions, steps: int, rates: list[float]) -> None:
     """What anyone would write: torch's optimizers, clipping and loss on the stock model."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if s.optimizer == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=s.lr[0], momentum=s.momentum)
+    groups = [{"params": decayed, "weight_decay": s.optimizer.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if s.optimizer.name == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=s.lr[0], momentum=s.optimizer.momentum)
     else:
         optimizer = torch.optim.AdamW(groups, lr=s.lr[0])
     x, y = sample()
@@ -77,10 +70,10 @@ def plain_loop(model: Any, s: FinetuneSettings, steps: int, rates: list[float]) 
                 break
             for group in optimizer.param_groups:
                 group["lr"] = rates[done]
-            loss = F.cross_entropy(model(x[chunk]), y[chunk], label_smoothing=s.label_smoothing)
+            loss = F.cross_entropy(model(x[chunk]), y[chunk], label_smoothing=s.loss.label_smoothing)
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), s.clip)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), s.optimizer.clip)
             optimizer.step()
             done += 1
 

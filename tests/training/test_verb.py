@@ -16,10 +16,9 @@ from hydractl.data import open_data
 from hydractl.distributed import Processes
 from hydractl.errors import UsageError
 from hydractl.files.header import read_header
-from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training import loop
 from hydractl.training.data import training_data
-from hydractl.verbs.finetune import train_options
+from tests.calls import training_request
 from tests.running import answer, run, tensors
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -206,6 +205,6 @@ def tensors_of_start() -> dict[str, torch.Tensor]:
 def test_a_batch_must_be_divided_evenly() -> None:
     team = Processes()
     team.size = 2
-    given = FinetuneSettings(model=["m"], train="train.npz", batch_size=7)
+    given = training_request(batch_size=7).options
     with pytest.raises(UsageError, match="--batch-size 7 cannot be divided among 2 processes"):
-        training_data(hydractl.load(MODEL, device="cpu"), open_data("train.npz"), None, train_options(given), team)
+        training_data(hydractl.load(MODEL, device="cpu"), open_data("train.npz"), None, given, team)

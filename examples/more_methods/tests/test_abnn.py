@@ -17,10 +17,9 @@ import hydractl
 from hydractl.files.checkpoint import FileTensors
 from hydractl.methods import read_ensemble
 from hydractl.model.loading import build_model
-from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
-from hydractl.verbs.finetune import train_options
+from tests.calls import training_request
 from tests.pico import close, inputs, shared_stock, source_of
 from tests.running import quiet
 
@@ -81,8 +80,7 @@ def test_a_prior_gives_each_training_its_weights_of_classes() -> None:
     options = read_ensemble("abnn:0.1,3,5")
     assert str(options) == "abnn:0.1,3,5" and str(read_ensemble("abnn:0.1,3")) == "abnn:0.1,3"
     assert read_ensemble("abnn:0.1").class_weights(0) is None
-    settings = FinetuneSettings(model=["base.st"], train="train.npz", ensemble=options.of_one_training(), seed=4)
-    weigh = train_options(settings).loss.class_weights
+    weigh = training_request(ensemble=options.of_one_training(), seed=4).with_method().loss.class_weights
     assert weigh is not None
     weights = weigh(10)
     assert sorted(weights.tolist()) == [1.0] * 7 + [5.0] * 3, "as many as the root of the number of classes"

@@ -23,7 +23,6 @@ from hydractl.report.terminal import render
 from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import Training, TrainingContext
-from hydractl.verbs.finetune import train_options
 from tests.pico import source_of, stock
 from tests.running import answer, run, tensors
 from tests.spread import marked_long, marked_release
@@ -44,7 +43,7 @@ def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypa
     source = source_of(stock("class-token"), "class-token")
     s = settings(ensemble=f"swag:2,{RANK},0.25,4", schedule="constant", steps=13, lr=0.02, optimizer="sgd")
     model = HydraModel(source.description, source.tensors)
-    training = Training(model, training_data(), train_options(s), 0.02, TrainingContext(Log()))
+    training = Training(model, training_data(), s, 0.02, TrainingContext(Log()))
     assert training.run().kept_epoch is None
     # 3 steps, then 10 in which weights are collected 4 times: at the first step that reaches 2.5, 5, 7.5 and 10.
     collected = [seen[step - 1] for step in (6, 8, 11, 13)]

@@ -26,7 +26,6 @@ from hydractl.model.runtime import HydraModel
 from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import TrainingContext
-from hydractl.verbs.finetune import train_options
 from tests.forked import Forked
 from tests.pico import source_of, stock
 from tests.running import run
@@ -60,7 +59,7 @@ def test_training_equals_a_plain_loop_with_the_rate_of_the_paper(warmup: int) ->
         lr_floor=0.0, warmup=warmup,
     )  # fmt: skip
     model = HydraModel(source.description, source.tensors)
-    run = loop.Training(model, training_data(), train_options(s), 0.02, TrainingContext(Log()))
+    run = loop.Training(model, training_data(), s, 0.02, TrainingContext(Log()))
     run.run()
     rates = [rate(t, 12, 3) for t in range(1, 13)]
     if warmup:  # in the first cycle only, whose cosine has the steps that are left
@@ -267,11 +266,11 @@ def test_what_chooses_among_weights_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=complaint):
             settings(ensemble="snapshots:3", val="v.npz", **more)
-    assert settings(ensemble="snapshots:3", schedule="cosine", lr_floor=0.1).lr_floor == 0.1
+    assert settings(ensemble="snapshots:3", schedule="cosine", lr_floor=0.1).schedule.floor == 0.1
     with pytest.raises(ValueError, match="snapshots: M must be at least 2, not 1; such as snapshots:3"):
         read_ensemble("snapshots:1")
 
 
 def test_what_only_a_recipe_says_gives_way() -> None:
     made = settings(ensemble="snapshots:3", val="v.npz", recipe="sst2", lr_floor=0.1)
-    assert (made.schedule, made.patience, made.min_delta, made.epochs) == ("cosine", None, 0.0, 7)
+    assert (made.schedule.shape, made.patience, made.min_delta, made.epochs) == ("cosine", None, 0.0, 7)

@@ -1,0 +1,557 @@
+"""The signature of ``finetune``, and how a recipe fills in its options: it ranks above built-in values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hydractl.api.options import (
+    SPEC_FORMS,
+    Arch,
+    BatchSize,
+    Config,
+    Data,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneOrMore,
+    Output,
+    Path,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+    io,
+    running,
+)
+from hydractl.api.verb import verb
+from hydractl.errors import UsageError
+from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
+from hydractl.methods.base import FinetuneRequest
+from hydractl.options.call import Call, Problems, current, text, text_or_none, texts, where
+from hydractl.options.option import Option
+from hydractl.options.signature import opt
+from hydractl.options.sources import RECIPE, Given
+from hydractl.options.yaml_files import read_recipe
+
+if TYPE_CHECKING:
+    from hydractl.api.models import Model
+
+ensembles = partial(opt, group="Ensemble")
+lengths = partial(opt, group="Length")
+optimization = partial(opt, group="Optimization")
+weights = partial(opt, group="What is trained")
+augmentation = partial(opt, group="Augmentation")
+
+CAPTIONS = "captions:"
+"""What the SPEC of pairs of images and captions starts with."""
+
+Part = Literal[
+    "patch",
+    "position",
+    "class_token",
+    "words",
+    "stem",
+    "attention",
+    "mlp",
+    "norm",
+    "layer_scale",
+    "head",
+    "scale",
+]
+"""Parts of a model that can be excluded from training. ``stem`` is everything before the first block. ``layer_scale``
+are the factors by which a block multiplies the outputs of attention and MLP (LayerScale). ``scale`` is the factor (and
+bias) that turns the similarities of a CLIP into logits."""
+
+_GROUPS_OF_A_TRAINING = ("Ensemble", "Length", "Optimization", "What is trained", "Augmentation")
+_SPEED = ("autocast", "checkpoint_blocks", "compile")
+_RECIPE_ALSO = (*_SPEED, "batch_size", "dtype", "max_length", "tower")
+_OF_ONE_RUN = ("log", "save_every", "resume", *_SPEED, "shard", "timeout", "tower")
+
+
+def _check_log(text: str) -> None:
+    """Check the file of ``--log``; ValueError for standard output."""
+    if text == "-":
+        raise ValueError("- makes no sense: standard output has the answer")
+
+
+def _check_warmup(number: float) -> None:
+    """Check a number of warm-up steps: a whole number, or a fraction below 1; else ValueError."""
+    if number >= 1 and number != int(number):
+        raise ValueError(f"must be whole steps or a fraction below 1, not {number}")
+
+
+def recipe_options() -> Iterator[Option]:
+    """Yield the options that a recipe may decide, in the order of the help."""
+    for option in finetune.declared.options:  # type: ignore[attr-defined]
+        is_of_a_training = option.group in _GROUPS_OF_A_TRAINING and option.name not in ("recipe", "val")
+        if is_of_a_training or option.name in _RECIPE_ALSO:
+            yield option
+
+
+def _settle(call: Call) -> None:
+    """Fill in the recipe and three epochs where no length is given, and set aside what then has no effect."""
+    if call.values["recipe"] is not None and "recipe" not in call.unread:
+        _take_recipe(call, str(call.values["recipe"]))
+    if not call.given("epochs") and not call.given("steps"):
+        call.values["epochs"] = 3
+    for names, because in _without_effect(call):
+        call.problems += call.set_aside(names, because)
+
+
+def _take_recipe(call: Call, recipe: str) -> None:
+    """Set the options that nobody gave to the values of a recipe; its problems become those of the call.
+
+    Early stopping without ``--val`` is taken back.
+
+    Args:
+        call: the call.
+        recipe: the name or the file of the recipe.
+    """
+    option_by_key = {option.key: option for option in recipe_options()}
+    contents = read_recipe(recipe, option_by_key)
+    call.problems += contents.problems
+    for key, raw in contents.shared.items():
+        option = option_by_key[key]
+        # A value that somebody gave wins, even if it could not be read; so does a length that somebody gave.
+        is_length = option.name in ("epochs", "steps")
+        has_length = call.rank("epochs") > RECIPE or call.rank("steps") > RECIPE
+        if call.rank(option.name) or (is_length and has_length):
+            continue
+        call.add_text(option, Given(raw, f"recipe {recipe}", RECIPE))
+
+    if call.given("val"):
+        return
+    for name in ("patience", "min_delta"):
+        if call.rank(name) == RECIPE:  # a value that somebody gave is left to the check of options
+            call.put_back(name, "val")
+            call.sources[name] = f"default, as recipe {recipe} needs --val for it"
+            call.notes.append(f"{call.label(name)} of recipe {recipe} is passed over: it needs --val")
+
+
+def _without_effect(call: Call) -> Iterator[tuple[Sequence[str], str]]:
+    """Yield options without effect, with the option that makes them so.
+
+    Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine schedule, classes to the cross-entropy.
+    Some ensembles have no use for a choice on validation data, or for an average over part of a training.
+    """
+    method = call.values["ensemble"]
+    if method is not None and not method.trains:
+        names = [option.name for option in call.declared.options if option.group in _GROUPS_OF_A_TRAINING]
+        yield [*(name for name in names if name not in ("ensemble", "val")), *_OF_ONE_RUN], "ensemble"
+        return
+    yield ["betas", "eps"] if call.values["optimizer"] == "sgd" else ["momentum"], "optimizer"
+    if call.values["loss"] == "contrastive":  # it compares images with texts, and has no classes
+        yield ["label_smoothing", "reset_head", "compile", "shard"], "loss"
+    if call.values["shard"]:
+        yield ["compile"], "shard"
+    of_method = [] if method is None else method.sets_aside(_asked(call))
+    if of_method:
+        yield of_method, "ensemble"
+    # Only the cosine has a floor. Where a method sets the schedule aside, the cosine is in effect.
+    if call.values["schedule"] != "cosine" and "schedule" not in of_method:
+        yield ["lr_floor"], "schedule"
+
+
+def _asked(call: Call) -> FinetuneRequest:
+    """Return what a method may look at."""
+    values = call.values
+    return FinetuneRequest(
+        val=values["val"],
+        loss=values["loss"],
+        schedule=values["schedule"],
+        freeze=values["freeze"],
+        compile=values["compile"],
+        shard=values["shard"],
+        where=call.where,
+        has_default=lambda name: not call.rank(name),
+    )
+
+
+def _rows_of_ensembles() -> dict[str, list[tuple[str, str]]]:
+    """Return the kinds of ``--ensemble``, for the help."""
+    return {"Ensemble": [(f"      {shape}", about) for shape, about in ensemble_help()]}
+
+
+@verb(
+    "finetune",
+    writes="weights",
+    alternatives=(("epochs", "steps"),),
+    before=_settle,
+    further_help=_rows_of_ensembles,
+)
+def finetune(
+    model: Annotated[
+        OneOrMore,
+        io(
+            "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained",
+            metavar="MODEL...",
+            kind="members",
+        ),
+    ],
+    *,
+    on_log: Callable[[Mapping[str, object]], None] | None = None,
+    train: Annotated[
+        Data | None, io(f"Training data, with labels or captions; {SPEC_FORMS}", metavar="SPEC", often=True)
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        lengths(
+            "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
+            "clip-locked-image, for pruned models, base-imagenet21k, base-imagenet1k, base-cifar100, for whole ones, "
+            "or a YAML file [default: the built-in values, those of the recipe default]",
+            metavar="NAME|FILE",
+            often=True,
+        ),
+    ] = None,
+    ensemble: Annotated[
+        str | MethodOptions | None,
+        ensembles(
+            "Train members of an ensemble, by one of the ways below; deep:3 trains three models by three seeds "
+            "[default: one model]",
+            metavar="KIND[:ARGS]",
+            example="deep:3",
+            type=MethodOptions,
+            reads=read_ensemble,
+            often=True,
+        ),
+    ] = None,
+    val: Annotated[
+        Data | None,
+        lengths(
+            "Validation data, as a SPEC: the best epoch on it is kept [default: none, the last epoch is kept]",
+            metavar="SPEC",
+            often=True,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, lengths("Passes over the data [default: 3, or by --steps]", at_least=1, often=True)
+    ] = None,
+    steps: Annotated[int | None, lengths("Optimizer steps, instead of --epochs [steps]", at_least=1)] = None,
+    patience: Annotated[
+        int | None,
+        lengths(
+            "Stop after this many epochs without a better validation accuracy [epochs; default: never]", at_least=1
+        ),
+    ] = None,
+    min_delta: Annotated[
+        float,
+        lengths("Smallest improvement that counts, a fraction of all samples", at_least=0, below=1, flagless=True),
+    ] = 0.0,
+    optimizer: Annotated[Literal["adamw", "sgd"], optimization("The optimizer")] = "adamw",
+    lr: Annotated[
+        float | Sequence[float],
+        optimization(
+            "Learning rate at its peak; of several, each is trained and the best on --val is kept",
+            metavar="X[,X...]",
+            above=0,
+            split=True,
+            often=True,
+        ),
+    ] = (1e-4,),
+    weight_decay: Annotated[float, optimization("Weight decay; none on biases and norms", at_least=0)] = 0.01,
+    momentum: Annotated[float, optimization("Momentum of sgd", at_least=0, below=1, flagless=True)] = 0.9,
+    betas: Annotated[
+        Sequence[float],
+        optimization("Decay rates of adamw's first and second moments", at_least=0, below=1, split=True, flagless=True),
+    ] = (0.9, 0.999),
+    eps: Annotated[float, optimization("The epsilon of adamw", above=0, flagless=True)] = 1e-8,
+    warmup: Annotated[
+        float,
+        optimization(
+            "Linear warm-up: steps, or a fraction of all steps if less than 1 [steps or fraction]",
+            at_least=0,
+            check=_check_warmup,
+            flagless=True,
+        ),
+    ] = 0.05,
+    schedule: Annotated[
+        Literal["cosine", "linear", "constant"], optimization("The learning rate after the warm-up")
+    ] = "cosine",
+    lr_floor: Annotated[
+        float,
+        optimization("Final learning rate of the cosine, a fraction of the peak", at_least=0, at_most=1, flagless=True),
+    ] = 1e-5,
+    loss: Annotated[
+        Literal["cross-entropy", "contrastive"],
+        optimization(
+            "What is minimised: the cross-entropy of the classes, or, for a CLIP on --train captions:..., the "
+            "contrastive loss of open_clip"
+        ),
+    ] = "cross-entropy",
+    label_smoothing: Annotated[float, optimization("Label smoothing", at_least=0, below=1, flagless=True)] = 0.0,
+    clip: Annotated[float, optimization("Largest gradient norm; 0 means no limit", at_least=0, flagless=True)] = 1.0,
+    accumulate: Annotated[
+        int, optimization("Batches that make one step, as if they were one batch [batches]", at_least=1)
+    ] = 1,
+    train_last: Annotated[
+        int | None,
+        weights("Train only the last N blocks and the classifier [blocks; default: all blocks]", at_least=0),
+    ] = None,
+    freeze: Annotated[
+        Part | Sequence[Part],
+        weights(
+            "Parts that are left as they are: patch, position, class_token, words, stem, attention, mlp, norm, "
+            "layer_scale, head, scale; stem is all before the first block [default: none]",
+            metavar="PART[,PART...]",
+            split=True,
+        ),
+    ] = (),
+    init: Annotated[
+        Literal["given", "head", "random"],
+        weights(
+            "The weights to start from; head draws those of the classifier by --seed, and makes one for a body that "
+            "has none, random draws all of them"
+        ),
+    ] = "given",
+    reset_head: Annotated[
+        bool,
+        weights(
+            "Start from a classifier with as many classes as --labels, --classes or the data have, of zeros but for "
+            "--init head"
+        ),
+    ] = False,
+    classes: Annotated[
+        int | None,
+        weights("Classes of a new classifier, for data without class names [default: what the data have]", at_least=2),
+    ] = None,
+    dropout: Annotated[
+        float | None,
+        weights(
+            "Dropout in each layer, behind attention and in the MLP [default: what the model says]",
+            at_least=0,
+            below=1,
+        ),
+    ] = None,
+    augment: Annotated[
+        str | Sequence[str],
+        augmentation(
+            "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",
+            metavar="crop[:0.08],flip,randaugment[:2:12]",
+            pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:([12]?[0-9]|30))?",
+            example="crop:0.08,flip",
+            split=True,
+        ),
+    ] = (),
+    log: Annotated[
+        Path | None,
+        io(
+            "Write a line of JSON for each step that is logged and each epoch; beside is a.log.jsonl for a.st "
+            "[default: no log]",
+            metavar="FILE|beside",
+            check=_check_log,
+            writes=True,
+        ),
+    ] = None,
+    save_every: Annotated[
+        str | int,
+        running(
+            "How often the unfinished run is saved beside the output, in steps or seconds, minutes, hours",
+            metavar="N|Ns|Nm|Nh",
+            type=str,
+            pattern=r"[1-9][0-9]{0,8}[smh]?",
+            example="500 or 10m",
+        ),
+    ] = "10m",
+    resume: Annotated[bool, running("Resume the unfinished run that is saved beside the output", often=True)] = False,
+    autocast: Annotated[
+        Literal["bfloat16"] | None,
+        running("Mixed precision: compute activations of training in this format; weights keep theirs [default: off]"),
+    ] = None,
+    checkpoint_blocks: Annotated[
+        bool, running("Gradient checkpointing: recompute the activations of each block in the backward pass")
+    ] = False,
+    compile: Annotated[bool, running("Compile the model with torch.compile")] = False,
+    shard: Annotated[
+        bool,
+        running(
+            "Under torchrun, divide weights, gradients and optimizer state among the processes, for a model that does "
+            "not fit a device"
+        ),
+    ] = False,
+    timeout: Annotated[
+        float,
+        running(
+            "How long the processes of a distributed training wait for each other [seconds]",
+            above=0,
+            at_most=10**6,
+            flagless=True,
+        ),
+    ] = 1800.0,
+    output: Output = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+) -> Model:
+    """Fine-tune a dense or pruned model.
+
+    Several models are trained one after another, and so are the members of an ensemble by seeds. ``laplace`` trains
+    nothing, but gives any model, also a fused one, a posterior of its last layer.
+
+    Args:
+        on_log: is called with every line of the log, as a dict; an error that it raises ends the training. Of several
+            trainings there is none.
+
+    Returns:
+        The trained model. If several were trained, they are its ``members``. ``result`` holds the course of the
+        training. Without ``output`` its files are temporary.
+
+    Raises:
+        NonFiniteError: the loss or a weight is not finite.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    call = current()
+    models = texts(model)
+    method: MethodOptions | None = call.values["ensemble"]
+    trainings = len(models) * (1 if method is None else method.trainings)
+    new_head = reset_head or init == "head"
+    if trainings > 1 and on_log is not None:
+        raise UsageError("on_log is of one training, and these are several", hint="train one after another")
+    with Problems() as problems:
+        problems.needs("train")
+        problems.at_most_one("epochs", "steps")
+        if trainings > 1 and log not in (None, "-", "beside"):
+            problems.add(f"several trainings have a log each: --log beside, not {log}{where('log')}")
+        if len(models) > 1 and output is not None and not text(output).endswith("/"):
+            problems.add(f"of several MODELs --output names their folder, as in out/, not {output}{where('output')}")
+        if method is None or method.trains:
+            _check_captions(problems, train, loss)
+        if str(val or "").startswith(CAPTIONS):
+            problems.add(f"--val {val}{where('val')}: validation is by zero-shot accuracy, on labelled images")
+        if method is not None:
+            for problem in method.conflicts(_asked(call)):
+                problems.add(problem)
+        problems.goes_with("patience", "val")
+        if classes is not None and not new_head:
+            problems.add(f"--classes{where('classes')} needs --reset-head or --init head")
+        if len(call.values["lr"]) > 1 and not call.given("val"):
+            problems.add(f"several values of --lr{where('lr')} need --val, which selects among them")
+        if len(betas) != 2:
+            problems.add(f"betas takes two numbers, not {len(betas)}{where('betas')}")
+        kinds = [item.partition(":")[0] for item in texts(augment)]
+        repeated = sorted({kind for kind in kinds if kinds.count(kind) > 1})
+        if repeated:
+            problems.add(f"--augment lists {', '.join(repeated)} twice{where('augment')}")
+
+    from hydractl.api.making import made, place_of_model
+    from hydractl.files.verb_answers import RecipeSetting
+    from hydractl.training.course import ScheduleOptions
+    from hydractl.training.options import (
+        LossOptions,
+        OptimizerOptions,
+        TrainingDataOptions,
+        TrainOptions,
+        WeightOptions,
+    )
+    from hydractl.verbs.finetune import run
+    from hydractl.verbs.finetune_request import TrainingRequest
+    from hydractl.verbs.opening import opening_options
+
+    # The names of --labels are those of a new classifier, and not of the model that is opened.
+    opening = opening_options(
+        arch=arch,
+        labels=labels,
+        max_length=max_length,
+        prompt=prompt,
+        seed=seed,
+        bodies=method is None or method.trains,
+    )
+    names_of_new_head = None
+    if new_head:
+        names_of_new_head = tuple(opening.labels or ()) or None
+        opening = replace(opening, labels=None)
+    first_beta, second_beta = betas
+    options = TrainOptions(
+        data=TrainingDataOptions(
+            train=text(train),
+            val=text_or_none(val),
+            limit=limit,
+            seed=seed,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            workers=workers,
+            augment=tuple(texts(augment)),
+        ),
+        seed=seed,
+        lr=tuple(call.values["lr"]),
+        epochs=epochs or 0,
+        steps=steps,
+        patience=patience,
+        min_delta=min_delta,
+        weights=WeightOptions(
+            init=init,
+            reset_head=reset_head,
+            classes=classes,
+            labels=names_of_new_head,
+            train_last=train_last,
+            tower=tower,
+            freeze=tuple(texts(freeze)),
+            lenient=call.rank("freeze") == RECIPE,
+        ),
+        optimizer=OptimizerOptions(
+            name=optimizer,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            betas=(first_beta, second_beta),
+            eps=eps,
+            clip=clip,
+        ),
+        schedule=ScheduleOptions(shape=schedule, warmup=warmup, floor=lr_floor),
+        loss=LossOptions(name=loss, label_smoothing=label_smoothing, autocast=autocast),
+    )
+    in_effect = {}
+    for option in recipe_options():
+        value = call.values[option.name]
+        value = str(value) if isinstance(value, MethodOptions) else value
+        in_effect[option.name] = RecipeSetting(value=value, source=call.sources[option.name])
+    path, folder = place_of_model(output, "" if len(models) > 1 else "tuned.st")
+    request = TrainingRequest(
+        models=models,
+        opening=opening,
+        options=options,
+        ensemble=method,
+        device=device,
+        dtype=dtype,
+        dropout=dropout,
+        checkpoint_blocks=checkpoint_blocks,
+        compile=compile,
+        shard=shard,
+        timeout=timeout,
+        output=path,
+        log_file=text_or_none(log),
+        save_every=str(save_every),
+        resume=resume,
+        force=force,
+        dry_run=dry_run,
+        recipe=in_effect,
+        notes=call.notes,
+    )
+    return made(run(request, log=call.log), folder, files=None)
+
+
+def _check_captions(problems: Problems, train: object, loss: str) -> None:
+    """Add a problem if captions are trained without the contrastive loss, or this loss without captions."""
+    call = current()
+    spec = str(train or "")
+    has_captions = spec.startswith(CAPTIONS)
+    if has_captions and loss != "contrastive" and "loss" not in call.unread:
+        problems.add(f"--train {spec}{where('train')}: captions need --loss contrastive")
+    if spec and loss == "contrastive" and not has_captions:
+        problems.add(f"--loss contrastive{where('loss')} needs pairs of images and captions: --train {CAPTIONS}FILE")

@@ -1,0 +1,112 @@
+"""What one command asks to be trained: the models, how each is trained, and where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hydractl.files.verb_answers import RecipeSetting
+from hydractl.methods import MethodOptions
+from hydractl.model.source import ModelOptions
+from hydractl.training.options import TrainOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """One training, or several: of each model, one for each seed that its method asks for.
+
+    Attributes:
+        models: the MODELs.
+        opening: how they are opened.
+        options: how each is trained, but for what the method changes.
+        ensemble: the method of an ensemble; None for one model.
+        device, dtype: where and in which numbers it is trained.
+        dropout: the dropout in each layer; None for what the model says.
+        checkpoint_blocks, compile: how the model is sped up, or spares memory.
+        shard: whether weights are divided among the processes of a team.
+        timeout: how long the processes of a team wait for each other, in seconds.
+        output: the file, the folder of several models, or None for names after the models.
+        log_file: the file of the log of the training, ``beside``, or None.
+        save_every: how often the unfinished training is saved, such as ``10m`` or ``500``.
+        resume, force, dry_run: as every verb has them.
+        recipe: every option that a recipe may decide, with its value and the source of that.
+        notes: sentences about values of the recipe that cannot be used.
+    """
+
+    models: Sequence[str]
+    opening: ModelOptions
+    options: TrainOptions
+    ensemble: MethodOptions | None
+    device: str
+    dtype: str
+    dropout: float | None
+    checkpoint_blocks: bool
+    compile: bool
+    shard: bool
+    timeout: float
+    output: str | None
+    log_file: str | None
+    save_every: str
+    resume: bool
+    force: bool
+    dry_run: bool
+    recipe: Mapping[str, RecipeSetting]
+    notes: Sequence[str] = ()
+
+    @property
+    def seed(self) -> int:
+        """The seed of the training, the first one of several."""
+        return self.options.seed
+
+    @property
+    def seed_mark(self) -> str:
+        """The part of a default output name that tells the seed, e.g. ``.seed1``; empty for the default seed."""
+        return f".seed{self.seed}" if self.seed else ""
+
+    @property
+    def tower(self) -> str | None:
+        """The one tower to train; None for all."""
+        return self.options.weights.tower
+
+    @property
+    def trainings(self) -> int:
+        """The number of trainings of each model."""
+        return 1 if self.ensemble is None else self.ensemble.trainings
+
+    @property
+    def outputs(self) -> int | None:
+        """The number of models that a training of an ensemble writes, e.g. of packed:3 three; None if it writes one."""
+        return None if self.ensemble is None else self.ensemble.models()
+
+    def of_member(self, model: str, output: str, index: int) -> TrainingRequest:
+        """Return the request of one of several trainings.
+
+        Args:
+            model: its MODEL.
+            output: its file.
+            index: how many seeds after the first it has.
+        """
+        seed = self.seed + index
+        ensemble = None if self.ensemble is None else self.ensemble.of_one_training()
+        method = RecipeSetting(value=None if ensemble is None else str(ensemble), source=self.recipe["ensemble"].source)
+        return replace(
+            self,
+            models=[model],
+            opening=replace(self.opening, seed=seed),
+            options=replace(self.options, seed=seed, data=replace(self.options.data, seed=seed)),
+            ensemble=ensemble,
+            output=output,
+            recipe={**self.recipe, "ensemble": method},
+        )
+
+    def with_method(self) -> TrainOptions:
+        """Return how the model is trained, with what the method changes: adapter, course, members, class weights."""
+        if self.ensemble is None:
+            return self.options
+        return replace(
+            self.options,
+            weights=replace(self.options.weights, adapter=self.ensemble.adapter()),
+            course=self.ensemble.course(),
+            together=self.ensemble.together(),
+            loss=replace(self.options.loss, class_weights=self.ensemble.class_weights(self.seed)),
+        )
