@@ -75,25 +75,20 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.log import Log
     from hydractl.model.cost import cost_of
     from hydractl.model.loading import build_model
-    from hydractl.settings.finetuning import FinetuneSettings
     from hydractl.training.data import TrainingData
     from hydractl.training.loop import Training, TrainingContext
+    from hydractl.training.options import TrainingDataOptions, TrainOptions, WeightOptions
     from hydractl.training.start import speed_up
-    from hydractl.verbs.finetune import train_options
 
-    settings = FinetuneSettings(
-        model=[arguments.model],
-        train="none",
+    options = TrainOptions(
+        data=TrainingDataOptions(train="none", batch_size=arguments.batch_size),
         steps=10**6,
-        batch_size=arguments.batch_size,
-        device=arguments.device,
-        **more,
+        weights=WeightOptions(train_last=more.get("train_last")),
     )
-    settings.check()
     model = build_model(source, arguments.device)
-    speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
+    speed_up(model, checkpoint_blocks="checkpoint_blocks" in more, compile="compile" in more)
     data = TrainingData(arguments.batch_size, lambda *_: iter(()))
-    run = Training(model, data, train_options(settings), 1e-4, TrainingContext(Log()))
+    run = Training(model, data, options, 1e-4, TrainingContext(Log()))
     model.train()
     inputs = model.example_inputs(arguments.batch_size, arguments.seed)
     labels = torch.arange(arguments.batch_size, device=run.device) % source.classes
