@@ -88,9 +88,7 @@ def plan_checked(
     # Measure the effect. It is harmful if members lie too far apart, or if their answers change too much.
     member_distances = distances(plan, sources)
     shifts_of_log_p: Sequence[float] = [0.0] if check.merge_log_p is None else check.merge_log_p
-    members_lie_apart = max(member_distances) > APART
-    answers_move = max(shifts_of_log_p) > MOVED
-    is_harmful = members_lie_apart or answers_move
+    is_harmful = max(member_distances) > APART or max(shifts_of_log_p) > MOVED
     kept_whole = is_auto and is_harmful
 
     # The record for the file, whether the average is used or not.
@@ -129,8 +127,7 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
         elements += count
         if name not in plan.tensors.equal:
             squares += count * _relative_squares(name, count, sources)
-    mean_squares = squares / max(1, elements)
-    root_mean_squares = np.sqrt(mean_squares)
+    root_mean_squares = np.sqrt(squares / max(1, elements))
     return [to_three_digits(value) for value in root_mean_squares.tolist()]
 
 
@@ -148,10 +145,7 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
     # Add up in pieces, to read only a piece of each member at a time.
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
-        pieces = []
-        for source in sources:
-            piece = read_piece(source.tensors, name, start, stop)
-            pieces.append(piece.double())
+        pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
         weights = torch.stack(pieces)  # [M, elements]
         squared_sizes += weights.square().sum(1).numpy()
 
@@ -240,8 +234,7 @@ def _record_of_means(means: np.ndarray) -> AnswersRecord:
     """
     accuracies = means[:-_FIGURES_OF_ENSEMBLE]
     ensemble_accuracy, mutual_information, differing_pairs = means[-_FIGURES_OF_ENSEMBLE:]
-    members = len(accuracies)
-    pairs = max(1, math.comb(members, 2))
+    pairs = max(1, math.comb(len(accuracies), 2))
     return AnswersRecord(
         members=accuracies.tolist(),
         ensemble=ensemble_accuracy,
@@ -260,11 +253,12 @@ def _sums_over_batch(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
         logits: ``[M, B, classes]``.
         labels: ``[B]``.
     """
-    logits_on_cpu = logits.float().cpu()
-    samples = samples_of(logits_on_cpu.numpy(), labels, pairs=False)
+    samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
     is_correct = samples.votes == labels  # [M, B]
-    correct_of_members = is_correct.sum(1).tolist()
-    correct_together = samples.total("correct")
     mutual_information = samples.mean("mi") * len(labels)
-    differing_pairs = samples.total("differing_pairs")
-    return [*correct_of_members, correct_together, mutual_information, differing_pairs]
+    return [
+        *is_correct.sum(1).tolist(),
+        samples.total("correct"),
+        mutual_information,
+        samples.total("differing_pairs"),
+    ]

@@ -122,11 +122,7 @@ class FusedTensors:
     def elements(self, stock: Sequence[str]) -> int:
         """Return the number of stored elements of the tensors with these stock names, over all members."""
         wanted = set(stock)
-        elements = 0
-        for name, origin in self._origins.items():
-            if origin.stock_name in wanted:
-                elements += self.info(name).numel
-        return elements
+        return sum(self.info(name).numel for name, origin in self._origins.items() if origin.stock_name in wanted)
 
     def names(self) -> list[str]:
         """Return all tensor names, sorted."""
@@ -149,8 +145,7 @@ class FusedTensors:
         # A head tensor of a site that is stored once, an average, or a tensor of one member (or equal in all).
         union_of_site = self._union_of.get(name)
         if union_of_site is not None:
-            tensors_of_site = self._tensors_of_site(union_of_site)
-            return tensors_of_site[name]
+            return self._tensors_of_site(union_of_site)[name]
         member, stock_name = self._origins[name]
         if stock_name in self._to_average:
             return self._mean_over_members(stock_name)
@@ -257,11 +252,7 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
     common_origin = first.origin if len(origins) == 1 else None
 
     # Take class names and prompt from the first member that names its classes.
-    named = first
-    for description in descriptions:
-        if description.labels is not None:
-            named = description
-            break
+    named = next((description for description in descriptions if description.labels is not None), first)
 
     # Each member's digest and provenance.
     members: list[dict[str, object]] = []
@@ -343,9 +334,7 @@ def _differences_of_members(a: Source, b: Source) -> list[str]:
         compared.append(("number of classes", a.classes, b.classes))
     if first.prompt is not None and second.prompt is not None:
         compared.append(("prompt", first.prompt, second.prompt))
-    first_size = first.preprocess.get("input_size")
-    second_size = second.preprocess.get("input_size")
-    compared.append(("input size", first_size, second_size))
+    compared.append(("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size")))
 
     differences: list[str] = []
     for quality, expected, actual in compared:
@@ -499,12 +488,7 @@ def _same_head(blocks: Sequence[HeadWeights], first: HeadOwner, other: HeadOwner
         return True
     first_head = blocks[first.member].select([first.position])
     other_head = blocks[other.member].select([other.position])
-    for name in names:
-        first_tensor = getattr(first_head, name)
-        other_tensor = getattr(other_head, name)
-        if not _same_tensor(first_tensor, other_tensor):
-            return False
-    return True
+    return all(_same_tensor(getattr(first_head, name), getattr(other_head, name)) for name in names)
 
 
 class HeadUnion:
@@ -532,9 +516,7 @@ class HeadUnion:
         shapes = {name: meta_tensor(first.tensors.info(name)) for name in self.names}
         with plain_sizes():
             self._write_heads(shapes, meta=True)
-        self.infos = {}
-        for name, tensor in shapes.items():
-            self.infos[name] = tensor_info(tensor)
+        self.infos = {name: tensor_info(tensor) for name, tensor in shapes.items()}
 
     def read(self) -> dict[str, Tensor]:
         """Read all tensors of the site, by stock name."""

@@ -175,10 +175,7 @@ def self_check(
         before = _run_members_as_they_were(sources, averages, trial, together)
 
     # The fused members must equal the members run alone.
-    runtime_errors: list[float] = []
-    for together_here, alone_here in zip(together, alone, strict=True):
-        difference = together_here - alone_here
-        runtime_errors.append(float(difference.abs().max()))
+    runtime_errors = [float((fused - member).abs().max()) for fused, member in zip(together, alone, strict=True)]
     max_abs_logit = float(together.abs().max())
     tolerance = TOLERANCE * max(1.0, max_abs_logit)
     within_tolerance = [error <= tolerance for error in runtime_errors]  # False for NaN, which max() might miss
@@ -204,8 +201,7 @@ def self_check(
     result["pool_max_abs"] = _next_power_of_ten(pool_error)
     result["tolerance"] = to_three_digits(tolerance)
     result.update(_rounded_diversity(together))
-    has_no_answers = sources[0].classes == 0
-    if has_no_answers:
+    if sources[0].classes == 0:  # bodies give no answers
         for key in _KEYS_OF_ANSWERS:
             result.pop(key, None)
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
@@ -308,9 +304,7 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
         What it ran with, which is also for the members; and the logits of all members, ``[M, B, classes]``.
     """
     device = averages.device
-    tensors = averages.in_place(plan.tensors)
-    fused = float32_model(plan.description, tensors, device, averages.dtype)
-    fused = fused.with_classes()
+    fused = float32_model(plan.description, averages.in_place(plan.tensors), device, averages.dtype).with_classes()
     classes: Classes | None = None  # the members run alone need the same classes
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
@@ -327,9 +321,7 @@ def _may_be_shortened(plan: FusionPlan) -> bool:
     Where averaging changes weights, it is decided on these inputs whether they may be averaged.
     """
     changed_by_averaging = set(plan.averaged) - plan.tensors.equal
-    if changed_by_averaging:
-        return False
-    return macs(plan.description, plan.tensors) >= BIG
+    return not changed_by_averaging and macs(plan.description, plan.tensors) >= BIG
 
 
 def _random_inputs(plan: FusionPlan, family: ModelFamily, seed: int, shortened: bool) -> Any:
@@ -351,23 +343,20 @@ def _run_member_alone(source: Source, averages: _AveragedTensors, trial: _Trial)
     if trial.classes is not None:
         labels, templates = trial.classes
         model = model.zero_shot(labels, templates)
-    logits_of_members = trial.logits_of(model)  # [1, B, classes]
-    return logits_of_members[0].double()
+    return trial.logits_of(model)[0].double()
 
 
 def _next_power_of_ten(error: float) -> float:
     """Return the smallest power of ten that is not below a rounding error; at least 1e-6."""
     if error <= 0:
         return 1e-6
-    exponent = math.ceil(math.log10(error))
-    shown_exponent = max(-6, exponent)
-    return float(f"1e{shown_exponent}")
+    exponent = max(-6, math.ceil(math.log10(error)))
+    return float(f"1e{exponent}")
 
 
 def to_three_digits(value: float) -> float:
     """Return a measured number rounded to three digits, as files hold it; further digits may differ by machine."""
-    text = f"{value:.3g}"
-    return float(text)
+    return float(f"{value:.3g}")
 
 
 # --- weights of 16 bits: blocks read their weights when they run, and compute in float32 ------------------------------
@@ -378,11 +367,8 @@ def storage_dtype(tensors: TensorSource) -> torch.dtype:
 
     It is the 16-bit dtype of the floating point tensors if all of them have the same; otherwise float32.
     """
-    floating_dtypes = set()
-    for name in tensors.names():
-        dtype = torch_dtype(tensors.info(name))
-        if dtype.is_floating_point:
-            floating_dtypes.add(dtype)
+    dtypes = {torch_dtype(tensors.info(name)) for name in tensors.names()}
+    floating_dtypes = {dtype for dtype in dtypes if dtype.is_floating_point}
     for dtype in _SIXTEEN_BITS:
         if floating_dtypes == {dtype}:
             return dtype

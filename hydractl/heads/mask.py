@@ -68,11 +68,7 @@ class Site:
 
 def all_heads(sites: Iterable[Site]) -> list[Head]:
     """List every head of the given sites in model order, which is also the order that decides ties in hydractl."""
-    heads: list[Head] = []
-    for site in sites:
-        for number in range(site.heads):
-            heads.append((site.path, number))
-    return heads
+    return [(site.path, number) for site in sites for number in range(site.heads)]
 
 
 class SiteDocument(TypedDict):
@@ -119,8 +115,7 @@ class HeadMask:
         to_remove = set(removed)
         kept = {}
         for path, heads in self.kept.items():
-            remaining = [head for head in heads if (path, head) not in to_remove]
-            kept[path] = tuple(remaining)
+            kept[path] = tuple(head for head in heads if (path, head) not in to_remove)
         return HeadMask(self.heads, kept)
 
     def intersect(self, other: HeadMask) -> HeadMask:
@@ -128,8 +123,7 @@ class HeadMask:
         kept = {}
         for path, heads in self.kept.items():
             other_heads = other.kept[path]
-            in_both = [head for head in heads if head in other_heads]
-            kept[path] = tuple(in_both)
+            kept[path] = tuple(head for head in heads if head in other_heads)
         return HeadMask(self.heads, kept)
 
     def at(self, paths: Iterable[str]) -> HeadMask:
@@ -151,11 +145,7 @@ class HeadMask:
     @property
     def kept_heads(self) -> list[Head]:
         """All kept heads in model order."""
-        kept: list[Head] = []
-        for path, numbers in self.kept.items():
-            for number in numbers:
-                kept.append((path, number))
-        return kept
+        return [(path, number) for path, numbers in self.kept.items() for number in numbers]
 
     @property
     def removed_heads(self) -> list[Head]:
@@ -163,22 +153,17 @@ class HeadMask:
         removed: list[Head] = []
         for path, count in self.heads.items():
             kept = set(self.kept[path])
-            for number in range(count):
-                if number not in kept:
-                    removed.append((path, number))
+            removed += [(path, number) for number in range(count) if number not in kept]
         return removed
 
     @property
     def is_full(self) -> bool:
         """Whether no head has been removed."""
-        heads_before = sum(self.heads.values())
-        heads_kept = sum(self.counts())
-        return heads_kept == heads_before
+        return sum(self.counts()) == sum(self.heads.values())
 
     def counts(self) -> list[int]:
         """Return the number of kept heads per site, in model order."""
-        numbers_of_sites = self.kept.values()
-        return [len(numbers) for numbers in numbers_of_sites]
+        return [len(numbers) for numbers in self.kept.values()]
 
     def to_json(
         self,
@@ -227,8 +212,7 @@ class HeadScores:
         for path, scores in self.scores.items():
             values: list[float | None] = []
             for score in scores:
-                is_of_removed_head = math.isinf(score)
-                values.append(None if is_of_removed_head else score)
+                values.append(None if math.isinf(score) else score)  # None: a removed head
             sites[path] = values
         return {"schema": SCORES_SCHEMA, "sites": sites, **self.info}
 
@@ -282,9 +266,7 @@ def _read_document(document: Any, schema: str, origin: str) -> Mapping[str, obje
 
 def _is_index(value: Any) -> TypeGuard[int]:
     """Return whether a value is an integer; ``True`` and ``False``, which Python counts as integers, are not."""
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:
@@ -299,12 +281,9 @@ def _is_finite(value: Any) -> bool:
 
 def _text_of_shape(counts: Sequence[int]) -> str:
     """Describe a model by its number of sites and the number of heads of each, e.g. ``12 sites x 12 heads``."""
-    sites = len(counts)
-    are_equal = len(set(counts)) == 1
-    if are_equal:
-        return f"{sites} sites x {shown(counts[0])} heads"
-    listed = shown(list(counts), 100)
-    return f"{sites} sites, heads {listed}"
+    if len(set(counts)) == 1:
+        return f"{len(counts)} sites x {shown(counts[0])} heads"
+    return f"{len(counts)} sites, heads {shown(list(counts), 100)}"
 
 
 def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str | None = None) -> HeadMask:
@@ -506,15 +485,12 @@ def _read_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[
     removed: list[Head] = []
     for number, step in enumerate(steps, start=1):
         # A malformed step has neither site nor head.
-        path: Any = None
-        head: Any = None
-        if isinstance(step, Mapping):
-            path = step.get("site")
-            head = step.get("head")
+        entries: Mapping[str, Any] = step if isinstance(step, Mapping) else {}
+        path = entries.get("site")
+        head = entries.get("head")
 
         # The site must exist, then the head in it, and it must still be there.
-        is_known_site = isinstance(path, str) and path in heads_of_site
-        if not is_known_site:
+        if not isinstance(path, str) or path not in heads_of_site:
             problems.append(f"step {number}: unknown site {shown(path)}")
             continue
         count = heads_of_site[path]

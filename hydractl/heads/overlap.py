@@ -13,9 +13,7 @@ from hydractl.heads.mask import Head, HeadMask
 
 def comparable(a: HeadMask, b: HeadMask) -> bool:
     """Return whether two masks have the same sites with the same numbers of heads."""
-    heads_of_a = dict(a.heads)
-    heads_of_b = dict(b.heads)
-    return heads_of_a == heads_of_b
+    return dict(a.heads) == dict(b.heads)
 
 
 class SetOverlap(TypedDict):
@@ -63,30 +61,22 @@ def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
         The numbers of heads in each and in both, and how similar the sets are, see :func:`mask_overlap`. A number that
         has no meaning because a set is empty is None.
     """
-    in_both = set(a).intersection(b)
-    shared = len(in_both)
+    shared = len(set(a).intersection(b))
 
     # The overlap coefficient: which share of the smaller set is in the larger one, too.
     smaller_size = min(len(a), len(b))
     overlap: float | None = shared / smaller_size if smaller_size else None
 
-    # How differently the two sets are spread over the sites.
-    divergence = jensen_shannon(_heads_by_site(a), _heads_by_site(b))
+    # The divergence tells how differently the two sets are spread over the sites.
+    sites_of_a = Counter(site for site, _ in a)
+    sites_of_b = Counter(site for site, _ in b)
     return {
         "counts": [len(a), len(b)],
         "shared": shared,
         "jaccard": jaccard(a, b),
         "overlap": overlap,
-        "divergence": divergence,
+        "divergence": jensen_shannon(sites_of_a, sites_of_b),
     }
-
-
-def _heads_by_site(heads: Iterable[Head]) -> Counter[str]:
-    """Return the number of heads at each site that has any."""
-    counts: Counter[str] = Counter()
-    for site, _ in heads:
-        counts[site] += 1
-    return counts
 
 
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
@@ -101,8 +91,7 @@ def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
 
     # Collect the terms p log2(p / mean) of both divergences; a share of 0 has no term.
     terms = []
-    keys = {**a, **b}
-    for key in keys:
+    for key in {**a, **b}:
         p = a.get(key, 0) / total_a
         q = b.get(key, 0) / total_b
         if p:
@@ -114,8 +103,7 @@ def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
     divergence = math.fsum(terms) / 2
 
     # Rounding may leave the range 0..1.
-    not_negative = max(divergence, 0.0)
-    return min(not_negative, 1.0)
+    return min(max(divergence, 0.0), 1.0)
 
 
 def jaccard(a: Iterable[Head], b: Iterable[Head]) -> float | None:
@@ -123,7 +111,4 @@ def jaccard(a: Iterable[Head], b: Iterable[Head]) -> float | None:
     heads_of_a = set(a)
     heads_of_b = set(b)
     in_either = heads_of_a | heads_of_b
-    if not in_either:
-        return None
-    in_both = heads_of_a & heads_of_b
-    return len(in_both) / len(in_either)
+    return len(heads_of_a & heads_of_b) / len(in_either) if in_either else None

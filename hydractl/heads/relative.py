@@ -84,10 +84,7 @@ class Relative:
         if self.shared is not None:
             assert heads is not None, "heads that share numbers are known by their original numbers"
             common = self.shared.index_select(0, heads)  # [n, T, T]
-            if numbers is None:
-                numbers = common
-            else:
-                numbers = numbers + common
+            numbers = common if numbers is None else numbers + common
         assert numbers is not None, "heads without vectors of distances have a number for each"
 
         # Keep the rows of the query tokens. Without positions these are all tokens, the same for every sample.
@@ -111,10 +108,8 @@ class Relative:
         """
         # The distance of each query token from each key token.
         assert self.index is not None, "vectors are those of distances"
-        if self.positions is None:
-            index = self.index[None, None]  # [1, 1, T, T]
-        else:
-            index = self.index[self.positions][:, None]  # [B, 1, q, T]
+        # Of all tokens [1, 1, T, T], of some [B, 1, q, T].
+        index = self.index[None, None] if self.positions is None else self.index[self.positions][:, None]
 
         # Compare each token with all R distances at once, then pick the score at its distance from each other token.
         total = q.new_zeros(())

@@ -81,18 +81,13 @@ class Rotary:
             angles_of_samples = angles.expand(*leading_axes, -1, -1)  # [(M,) B, 1 or H, T, width]
             return angles_of_samples.gather(-2, index)  # [(M,) B, 1 or H, q, width]
 
-        cos = picked(self.cos)
-        sin = picked(self.sin)
-        return Rotary(cos, sin, self.neighbours, self.of_heads)
+        return Rotary(picked(self.cos), picked(self.sin), self.neighbours, self.of_heads)
 
     def of(self, member: int) -> Rotary:
         """Return the angles of one member, without an axis of members."""
-        without_members = self.cos.dim() == 4
-        if without_members:
+        if self.cos.dim() == 4:
             return self
-        cos = self.cos[member]
-        sin = self.sin[member]
-        return Rotary(cos, sin, self.neighbours, self.of_heads)
+        return Rotary(self.cos[member], self.sin[member], self.neighbours, self.of_heads)
 
     def for_heads(self, members: Mapping[int, Tensor]) -> Rotary:
         """Return the angles for the heads of several members, side by side.

@@ -25,11 +25,7 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
         most = max(present.heads.values())
         if not 0 <= keep <= most:
             raise UsageError(f"--keep {keep} is outside 0..{most}, the heads of a site")
-        budget = {}
-        for path, kept in present.kept.items():
-            surplus = len(kept) - keep
-            budget[path] = max(0, surplus)
-        return budget
+        return {path: max(0, len(kept) - keep) for path, kept in present.kept.items()}
 
     # Every site loses the same number, which the smallest one must have.
     fewest = min(present.counts())
@@ -67,8 +63,7 @@ def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
 
     def importance(head: Head) -> float:
         path, number = head
-        scores_of_site = scores.scores[path]
-        return scores_of_site[number]
+        return scores.scores[path][number]
 
     return sorted(heads, key=importance)
 
@@ -77,10 +72,8 @@ def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, 
     """Return the mask without the least important heads of each site, as many as the budget of the site says."""
     removed: list[Head] = []
     for path, kept in present.kept.items():
-        heads = [(path, number) for number in kept]
-        least_important_first = lowest(scores, heads)
-        count = budget[path]
-        removed += least_important_first[:count]
+        least_important_first = lowest(scores, [(path, number) for number in kept])
+        removed += least_important_first[: budget[path]]
     return present.without(removed)
 
 
@@ -176,8 +169,7 @@ def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[
         raise UsageError(f"cannot draw {count} heads from the first {first} of the ranking")
     generator = random.Random(seed)
     drawn_indices = generator.sample(range(first), count)
-    in_order = sorted(drawn_indices)
-    return [ranking.removed[index] for index in in_order]
+    return [ranking.removed[index] for index in sorted(drawn_indices)]
 
 
 def check_whole(ranking: Ranking, kept: Iterable[Head], origin: str) -> None:
@@ -208,10 +200,6 @@ def check_scored(scores: HeadScores, present: HeadMask) -> None:
     Raises:
         InputError: lists the heads without a score.
     """
-    missing = []
-    for path, head in present.kept_heads:
-        score = scores.scores[path][head]
-        if math.isinf(score):
-            missing.append(f"{path} head {head}")
+    missing = [f"{path} head {head}" for path, head in present.kept_heads if math.isinf(scores.scores[path][head])]
     if missing:
         raise InputError("the scores lack heads that the model has", problems=missing)

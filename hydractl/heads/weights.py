@@ -96,9 +96,7 @@ class HeadWeights:
         key_of_head = list(self.key_heads)
 
         def repeat(name: str, tensor: Tensor) -> Tensor:
-            if name in OF_KEYS:
-                return tensor[key_of_head]
-            return tensor
+            return tensor[key_of_head] if name in OF_KEYS else tensor
 
         return self._with_each_tensor_changed(repeat, None)
 
@@ -132,14 +130,9 @@ class HeadWeights:
 
         # Rows of keys and values go to the positions of key heads, all other rows to those of heads.
         def scatter(name: str, tensor: Tensor) -> Tensor:
-            count = heads
-            row_positions = head_positions
-            if name in OF_KEYS:
-                count = key_head_count
-                row_positions = key_positions
-            index = torch.tensor(row_positions, dtype=torch.long)
+            count, row_positions = (key_head_count, key_positions) if name in OF_KEYS else (heads, head_positions)
             scattered = tensor.new_zeros((count, *tensor.shape[1:]))
-            scattered[index] = tensor
+            scattered[torch.tensor(row_positions, dtype=torch.long)] = tensor
             return scattered
 
         return self._with_each_tensor_changed(scatter, key_heads)
@@ -160,11 +153,7 @@ class HeadWeights:
 
         def gather(name: str, _: Tensor) -> Tensor:
             sources = sources_of_keys if name in OF_KEYS else heads
-            tensors_of_heads = []
-            for block, position in sources:
-                tensor = getattr(block, name)
-                tensors_of_heads.append(tensor[position])
-            return torch.stack(tensors_of_heads)
+            return torch.stack([getattr(block, name)[position] for block, position in sources])
 
         first_block, _ = heads[0]
         return first_block._with_each_tensor_changed(gather, key_heads)
@@ -178,9 +167,7 @@ class HeadWeights:
             change: returns the new tensor from the name and the old one; it is not called for tensors that are None.
             key_heads: for each head of the copy, the index of the key head that it uses, or None.
         """
-        changed: dict[str, Any] = {"key_heads": None}
-        if key_heads is not None:
-            changed["key_heads"] = tuple(key_heads)
+        changed: dict[str, Any] = {"key_heads": None if key_heads is None else tuple(key_heads)}
         for name in PER_HEAD:
             tensor = getattr(self, name)
             if tensor is not None:

@@ -86,7 +86,9 @@ class Prediction:
     def predicted_labels(self) -> list[str]:
         """The name of each sample's predicted class; its index as a text if classes have no names."""
         indices = self.predicted.tolist()
-        return list(map(str, indices)) if self.labels is None else [self.labels[index] for index in indices]
+        if self.labels is None:
+            return [str(index) for index in indices]
+        return [self.labels[index] for index in indices]
 
 
 def prediction_of(

@@ -479,8 +479,9 @@ class PerMember(nn.Module):
     def _product(self) -> MembersLinear | MembersLayerNorm:
         """Return a layer that applies all members' modules at once, with their present weights."""
         modules: list[Any] = self._each
-        has_bias = modules[0].bias is not None
-        bias = self._bias.stacked([module.bias for module in modules]) if has_bias else None
+        bias = None
+        if modules[0].bias is not None:
+            bias = self._bias.stacked([module.bias for module in modules])
         weight = self._weight.stacked([module.weight for module in modules])
         return self._product_of(weight, bias)
 
