@@ -269,8 +269,8 @@ def test_classes_that_were_named_travel_in_the_file(clip: str) -> None:
     description = open_source("h.st").description
     assert description.labels == LABELS and description.prompt == ["one {label}"]
     assert open_source("b.st").description.labels is None
-    assert describe("h.st").to_json()["prompt"] == ["one {label}"]
-    assert "prompt" not in describe("b.st").to_json()
+    assert describe("h.st").to_dict()["prompt"] == ["one {label}"]
+    assert "prompt" not in describe("b.st").to_dict()
     model = hydractl.load("h.st", device="cpu")
     with torch.no_grad():
         assert model(clip_images()).shape == (3, 3)
