@@ -423,7 +423,7 @@ def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str])
     from hydractl.report.terminal import render
     from hydractl.verbs.info import describe
 
-    made = [describe(file).to_json(), json.loads(Path("c.avg.json").read_text())]
+    made = [describe(file).to_dict(), json.loads(Path("c.avg.json").read_text())]
     commands = [
         ["prune", "base.st", "--mask", "t0.mask.json", "-o", "p.st", "--json"],
         ["prune", "base.st", "--method", "magnitude", "--keep", "2", "--dry-run", "--json"],

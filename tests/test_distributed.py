@@ -81,7 +81,7 @@ def run(*arguments, log, **options):
             answers = globals()[case](group)
     finally:
         print(json.dumps({"waited": time.monotonic() - begun}), file=sys.stderr, flush=True)
-    return Outcome({"answers": answers})
+    return Outcome(result_of({"answers": answers}))
 
 module = types.ModuleType("hydractl.verbs.prune")
 module.__spec__ = ModuleSpec(module.__name__, None)

@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluated(folder: Path) -> dict[str, float]:
     """What ``eval`` says of the same model and data."""
     document = hydractl.evaluate(folder / "h.st", test=folder / "data.npz", ood={"o": folder / "ood.npz"}, device="cpu")
-    row = document["models"][0]
-    return {"accuracy": row["id"]["accuracy"], "nll": row["id"]["nll"], "auroc": row["ood"]["o"]["auroc"]}
+    row = document.models[0]
+    return {"accuracy": row.id.accuracy, "nll": row.id.nll, "auroc": row.ood["o"].auroc}
 
 
 def test_a_server_answers_in_batches(folder: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hydractl.data.held import Table
+from hydractl.files.results import Result
 
 Path: TypeAlias = Union[str, "os.PathLike[str]"]
 
@@ -43,7 +44,7 @@ NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
 ManyData: TypeAlias = Data | Mapping[str, Data]
 """One data set, or several under names that tell them apart in messages."""
 
-JsonDocument: TypeAlias = Path | Mapping[str, object]
+JsonDocument: TypeAlias = Path | Result | Mapping[str, object]
 """The document that a function returned, or the file of one."""
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]

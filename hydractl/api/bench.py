@@ -164,4 +164,4 @@ def bench(
         dry_run=dry_run,
         log=log(),
     )
-    return Benchmark(outcome)
+    return outcome.returned(Benchmark)

@@ -18,6 +18,7 @@ from hydractl.api.wording import Wording
 from hydractl.data.held import HeldData, held_set
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.files.inputs import reading
+from hydractl.files.results import Result
 from hydractl.jsonio import HeldDocument, json_bytes, parse_json
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import Option, options_of
@@ -232,6 +233,8 @@ def value_for_option(option: Option, value: object, data: Mapping[str, str]) -> 
     # An option whose value may be any text can name a JSON file; then a mapping or a list is the content of that file.
     takes_any_text = option.type is str and not option.choices and option.pattern is None
     may_name_a_file = takes_any_text and not option.many
+    if isinstance(value, Result):
+        value = value.to_dict()
     is_content_of_file = isinstance(value, Mapping | list | tuple)
     if may_name_a_file and is_content_of_file:
         return HeldDocument(option.name, _as_json(option, value))

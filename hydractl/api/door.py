@@ -15,12 +15,14 @@ from hydractl.api.models import Model, ModelLike, open
 from hydractl.api.wording import Wording
 from hydractl.errors import HydraError, RequirementError, UsageError
 from hydractl.files.inputs import reading
+from hydractl.files.results import Result
 from hydractl.jsonio import HeldDocument
 from hydractl.model.source import HeldModel, HeldRow
 from hydractl.options.call import gather_arguments
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
 from hydractl.options.signature import Declared
+from hydractl.verbs.outcome import Outcome
 
 
 def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str, object]) -> Any:
@@ -72,12 +74,13 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
             verb_call.ready = protect_inputs
             result = verb_call.run(further)
             # Rows are computed while they are taken: take them here, while the inputs are protected.
-            if result.outcome.lines is not None:
-                result.outcome.lines = iter(list(result.outcome.lines))
+            outcome = result.outcome or Outcome(result)
+            if outcome.lines is not None:
+                outcome.lines = iter(list(outcome.lines))
     except HydraError as error:
         wording.translate(error)
         raise
-    unmet = result.outcome.unmet
+    unmet = outcome.unmet
     if unmet:
         raise RequirementError(f"{len(unmet)} of the requirements do not hold", problems=unmet)
     return result
@@ -185,6 +188,8 @@ def document_arguments(documents: Any) -> list[str]:
     """Return each document as the name of its file, or as a text that holds it."""
     names: list[str] = []
     for number, document in enumerate(as_list(documents), start=1):
+        if isinstance(document, Result):
+            document = document.to_dict()
         if isinstance(document, Mapping):
             names.append(HeldDocument(f"document {number}", dict(document)))
         else:

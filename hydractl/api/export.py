@@ -95,4 +95,4 @@ def export(
         dry_run=dry_run,
         log=log(),
     )
-    return Exports(outcome)
+    return outcome.returned(Exports)

@@ -265,6 +265,6 @@ def extract_circuit(
     )
     if folder is not None:
         outcome.files = []
-    if "circuits" in outcome.document:
-        return Circuits(outcome)
-    return Circuit(outcome)
+    if isinstance(outcome.result, Circuits):
+        return outcome.returned(Circuits)
+    return outcome.returned(Circuit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from hydractl.api.results import Document
+from hydractl.api.results import Result
 from hydractl.options.call import current, text_or_none
 from hydractl.verbs.outcome import Outcome
 
@@ -41,7 +41,7 @@ def made(outcome: Outcome, folder: Folder | None, *, files: int | None = 1) -> M
         folder: the temporary folder of the files, which lives as long as the model.
         files: how many of the files are models: the first ones, each opened as a model; None for all.
     """
-    result = Document(outcome)
+    result = outcome.returned(Result)
     if not current().from_python:
         return cast("Model", result)
     models = _models()

@@ -18,12 +18,13 @@ from torch import nn
 from hydractl.api.arguments import Data
 from hydractl.api.calling import data_argument
 from hydractl.api.modules import open_module
-from hydractl.api.results import Document
+from hydractl.api.results import Result
 from hydractl.data import open_data
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
 from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
+from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
@@ -35,7 +36,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite_weights
 from hydractl.options.call import name_for_weights
-from hydractl.verbs.info import INFO_SCHEMA, with_model
+from hydractl.verbs.info import with_model
 from hydractl.verbs.outcome import Outcome
 
 
@@ -54,13 +55,13 @@ class Model:
     Attributes:
         sources: one for each model.
         refs: the files or names of the models, if these alone define them; else empty.
-        result: the document of the function that made the model; None if the model was opened.
+        result: the :class:`Result` of the function that made the model; None if the model was opened.
         folder: the temporary folder of its files, if they were given no name.
     """
 
     sources: Sequence[Source] = field(repr=False)
     refs: Sequence[str] = ()
-    result: Document | None = field(default=None, repr=False)
+    result: Any = field(default=None, repr=False)
     folder: Folder | None = field(default=None, repr=False)
 
     @property
@@ -107,8 +108,8 @@ class Model:
         """Show the table of the function that made the model, or the facts in its header."""
         if self.result is not None:
             return self.result._repr_html_()
-        about = InfoAnswer(schema=INFO_SCHEMA, file=self.name, holds=CHECKPOINT_SCHEMA)
-        return Document(with_model(about, self.description).to_dict())._repr_html_()
+        about = InfoAnswer(file=self.name, holds=CHECKPOINT_SCHEMA)
+        return with_model(about, self.description)._repr_html_()
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Model:
@@ -242,7 +243,7 @@ def load(
 
 
 def save(
-    what: ModelLike | Mapping[str, object],
+    what: ModelLike | Result | Mapping[str, object],
     path: str | os.PathLike[str],
     *,
     trained_on: Data | None = None,
@@ -266,6 +267,8 @@ def save(
         OutputError, StorageError: the file cannot be written.
         UsageError: the path has the ending of another kind of file.
     """
+    if isinstance(what, Result):
+        what = what.to_dict()
     if isinstance(what, Mapping):
         with Output(file_path(os.fspath(path)), force=force) as output:
             return write_json(output, what)
@@ -361,36 +364,45 @@ def _from_pretrained(
 HydraModel.from_pretrained = staticmethod(_from_pretrained)  # type: ignore[attr-defined]
 
 
-class Calibrated(Document):
+@dataclass(repr=False)
+class Calibrated:
     """The values that :func:`hydractl.calibrate` chose.
 
     Attributes:
         model: the calibrated model.
+        result: all that was chosen, and on which data.
     """
 
     model: Model
+    result: CalibrateAnswer
 
     @property
     def temperature(self) -> float | None:
         """The temperature; None if there is none, or if each class has its own."""
-        calibration = self.get("calibration")
-        if calibration is None:
-            return None
-        return calibration["temperature"]
+        calibration = self.result.calibration
+        return None if calibration is None else calibration.temperature
 
     @property
     def threshold(self) -> float | None:
         """The OOD score from which on a sample is flagged; None without a threshold."""
-        threshold = self.get("threshold")
-        if threshold is None:
-            return None
-        return threshold["value"]
+        threshold = self.result.threshold
+        return None if threshold is None else threshold.value
 
     @property
     def score(self) -> str | None:
         """The OOD score; None if none was asked for."""
-        score: str | None = self.get("ood_score")
-        return score
+        return self.result.ood_score
 
-    def _summary(self) -> str:
-        return f"temperature {self.temperature}, threshold {self.threshold}, score {self.score}"
+    @property
+    def files(self) -> list[Path]:
+        """The files that were written."""
+        return self.result.files
+
+    def __repr__(self) -> str:
+        return f"<Calibrated: temperature {self.temperature}, threshold {self.threshold}, score {self.score}>"
+
+    def __str__(self) -> str:
+        return str(self.result)
+
+    def _repr_html_(self) -> str:
+        return self.result._repr_html_()

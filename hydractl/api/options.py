@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from hydractl.api.models import ModelLike
     from hydractl.data.held import Table
+    from hydractl.files.results import Result
 
     Path: TypeAlias = str | "os.PathLike[str]"
 
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     ManyData: TypeAlias = Data | Mapping[str, Data]
     """One data set, or several under names that tell them apart in messages."""
 
-    JsonDocument: TypeAlias = Path | Mapping[str, object]
+    JsonDocument: TypeAlias = Path | Result | Mapping[str, object]
     """The document that a function returned, or the file of one."""
 else:
     Path = str

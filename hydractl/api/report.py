@@ -14,7 +14,7 @@ from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
-    from hydractl.api.results import Document
+    from hydractl.api.results import Result
 
 reporting = partial(opt, group="Reporting")
 
@@ -95,7 +95,7 @@ def make_report(
     force: Force = False,
     dry_run: DryRun = False,
     config: Config = None,
-) -> Document:
+) -> Result:
     """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
 
     Args:
@@ -112,7 +112,7 @@ def make_report(
         if output is not None and over is None:
             problems.add(f"--output{where('output')} needs --over: only means are a new document")
 
-    from hydractl.api.results import Benchmark, Document, Evaluation, Study
+    from hydractl.api.results import Result
     from hydractl.report.eval_files import ReportOptions
     from hydractl.verbs.report import run
 
@@ -133,9 +133,4 @@ def make_report(
         dry_run=dry_run,
         log=log(),
     )
-    # Only documents of one verb have each of these keys.
-    class_by_key = {"models": Evaluation, "results": Benchmark, "verdict": Study}
-    for key, kind in class_by_key.items():
-        if key in outcome.document:
-            return kind(outcome)
-    return Document(outcome)
+    return outcome.returned(Result)

@@ -126,4 +126,4 @@ def score(
         dry_run=dry_run,
         log=log(),
     )
-    return Scores(outcome)
+    return outcome.returned(Scores)

@@ -268,4 +268,5 @@ def study(
         given=current().given_texts(_SHARED),
     )
     opening = opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed)
-    return Study(run(opening, request, output=text_or_none(output), dry_run=dry_run, log=log()))
+    outcome = run(opening, request, output=text_or_none(output), dry_run=dry_run, log=log())
+    return outcome.returned(Study)

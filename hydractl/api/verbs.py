@@ -16,10 +16,11 @@ from hydractl.api.calling import OnLog, arguments_of, run
 from hydractl.api.door import model_arguments, row_arguments
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike
 from hydractl.api.results import (
-    Document,
     Evaluation,
     Predictions,
+    Result,
 )
+from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.model.source import open_source
 from hydractl.verbs.outcome import Outcome
 
@@ -129,8 +130,7 @@ def _make_model(
     if verb != "finetune":  # other verbs make one model; files after the first are of other kinds
         checkpoints = checkpoints[:1]
     sources = [open_source(file) for file in checkpoints]
-    result = Document(outcome.document, outcome.files)
-    return Model(sources, checkpoints, result, folder)
+    return Model(sources, checkpoints, outcome.returned(Result), folder)
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def evaluate(models: Models = (), **options: Unpack[EvalArguments]) -> Evaluatio
         RequirementError: one of ``require`` is not met.
     """
     outcome = _run_on_rows("eval", models, options)
-    return Evaluation(outcome.document, outcome.files)
+    return outcome.returned(Evaluation)
 
 
 @_documented("calibrate")
@@ -170,10 +170,8 @@ def calibrate(model: ModelLike, **options: Unpack[CalibrateArguments]) -> Calibr
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     calibrated = _make_model("calibrate", [model], "calibrated.st", options)
-    assert calibrated.result is not None  # every model that a verb made has a result
-    result = Calibrated(calibrated.result, calibrated.result.files)
-    result.model = calibrated
-    return result
+    assert isinstance(calibrated.result, CalibrateAnswer)
+    return Calibrated(calibrated, calibrated.result)
 
 
 @_documented("predict")
@@ -195,4 +193,4 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
     """
     outcome = run("predict", model_arguments([model]), options)
     rows = list(outcome.lines or ())
-    return Predictions(outcome.document, outcome.files, rows)
+    return outcome.returned(Predictions).with_rows(rows)

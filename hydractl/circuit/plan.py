@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 
@@ -24,17 +23,6 @@ from hydractl.report.texts import bytes_text, duration_text
 
 _TIMED_CALLS = 3
 """How many calls are timed to say how long a search takes."""
-
-
-class PlanDocument(TypedDict):
-    """A plan as it appears in the answer of a dry run; see :class:`SearchPlan`."""
-
-    evaluations_per_objective: int
-    sample_blocks_naive: int
-    sample_blocks: int
-    seconds: float
-    memory_bytes: int
-    chunks: int
 
 
 @dataclass(frozen=True)
@@ -58,17 +46,6 @@ class SearchPlan:
     seconds: float
     memory_bytes: int
     chunks: int
-
-    def to_json(self) -> PlanDocument:
-        """Return the plan for the answer of a dry run."""
-        return {
-            "evaluations_per_objective": self.evaluations_per_objective,
-            "sample_blocks_naive": self.sample_blocks_naive,
-            "sample_blocks": self.sample_blocks,
-            "seconds": round(self.seconds, 1),
-            "memory_bytes": self.memory_bytes,
-            "chunks": self.chunks,
-        }
 
 
 def plan_search(

@@ -17,6 +17,8 @@ from hydractl.errors import NonFiniteError, StorageError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from hydractl.files.results import Result
+
 _WIDTH_IN_A_FILE = 160
 _HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:normal"><code>{code}</code></pre>'
 # Characters that JSON need not escape, but that a terminal would obey.
@@ -78,26 +80,25 @@ class Answer:
         text = "".join(lines)
         self._write(text, encoding="utf-8", errors="surrogateescape")
 
-    def table(self, document: Mapping[str, object]) -> None:
-        """Print a document for a person: its table, or its keys and values if it has no table."""
-        safe = clean_document(document)
+    def table(self, result: Result) -> None:
+        """Print a result for a person: its table, or its keys and values if it has no table."""
         try:
-            text = self._draw(safe)
+            text = self._draw(result)
         except Exception as error:  # the answer matters more than its table
             if debugging():
                 raise
             self._warn(f"the table could not be drawn ({type(error).__name__}: {error})")
             text = None
         if text is None:
-            text = _plain_text(safe)
+            text = _plain_text(result)
         self._write(text)
 
-    def _draw(self, document: Mapping[str, object]) -> str | None:
-        """Return the table of a cleaned document, as wide as the terminal; None if it has no table."""
+    def _draw(self, result: Result) -> str | None:
+        """Return the table of a result, as wide as the terminal; None if it has no table."""
         width = _WIDTH_IN_A_FILE
         if self.to_terminal:
             width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
-        return drawn_table(document, width, self._stream, to_terminal=self.to_terminal)
+        return drawn_table(result, width, self._stream, to_terminal=self.to_terminal)
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
         """Write a text to standard output; do nothing if nobody reads it.
@@ -140,9 +141,9 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\u{code}"
 
 
-def drawn_table(document: Mapping[str, object], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
-    """Return the table of a cleaned document as text, with colours for a terminal; None if it has no table."""
-    renderable = _rendered(document, width)
+def drawn_table(result: Result, width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
+    """Return the table of a result as text, with colours for a terminal; None if it has no table."""
+    renderable = _rendered(result, width)
     if renderable is None:
         return None
     console = _plain_console(stream, width, to_terminal=to_terminal)
@@ -170,37 +171,35 @@ def _plain_console(
     )
 
 
-def table_text(document: Mapping[str, object]) -> str:
-    """Return what the command line prints into a file for a document: its table, or its keys and values."""
-    safe = clean_document(document)
-    text = drawn_table(safe, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
+def table_text(result: Result) -> str:
+    """Return what the command line prints into a file for a result: its table, or its keys and values."""
+    text = drawn_table(result, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
     if text is None:
-        return _plain_text(safe)
+        return _plain_text(result)
     return text
 
 
-def table_html(document: Mapping[str, object]) -> str:
-    """Return a document as HTML: its table with the colours of a terminal, or its keys and values."""
-    safe = clean_document(document)
-    renderable = _rendered(safe, _WIDTH_IN_A_FILE)
+def table_html(result: Result) -> str:
+    """Return a result as HTML: its table with the colours of a terminal, or its keys and values."""
+    renderable = _rendered(result, _WIDTH_IN_A_FILE)
     if renderable is None:
-        escaped = html.escape(table_text(document))
+        escaped = html.escape(table_text(result))
         return f"<pre>{escaped}</pre>"
     console = _plain_console(io.StringIO(), _WIDTH_IN_A_FILE, record=True)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format=_HTML)
 
 
-def _rendered(document: Mapping[str, object], width: int) -> RenderableType | None:
+def _rendered(result: Result, width: int) -> RenderableType | None:
     # Imported only here, because rich and the tables take time to import, and most answers need no table.
     from hydractl.report.terminal import render
 
-    return render(document, width)
+    return render(clean_document(result), width)
 
 
-def _plain_text(document: object) -> str:
-    """Return the keys and values of a document, one a line."""
-    lines = plain_lines(document)
+def _plain_text(result: Result) -> str:
+    """Return the keys and values of a result, one a line."""
+    lines = plain_lines(clean_document(result.to_dict()))
     return "\n".join(lines) + "\n"
 
 

@@ -42,7 +42,13 @@ def _spell(match: re.Match[str]) -> str:
 
 
 def clean_document(value: Any) -> Any:
-    """Return the same JSON value with every text cleaned, keys too."""
+    """Return the same JSON value, or the same record, with every text cleaned, keys too."""
+    from hydractl.files.results import Record
+
+    if isinstance(value, Record):
+        cleaned = value.model_copy(update={name: clean_document(item) for name, item in value.__dict__.items()})
+        object.__setattr__(cleaned, "__pydantic_extra__", clean_document(value.model_extra))
+        return cleaned
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -38,6 +38,9 @@ from hydractl.options.verbs import SETTINGS, declared, options_of_verb
 from hydractl.settings.common import Common
 from hydractl.settings.sources import merge, with_sources
 from hydractl.verbs.outcome import Outcome
+
+if TYPE_CHECKING:
+    from hydractl.files.results import Result
 
 
 def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
@@ -214,7 +217,8 @@ def _run_function(signature: Declared, request: Request, answer: Answer) -> None
         call.ready = ready
         with contextlib.redirect_stdout(Stray()):
             try:
-                outcome: Outcome = call.run().outcome
+                result = call.run()
+                outcome: Outcome = result.outcome or Outcome(result)
                 printing.rows(outcome)  # they are computed while they are printed
             except HydraError as error:
                 if works:  # problems of options name the sources already
@@ -274,7 +278,8 @@ class Printing:
         for row in outcome.lines:
             if len(first) < _MOST_SHOWN:
                 first.append(row)
-        outcome.document["first"] = first
+        if outcome.result is not None:
+            outcome.result = outcome.result.model_copy(update={"first": first})
 
     def _prints_rows(self) -> bool:
         """Return whether rows are printed as lines of JSON: if the output is a file or a pipe, or with ``-o -``."""
@@ -298,10 +303,12 @@ class Printing:
         elif only_paths:
             self.answer.paths(outcome.files)
         elif as_json:
-            self.answer.document(outcome.document)
+            assert outcome.result is not None  # only silent outcomes have none
+            self.answer.document(outcome.result.to_dict())
             _log_files(outcome, self.log)
         else:
-            self.answer.table(outcome.document)
+            assert outcome.result is not None  # only silent outcomes have none
+            self.answer.table(outcome.result)
             _log_files(outcome, self.log)
         _check_requirements(outcome)
 
@@ -395,22 +402,22 @@ def describe_files(request: Request, answer: Answer) -> None:
     is_single = len(files) == 1
     if is_single and errors:
         raise errors[0]
-    documents = [info.to_dict() for info in infos]
+    results: list[Result] = [*infos]
     overlap = compare(infos)
     if overlap is not None:
-        documents.append(overlap.to_dict())
+        results.append(overlap)
 
     # Print them: one JSON document, or tables with an empty line between them.
     as_json = request.given["json"]
     if as_json and is_single:
-        answer.document(documents[0])
+        answer.document(results[0].to_dict())
     elif as_json:
-        answer.document(documents)
+        answer.document([result.to_dict() for result in results])
     else:
-        for number, document in enumerate(documents):
+        for number, result in enumerate(results):
             if number:
                 answer.text("")
-            answer.table(document)
+            answer.table(result)
     if errors:
         raise InputError(f"{len(errors)} of {len(files)} files cannot be described", problems=map(str, errors))
 

@@ -98,6 +98,29 @@ class BenchAnswer(Result):
 
     schema_: Literal["hydractl.bench/1"] = schema("hydractl.bench/1")
     results: Annotated[Sequence[BenchRow], Field(min_length=1), told("A row for each model, batch size and dtype.")]
+    batch_sizes: Sequence[Count] | None = optional("Of a dry run.")
+    dtypes: Sequence[str] | None = optional("Of a dry run.")
+    calls: Count | None = optional("How often a model would run; of a dry run.")
+    files_: Sequence[str] | None = optional("What a dry run would write.")
     machine: MachineRecord | None = optional("What the times were taken on.")
     warnings: Sequence[str] | None = optional("What to know before trusting the times.")
     conventions: Mapping[str, object] | None = optional("A sentence on each key.")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the rows, in order, without repetition."""
+        return list(dict.fromkeys(row.model for row in self.results))
+
+    def row(self, name: str) -> BenchRow:
+        """Return the first row of this name.
+
+        Raises:
+            KeyError: no row has this name.
+        """
+        for row in self.results:
+            if row.model == name:
+                return row
+        raise KeyError(f"no row is named {name!r}; the rows are {', '.join(self.names)}")
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        return [row.to_dict() for row in self.results]

@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 from hydractl.files.model_records import CalibrationRecord, DataSetRecord, ThresholdRecord
 from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
 
-CALIBRATE_SCHEMA = "hydractl.calibrate/1"
-
 
 class CalibratedModelRecord(Record):
     """The model that was calibrated."""
@@ -50,11 +48,5 @@ class CalibrateAnswer(Result):
     train: DataSetRecord | None = optional("The training data that OOD scores were fitted to.")
     note: str | None = optional("How the model was chosen, as the command said it.")
     warnings: Sequence[str] | None = optional("What makes the choice less than it seems.")
-
-
-class PlannedCalibration(Record):
-    """The plan of a calibration."""
-
-    model: Annotated[str, told("Name of the model.")]
-    samples: Annotated[Mapping[str, Count], told("Number of samples of each data set.")]
-    files: Annotated[Sequence[str], told("What it would write.")]
+    samples: Mapping[str, Count] | None = optional("Number of samples of each data set; of a dry run.")
+    files_: Sequence[str] | None = optional("What a dry run would write.")

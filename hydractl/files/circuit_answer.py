@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from hydractl.files.model_records import ProvenanceRecord
 from hydractl.files.results import Count, Number, Record, Result, optional, schema, told
@@ -36,8 +36,8 @@ class MaskRecord(Result):
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
 
 
-class ScoresAnswer(Result):
-    """Importance of heads: higher means keep."""
+class ScoresAnswer(Result, extra="allow"):
+    """Importance of heads: higher means keep. A dry run tells the model, the output and the heads by site."""
 
     schema_: Literal["hydractl.scores/1"] = schema("hydractl.scores/1")
     arch: str | None = optional("Architecture of the model.")
@@ -46,6 +46,14 @@ class ScoresAnswer(Result):
     cahp: Mapping[str, object] | None = optional("Of this method how many heads to keep, and which.")
     source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed they were made by.")
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making them.")
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        """Return a row for each head, with its ``site``, ``head`` and ``score``."""
+        rows = []
+        for site, scores in self.sites.items():
+            for head, score in enumerate(scores):
+                rows.append({"site": site, "head": head, "score": score})
+        return rows
 
 
 class SearchCounts(Record):
@@ -95,6 +103,23 @@ class SearchedGain(Record):
     low: Annotated[bool, told("Whether that is below what was seen to help.")]
 
 
+class SearchEstimate(Result):
+    """What a dry run tells of a search for circuits."""
+
+    schema_: Literal["hydractl.circuit/2"] = schema("hydractl.circuit/2")
+    model: Annotated[str, told("Name of the model.")]
+    budget: Annotated[Count, told("How many heads it would remove.")]
+    heads: Annotated[Count, told("How many there are.")]
+    objectives: Annotated[Sequence[str], told("What each circuit maximises.")]
+    evaluations_per_objective: Annotated[Count, told("Evaluations of the whole data for each objective.")]
+    sample_blocks_naive: Annotated[Count, told("About how many blocks run in the plain algorithm, for each sample.")]
+    sample_blocks: Annotated[Count, told("The same of this search.")]
+    seconds: Annotated[float, told("About how long that takes.")]
+    memory_bytes: Annotated[Count, told("Size of what is kept between evaluations.")]
+    chunks: Annotated[Count, told("Into how many parts the data are cut.")]
+    files_: Annotated[Sequence[str], told("What it would write.")]
+
+
 class CircuitAnswer(Result):
     """An order in which heads are removed: nested masks for every budget up to its length, but for `headmap`."""
 
@@ -118,3 +143,16 @@ class CircuitAnswer(Result):
     start_mask: MaskRecord | None = optional("The heads that the search began with, where some were gone.")
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
     warnings: Sequence[str] | None = optional("What is odd about the data.")
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        return [removal.to_dict() for removal in self.removed]
+
+
+class CircuitsAnswer(Result):
+    """Circuits of several objectives."""
+
+    schema_: Literal["hydractl.circuits/1"] = schema("hydractl.circuits/1")
+    circuits: Annotated[Sequence[CircuitAnswer], told("One for each objective.")]
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        return [circuit.to_dict() for circuit in self.circuits]

@@ -304,6 +304,8 @@ class EvalAnswer(Result):
     warnings: Sequence[str] | None = optional("What makes the result less than it seems.")
     bootstrap: BootstrapOptions | None = optional("How intervals were drawn.")
     over: Literal["seed", "data"] | None = optional("What the runs of a row differ in.")
+    samples: Mapping[str, Count] | None = optional("Number of samples of each data set; of a dry run.")
+    files_: Sequence[str] | None = optional("What a dry run would write.")
 
     @model_validator(mode="after")
     def check_names(self) -> Self:
@@ -316,6 +318,25 @@ class EvalAnswer(Result):
         if twice:
             raise ValueError(f"two rows have the name {', '.join(twice)}")
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the rows, in order."""
+        return [row.name for row in self.models]
+
+    def row(self, name: str) -> EvalRow:
+        """Return the row of this name.
+
+        Raises:
+            KeyError: no row has this name.
+        """
+        for row in self.models:
+            if row.name == name:
+                return row
+        raise KeyError(f"no row is named {name!r}; the rows are {', '.join(self.names)}")
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        return [row.to_dict() for row in self.models]
 
     def said_of(self, convention: str, row: EvalRow) -> Any:
         """Return the text of a convention for one row; None if the convention has no texts by row, or none for this."""

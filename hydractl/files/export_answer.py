@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from hydractl.files.results import Count, Number, Record, Result, optional, schema, told
 
@@ -50,4 +50,6 @@ class ExportAnswer(Result):
     arch: Annotated[str, told("Its architecture.")]
     members: Annotated[Count, told("Number of its members.")]
     exports: Annotated[Sequence[ExportedFileRecord], told("The files.")]
-    dry_run: bool | None = optional("True in a plan.")
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        return [file.to_dict() for file in self.exports]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from hydractl.files.results import Count, Interval, Number, Record, Result, optional, schema, told
-
-PREDICT_SCHEMA = "hydractl.predict/1"
 
 
 class PredictingModelRecord(Record):
@@ -58,6 +56,25 @@ class PredictAnswer(Result):
     skipped: SkippedRecord | None = optional("The samples that could not be read, where there are some.")
     output: str | None = optional("The file that has a line for each sample; null where they were printed.")
     first: Sequence[Mapping[str, Any]] | None = optional("The first samples; only a printed table has them.")
+    files_: Sequence[str] | None = optional("What a dry run would write.")
+
+    @property
+    def ood_share(self) -> float | None:
+        """The share of samples that are flagged; None without a threshold."""
+        return None if self.ood is None else self.ood.share
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The samples: ``id``, ``predicted``, ``confidence``, ``ood_score`` ...; empty if a file has them."""
+        return self.__dict__.get("_rows", ())
+
+    def with_rows(self, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Return this summary, which from now on knows the samples."""
+        self.__dict__["_rows"] = rows
+        return self
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        return self.rows
 
     def requirable(self) -> dict[str, float | None]:
         """Return the figures that ``--require`` may name."""
@@ -65,17 +82,9 @@ class PredictAnswer(Result):
             "n": self.n,
             "skipped": 0 if self.skipped is None else self.skipped.n,
             "confidence": self.confidence,
-            "ood_share": None if self.ood is None else self.ood.share,
+            "ood_share": self.ood_share,
         }
 
 
 REQUIRABLE = ("n", "skipped", "confidence", "ood_share")
 """The keys of :meth:`PredictAnswer.requirable`."""
-
-
-class PlannedPredictions(Record):
-    """The plan of predictions."""
-
-    model: Annotated[str, told("Name of the model.")]
-    samples: Annotated[Count, told("Number of samples that would be predicted.")]
-    files: Annotated[Sequence[str], told("What it would write.")]

@@ -19,13 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Self, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.jsonio import read_json_file, shown
+
+if TYPE_CHECKING:
+    import pandas
 
 # --- kinds of fields --------------------------------------------------------------------------------------------------
 
@@ -133,7 +137,16 @@ class Record(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, with the keys in the order of the fields; it shares nothing with the record."""
-        return self.model_dump(mode="json")
+        return {key: _with_lists(value) for key, value in self.model_dump().items()}
+
+    def at(self, key: str) -> object:
+        """Return the JSON value of a dotted key, such as ``ood_avg.auroc``; see :func:`value_at`."""
+        return value_at(self.to_dict(), key)
+
+    @classmethod
+    def partly(cls, **known: Any) -> Self:
+        """Return a record of which only some fields are known, as in a dry run; the others are not written."""
+        return cast(Self, cls.model_construct(**known))
 
     @classmethod
     def checked(cls, document: Any, message: str, hint: str | None = None) -> Self:
@@ -150,15 +163,86 @@ class Record(BaseModel):
             raise InputError(message, hint, [_problem_line(problem) for problem in first_problems]) from None
 
 
+def _with_lists(value: Any) -> Any:
+    """Return a value of a document with lists in the place of tuples, as a file of JSON has them."""
+    if isinstance(value, dict):
+        return {key: _with_lists(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_lists(inner) for inner in value]
+    return value
+
+
 class Result(Record):
     """Base of the records that are documents: their first key, ``schema``, names their form and its version."""
 
     schema_: str = schema("")
+    dry_run: bool | None = optional("True of a dry run, which leaves out what is not known.")
+
+    _text: ClassVar[Callable[[Result], str]] = repr
+    _html: ClassVar[Callable[[Result], str]] = repr
+
+    @classmethod
+    def shown_by(cls, text: Callable[[Result], str], html: Callable[[Result], str]) -> None:
+        """Set the functions that draw the tables of results, which are above this module."""
+        cls._text = text
+        cls._html = html
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.schema_}>"
+
+    def __str__(self) -> str:
+        return Result._text(self)
+
+    def _repr_html_(self) -> str:
+        return Result._html(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a data frame; keys within keys become columns such as ``id.accuracy``.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise UsageError("the package pandas is not installed", hint=install_hint("pandas")) from None
+        return pandas.json_normalize(list(self._rows_of_table()))
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the data frame; a result without rows is its own single row."""
+        return [self.to_dict()]
+
+    def with_outcome(self, outcome: Any) -> Self:
+        """Return this result, which from now on knows the outcome of the command that made it."""
+        self.__dict__["_outcome"] = outcome  # beside the fields, where equality and JSON do not look
+        return self
+
+    @property
+    def outcome(self) -> Any:
+        """What the command line prints of it; None of a result that was read."""
+        return self.__dict__.get("_outcome")
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that were written, in the order a person should read them."""
+        if self.outcome is None:
+            return []
+        return list(self.outcome.files)
 
     @property
     def schema(self) -> str:  # type: ignore[override]
         """The kind of document and its version, such as ``hydractl.eval/2``."""
         return self.schema_
+
+    @classmethod
+    def planned(cls, **known: Any) -> Self:
+        """Return the result of a dry run, which leaves out what is not known."""
+        return cls.partly(**known, dry_run=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object, its schema first; that of a dry run has only what is known."""
+        document = self.model_dump(exclude_unset=bool(self.dry_run))
+        return {"schema": self.schema_, **_with_lists(document)}
 
     @classmethod
     def form(cls) -> str:
@@ -200,6 +284,39 @@ class Result(Record):
         if document.get("dry_run"):
             raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
         return cls.checked(document, f"{origin} is no document that {verb} writes")
+
+
+MISSING = object()
+"""The value of a key that a record does not have; None would be a value."""
+
+
+def value_at(document: Mapping[str, object], key: str) -> object:
+    """Return the value of a dotted key in a document, such as ``ood_avg.auroc``.
+
+    Names may contain dots themselves, as in ``ood.set.v2.auroc``. So the key is cut at every dot, from the last to the
+    first: the part before the cut is looked up as the name of a group, and the rest in that group. Entries of lists are
+    looked up by their index.
+
+    Returns:
+        The value; None if a group on the way is null; ``MISSING`` if the document has no such key.
+    """
+    if key in document:
+        return document[key]
+    parts = key.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        group_name = ".".join(parts[:cut])
+        rest = ".".join(parts[cut:])
+        group = document.get(group_name, MISSING)
+        if isinstance(group, Mapping):
+            value = value_at(group, rest)
+            if value is not MISSING:
+                return value
+        elif isinstance(group, list):
+            by_index = {str(index): entry for index, entry in enumerate(group)}
+            return value_at(by_index, rest)
+        elif group is None:  # a group may be null, e.g. an average over no data sets
+            return None
+    return MISSING
 
 
 # --- problems ---------------------------------------------------------------------------------------------------------

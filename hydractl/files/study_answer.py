@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetrics
 from hydractl.files.model_records import ThresholdRecord
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse, told
 
 Purpose = Literal["predict", "export", "recalibrate", "free score"]
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
@@ -170,6 +170,14 @@ class NextCommandRecord(Record):
     command: Annotated[Sequence[str], told("Its words, without `hydractl`.")]
 
 
+class TimeRatio(Record):
+    """The time of the model to use over that of the single model."""
+
+    batch_size: Annotated[Count, told("Samples of a batch.")]
+    ratio: Annotated[float, told("The ratio.")]
+    ratio_ci: Annotated[Sequence[float], told("Its 95 % bootstrap interval.")]
+
+
 class StudyAnswer(Result):
     """What `hydractl study` found."""
 
@@ -187,3 +195,9 @@ class StudyAnswer(Result):
     steps: Annotated[Sequence[Sequence[str]], told("The commands in order, without `hydractl`.")]
     next: Sequence[NextCommandRecord] | None = optional("What to do with `best.st`, on the data of the study.")
     warnings: Sequence[str] | None = optional("What makes the result less than it seems.")
+    latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; what is printed has it.", [])
+    cut: Sequence[str] | None = optional("What is left out to stay within the time; of a dry run.")
+    seconds: float | None = optional("About how long it takes; of a dry run.")
+
+    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
+        return [row.to_dict() for row in self.rows]

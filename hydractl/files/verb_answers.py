@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from hydractl.files.bench_answer import BenchCost
-from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord
-from hydractl.files.fuse_answer import FuseAnswer
+from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.model_records import FILE_HASH, EpochRecord, ModelSize
 from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse, told
-from hydractl.files.study_answer import StudyAnswer
 
 # --- trainings --------------------------------------------------------------------------------------------------------
 
@@ -29,6 +26,13 @@ class LearningRateTrial(Record):
     stopped_early: bool | None = optional("Whether it ended for want of a better validation accuracy.")
     epochs: Sequence[EpochRecord] | None = optional("Its epochs in order.")
     loss_curve: Sequence[float] | None = optional("The loss at even places.")
+
+
+class RecipeSetting(Record):
+    """An option of a training in effect."""
+
+    value: Annotated[Any, told("Its value.")]
+    source: Annotated[str, told("Where the value comes from.")]
 
 
 class TrainedFile(Record):
@@ -47,7 +51,7 @@ class TrainingPlan(Record):
     samples: Annotated[Count, told("Number of training samples.")]
     steps: Annotated[Count, told("Number of steps.")]
     cost: Annotated[Mapping[str, Count], told("What the model takes: parameters, multiply-adds of a sample, bytes.")]
-    files: Sequence[TrainedFile] | None = optional("The files, where the training has several.")
+    files_: Sequence[TrainedFile] | None = optional("The files, where the training has several.")
     val_left_out: Count | None = optional("Validation samples that are left out, as they are training data.")
     warnings: Sequence[str] = sparse("What is odd about the data and the course, in sentences.", [])
 
@@ -64,6 +68,7 @@ class FinetuneAnswer(TrainingPlan, Result):
     grid: Sequence[LearningRateTrial] | None = optional("What each learning rate reached, where several were tried.")
     loss_curve: Sequence[float] | None = optional("The loss at even places; not of one that was finished before.")
     sha256: Annotated[str, told("SHA-256 of the file, the last of several.")]
+    recipe: Mapping[str, RecipeSetting] = sparse("By name the options in effect; of a dry run.", {})
 
 
 class NamedTraining(Record):
@@ -76,46 +81,15 @@ class NamedTraining(Record):
 class TrainedMember(FinetuneAnswer, NamedTraining):
     """One of several finished trainings."""
 
+    finished: bool | None = optional("True in a dry run where it was done before.")
+
 
 class FinetunesAnswer(Result):
     """Several finished trainings."""
 
     schema_: Literal["hydractl.finetunes/2"] = schema("hydractl.finetunes/2")
     members: Annotated[Sequence[TrainedMember], told("The trainings in order.")]
-
-
-class RecipeSetting(Record):
-    """An option of a training in effect."""
-
-    value: Annotated[Any, told("Its value.")]
-    source: Annotated[str, told("Where the value comes from.")]
-
-
-class Plan(Record):
-    """Base of the plans of dry runs."""
-
-    dry_run: Annotated[bool, told("That it is a plan.")] = True
-
-
-class PlannedTraining(TrainingPlan, Plan, Result):
-    """The plan of a training."""
-
-    schema_: Literal["hydractl.finetune/2"] = schema("hydractl.finetune/2")
-    recipe: Mapping[str, RecipeSetting] = optional("By name the options in effect.", {})
-
-
-class PlannedMember(TrainingPlan, NamedTraining):
-    """The plan of one of several trainings."""
-
-    finished: bool | None = optional("True where it was done before.")
-
-
-class PlannedTrainings(Plan, Result):
-    """The plan of several trainings."""
-
-    schema_: Literal["hydractl.finetunes/2"] = schema("hydractl.finetunes/2")
-    members: Annotated[Sequence[PlannedMember], told("The trainings in order.")]
-    recipe: Annotated[Mapping[str, RecipeSetting], told("By name the options in effect.")]
+    recipe: Mapping[str, RecipeSetting] = sparse("By name the options in effect; of a dry run.", {})
 
 
 # --- posteriors -------------------------------------------------------------------------------------------------------
@@ -142,12 +116,6 @@ class LaplaceAnswer(PosteriorPlan, Result):
     sha256: Annotated[str, told("SHA-256 of the file.")]
 
 
-class PlannedLaplace(Plan, PosteriorPlan, Result):
-    """The plan of a Laplace approximation."""
-
-    schema_: Literal["hydractl.laplace/1"] = schema("hydractl.laplace/1")
-
-
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -171,12 +139,11 @@ class PruneAnswer(Result):
     """A model without some of its heads, or the plan of one."""
 
     schema_: Literal["hydractl.prune/1"] = schema("hydractl.prune/1")
-    dry_run: bool | None = optional("True of a plan.")
     output: str | None = optional("The file or folder that was written.")
     model: Annotated[str, told("Name of the model before pruning.")]
     arch: Annotated[str, told("Its architecture.")]
     layout: Annotated[str, told("`sliced`, or `zeroed` where removed heads are zeros.")]
-    files: Sequence[str] | None = optional("What a plan would write.")
+    files_: Sequence[str] | None = optional("What a dry run would write.")
     note: str | None = optional("What is not known beforehand.")
     heads: Sequence[Count] | None = optional("By site the number of kept heads.")
     mask: MaskRecord | None = optional("The heads that are kept, where they are known.")
@@ -191,79 +158,10 @@ class PruneWeightsAnswer(Result):
     model: Annotated[str, told("Name of the model before pruning.")]
     arch: Annotated[str, told("Its architecture.")]
     weights: Annotated[PrunedWeights, told("How many weights are removed.")]
-    dry_run: bool | None = optional("True of a plan.")
     output: str | None = optional("The file or folder that was written.")
-    files: Sequence[str] | None = optional("What a plan would write.")
+    files_: Sequence[str] | None = optional("What a dry run would write.")
     cost: SizeChange | None = optional("What the model takes.")
     sha256: str | None = optional("SHA-256 of the weights that were written.")
-
-
-class PlannedFusion(FuseAnswer):
-    """The plan of a fusion."""
-
-    averaging: Any = optional("What was asked for; what averaging does is known after the self-check.")
-    note: str | None = optional("What is not known beforehand.")
-    dry_run: Annotated[bool, told("That it is a plan.")] = True
-
-
-# --- other plans ------------------------------------------------------------------------------------------------------
-
-
-class PlannedBenchRow(BenchCost):
-    """A row of a bench that was not run."""
-
-    model: Annotated[str, told("Name of the row.")]
-
-
-class PlannedBench(Record):
-    """The plan of a bench."""
-
-    results: Annotated[Sequence[PlannedBenchRow], told("A row for each model.")]
-    calls: Annotated[Count, told("How often a model would run.")]
-    files: Annotated[Sequence[str], told("What it would write.")]
-
-
-class PlannedSearch(Record):
-    """The plan of a search for circuits."""
-
-    model: Annotated[str, told("Name of the model.")]
-    budget: Annotated[Count, told("How many heads it would remove.")]
-    heads: Annotated[Count, told("How many there are.")]
-    objectives: Annotated[Sequence[str], told("What each circuit maximises.")]
-    evaluations_per_objective: Annotated[Count, told("Evaluations of the whole data for each objective.")]
-    sample_blocks: Annotated[Count, told("About how many blocks run, counted for each sample.")]
-    sample_blocks_naive: Annotated[Count, told("The same of the plain algorithm.")]
-    seconds: Annotated[float, told("About how long that takes.")]
-    memory_bytes: Annotated[Count, told("Size of what is kept between evaluations.")]
-    chunks: Annotated[Count, told("Into how many parts the data are cut.")]
-    files: Annotated[Sequence[str], told("What it would write.")]
-
-
-class CircuitsAnswer(Record):
-    """Circuits of several objectives."""
-
-    circuits: Annotated[Sequence[CircuitAnswer], told("One for each objective.")]
-
-
-class PlannedStudy(Record):
-    """The plan of a study."""
-
-    steps: Annotated[Sequence[Sequence[str]], told("The commands in order, without `hydractl`.")]
-    cut: Annotated[Sequence[str], told("What is left out to stay within the time.")]
-    seconds: Annotated[float, told("About how long it takes.")]
-
-
-class TimeRatio(Record):
-    """The time of the model to use over that of the single model."""
-
-    batch_size: Annotated[Count, told("Samples of a batch.")]
-    ratio: Annotated[float, told("The ratio.")]
-
-
-class FinishedStudy(StudyAnswer):
-    """The answer of a study with what a bench measured for it."""
-
-    latency: Sequence[TimeRatio] = optional("By batch size the time of the model to use.", [])
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

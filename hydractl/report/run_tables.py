@@ -10,17 +10,11 @@ from rich.text import Text
 
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
 from hydractl.files.model_records import EpochRecord
-from hydractl.files.study_answer import NextCommandRecord
+from hydractl.files.study_answer import NextCommandRecord, StudyAnswer
 from hydractl.files.verb_answers import (
     FinetuneAnswer,
     FinetunesAnswer,
-    FinishedStudy,
     LearningRateTrial,
-    PlannedBench,
-    PlannedMember,
-    PlannedStudy,
-    PlannedTraining,
-    PlannedTrainings,
     RecipeSetting,
     TrainedMember,
 )
@@ -48,8 +42,8 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
 
     epochs = _epochs_table(answer.epochs, answer.kept_epoch)
     parts.append(epochs)
-    if answer.files:
-        rows = [[str(file.member), file.output] for file in answer.files]
+    if answer.files_:
+        rows = [[str(file.member), file.output] for file in answer.files_]
         members = table("members", ("member", "file"), rows, left=0)
         parts += [Text(""), members]
 
@@ -136,7 +130,7 @@ def _trials_table(trials: Sequence[LearningRateTrial], kept: float | None) -> Re
     return table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
 
 
-def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
+def planned_trainings(plan: FinetunesAnswer, width: int) -> RenderableType:
     """Return the plan of several trainings: their recipe, and a line for each."""
     recipe = _recipe_table(plan.recipe)
     rows = [_planned_member_cells(member) for member in plan.members]
@@ -145,7 +139,7 @@ def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
     return Group(recipe, Text(""), members)
 
 
-def _planned_member_cells(member: PlannedMember) -> list[str]:
+def _planned_member_cells(member: TrainedMember) -> list[str]:
     """Return the cells of one of several planned trainings; it is marked if its file exists already."""
     mark = ""
     if member.finished:
@@ -154,11 +148,11 @@ def _planned_member_cells(member: PlannedMember) -> list[str]:
     return [member.name, member.model, *counts, member.output, mark]
 
 
-def planned_training(plan: PlannedTraining, width: int) -> RenderableType:
+def planned_training(plan: FinetuneAnswer, width: int) -> RenderableType:
     """Return the plan of one training: its recipe, its number of steps, and the files it would write."""
     outputs = [plan.output]
-    if plan.files is not None:
-        outputs = [file.output for file in plan.files]
+    if plan.files_ is not None:
+        outputs = [file.output for file in plan.files_]
     files = ", ".join(outputs)
     work = f"{plan.steps} steps on {plan.samples} samples; would write {files}"
     recipe = _recipe_table(plan.recipe)
@@ -230,13 +224,13 @@ def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
     return list(groups.values())
 
 
-def planned_bench(plan: PlannedBench, width: int) -> RenderableType:
+def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
     """Return the plan of a bench: its models, the number of calls, and the files it would write."""
-    costs = {row.model: row for row in plan.results}
+    costs: dict[str, BenchCost] = {row.model: row for row in plan.results}
     models = _models_table(costs, {})
     parts = [models, Text(f"\nwould make {plan.calls} calls")]
-    if plan.files:
-        files = ", ".join(plan.files)
+    if plan.files_:
+        files = ", ".join(plan.files_)
         parts.append(Text(f"would write {files}"))
     return Group(*parts)
 
@@ -368,7 +362,7 @@ _OF_COST_AND_ID = 5
 """The number of first columns of a study's table that go into the first part if it has to be cut in two."""
 
 
-def study_table(answer: FinishedStudy, width: int) -> RenderableType:
+def study_table(answer: StudyAnswer, width: int) -> RenderableType:
     """Return a finished study: the verdict, the rows on test data, the time of the best, and the next commands."""
     verdict = answer.verdict
     parts: list[RenderableType] = [Text(line) for line in verdict.lines]
@@ -435,15 +429,15 @@ def _in_two_lines(columns: Sequence[str]) -> list[str]:
     return [column.replace(" ", "\n") for column in columns]
 
 
-def planned_study(plan: PlannedStudy, width: int) -> RenderableType:
+def planned_study(plan: StudyAnswer, width: int) -> RenderableType:
     """Return the plan of a study: its numbered commands, what is cut to stay within the time, and how long it takes."""
     lines = []
     for step_number, argv in enumerate(plan.steps, 1):
         words = [f"{step_number}.", "hydractl", *argv]
         lines.append(_command_as_typed(words, width))
-    for text in plan.cut:
+    for text in plan.cut or ():
         lines.append(f"to stay within the budget, {text}")
-    time = duration_text(plan.seconds)
+    time = duration_text(plan.seconds or 0.0)
     lines.append(f"the study takes about {time}")
     return Group(*map(Text, lines))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -13,28 +12,28 @@ from rich.text import Text
 
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.calibrate_answer import CalibrateAnswer
-from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord, ScoresAnswer, SearchCounts
+from hydractl.files.circuit_answer import (
+    CircuitAnswer,
+    CircuitsAnswer,
+    MaskRecord,
+    ScoresAnswer,
+    SearchCounts,
+    SearchEstimate,
+)
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.model_records import ModelSize
-from hydractl.files.predict_answer import FlaggedRecord, PlannedPredictions, PredictAnswer
-from hydractl.files.results import Record
+from hydractl.files.predict_answer import FlaggedRecord, PredictAnswer
+from hydractl.files.results import Result
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.files.verb_answers import (
-    CircuitsAnswer,
     ComparedMasks,
     FinetuneAnswer,
     FinetunesAnswer,
-    FinishedStudy,
     InfoAnswer,
     KeptSite,
     OverlapAnswer,
-    PlannedBench,
-    PlannedFusion,
-    PlannedSearch,
-    PlannedStudy,
-    PlannedTraining,
-    PlannedTrainings,
     PruneAnswer,
     PruneWeightsAnswer,
 )
@@ -59,36 +58,15 @@ Fact = tuple[str, str]
 """A name and its value."""
 
 
-_PRUNE = "hydractl.prune/1"
-_PRUNE_WEIGHTS = f"{_PRUNE} of weights"
-"""A name for answers of ``prune --weights``, to tell them from answers of the same schema that remove heads."""
-
-
-def render(document: Mapping[str, object], width: int) -> RenderableType | None:
-    """Return what a person sees of a document in lines of this width; None if its kind has no table."""
-    drawings = _ANSWERS
-    if document.get("dry_run"):
+def render(result: Result, width: int) -> RenderableType | None:
+    """Return what a person sees of a result in lines of this width; None if its kind has no table."""
+    drawings = _RESULTS
+    if result.dry_run:
         drawings = _PLANS
-    kind = str(document.get("schema"))
-    if kind == _PRUNE and "weights" in document:
-        kind = _PRUNE_WEIGHTS
-
-    drawing = drawings.get(kind)
-    if drawing is None:
+    draw = drawings.get(type(result))
+    if draw is None:
         return None
-    answer = drawing.record.model_validate(document)
-    return drawing.draw(answer, width)
-
-
-Answer = TypeVar("Answer", bound=Record)
-
-
-@dataclass(frozen=True)
-class _Drawing(Generic[Answer]):
-    """How documents of a kind are shown: the record they are read into, and the function that draws it for a width."""
-
-    record: type[Answer]
-    draw: Callable[[Answer, int], RenderableType]
+    return draw(result, width)
 
 
 def _spaced(parts: Iterable[RenderableType]) -> Group:
@@ -164,37 +142,22 @@ def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if answer.cost is not None:
         parts.append(_cost_table(answer.cost.before, answer.cost.after, ("before", "after")))
-    if answer.files is not None:
-        files = ", ".join(answer.files)
+    if answer.files_ is not None:
+        files = ", ".join(answer.files_)
         parts.append(Text(f"would write {files}"))
     return parts
 
 
 def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
     """Return the members, how they are fused, and what that saves."""
-    return _fusion_view(answer, note=None)
-
-
-def _planned_fusion_view(answer: PlannedFusion, width: int) -> RenderableType:
-    """Return the plan of a fusion: the members, how they would be fused, and what that would save."""
-    return _fusion_view(answer, answer.note)
-
-
-def _fusion_view(answer: FuseAnswer, note: str | None) -> RenderableType:
-    """Return the members, how they are fused, and what that saves.
-
-    Args:
-        answer: the answer of fuse, or its plan.
-        note: a note of the plan; None if there is none.
-    """
     members = []
     for member in answer.members:
         heads_of_sites = ", ".join(map(str, member.heads))
         members.append((member.name, heads_of_sites))
 
     facts = [*_averaging_facts(answer), *_sharing_facts(answer), *_check_facts(answer)]
-    if note is not None:
-        facts.append(("note", note))
+    if answer.note is not None:
+        facts.append(("note", answer.note))
 
     sizes = answer.cost
     return _spaced(
@@ -340,7 +303,7 @@ def _needed_width(drawn: Table) -> int:
     return wide.measure(drawn).maximum
 
 
-def _planned_search_view(plan: PlannedSearch, width: int) -> RenderableType:
+def _planned_search_view(plan: SearchEstimate, width: int) -> RenderableType:
     """Return what a search would take, and the files that it would write."""
     blocks = f"about {plan.sample_blocks:,}, naively {plan.sample_blocks_naive:,}"
     facts = [
@@ -354,7 +317,7 @@ def _planned_search_view(plan: PlannedSearch, width: int) -> RenderableType:
     ]
     if plan.chunks > 1:
         facts.append(("data", f"in {plan.chunks} parts, read anew at every step"))
-    files = ", ".join(plan.files) or "to standard output"
+    files = ", ".join(plan.files_) or "to standard output"
     facts.append(("would write", files))
     return fact_table(facts)
 
@@ -686,12 +649,12 @@ def _flag(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _planned_predictions_view(plan: PlannedPredictions, width: int) -> RenderableType:
+def _planned_predictions_view(plan: PredictAnswer, width: int) -> RenderableType:
     """Return the plan of predictions: the model, the number of inputs, and the files it would write."""
-    files = ", ".join(plan.files)
+    files = ", ".join(plan.files_ or ())
     facts = [
-        ("model", plan.model),
-        ("inputs", count_text(plan.samples)),
+        ("model", plan.model.name),
+        ("inputs", count_text(plan.n)),
         ("would write", files or "lines to standard output"),
     ]
     return fact_table(facts)
@@ -699,33 +662,35 @@ def _planned_predictions_view(plan: PlannedPredictions, width: int) -> Renderabl
 
 # --- which document is drawn by what ----------------------------------------------------------------------------------
 
-_ANSWERS: Mapping[str, _Drawing[Any]] = {
-    "hydractl.eval/2": _Drawing(EvalAnswer, eval_table),
-    "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibration_view),
-    "hydractl.predict/1": _Drawing(PredictAnswer, _predictions_view),
-    "hydractl.bench/1": _Drawing(BenchAnswer, bench_table),
-    _PRUNE: _Drawing(PruneAnswer, _prune_view),
-    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
-    "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse_view),
-    "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
-    "hydractl.scores/1": _Drawing(ScoresAnswer, _scores_view),
-    "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit_view),
-    "hydractl.circuits/1": _Drawing(CircuitsAnswer, _circuits_view),
-    "hydractl.finetune/2": _Drawing(FinetuneAnswer, finetune_table),
-    "hydractl.finetunes/2": _Drawing(FinetunesAnswer, finetunes_table),
-    "hydractl.study/2": _Drawing(FinishedStudy, study_table),
-    "hydractl.info/1": _Drawing(InfoAnswer, _info_view),
-    "hydractl.overlap/1": _Drawing(OverlapAnswer, _overlap_view),
+_Drawings = Mapping[type[Result], Callable[[Any, int], RenderableType]]
+
+_RESULTS: _Drawings = {
+    EvalAnswer: eval_table,
+    CalibrateAnswer: _calibration_view,
+    PredictAnswer: _predictions_view,
+    BenchAnswer: bench_table,
+    PruneAnswer: _prune_view,
+    PruneWeightsAnswer: _prune_weights_view,
+    FuseAnswer: _fuse_view,
+    ExportAnswer: _export_view,
+    ScoresAnswer: _scores_view,
+    CircuitAnswer: _circuit_view,
+    CircuitsAnswer: _circuits_view,
+    FinetuneAnswer: finetune_table,
+    FinetunesAnswer: finetunes_table,
+    StudyAnswer: study_table,
+    InfoAnswer: _info_view,
+    OverlapAnswer: _overlap_view,
 }
-_PLANS: Mapping[str, _Drawing[Any]] = {
-    "hydractl.predict/1": _Drawing(PlannedPredictions, _planned_predictions_view),
-    "hydractl.bench/1": _Drawing(PlannedBench, planned_bench),
-    _PRUNE: _Drawing(PruneAnswer, _prune_view),
-    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
-    "hydractl.fuse/1": _Drawing(PlannedFusion, _planned_fusion_view),
-    "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
-    "hydractl.circuit/2": _Drawing(PlannedSearch, _planned_search_view),
-    "hydractl.finetune/2": _Drawing(PlannedTraining, planned_training),
-    "hydractl.finetunes/2": _Drawing(PlannedTrainings, planned_trainings),
-    "hydractl.study/2": _Drawing(PlannedStudy, planned_study),
+_PLANS: _Drawings = {
+    PredictAnswer: _planned_predictions_view,
+    BenchAnswer: planned_bench,
+    PruneAnswer: _prune_view,
+    PruneWeightsAnswer: _prune_weights_view,
+    FuseAnswer: _fuse_view,
+    ExportAnswer: _export_view,
+    SearchEstimate: _planned_search_view,
+    FinetuneAnswer: planned_training,
+    FinetunesAnswer: planned_trainings,
+    StudyAnswer: planned_study,
 }

@@ -17,7 +17,7 @@ from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, open_s
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
-from hydractl.files.bench_answer import BenchCost
+from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow
 from hydractl.log import Log
 from hydractl.model.cost import COUNTED_PRODUCTS
 from hydractl.model.loading import find_models, resolve_device
@@ -129,13 +129,13 @@ def run(
         measured = measure_rows(options, rows, costs, runs_on, log)
 
         # Write the answer.
-        document = measured.model_copy(update={"conventions": _conventions(options)}).to_dict()
+        answer = measured.model_copy(update={"conventions": _conventions(options)})
         files = []
         if output_file is not None:
-            files.append(write_json(output_file, document))
+            files.append(write_json(output_file, answer.to_dict()))
     results = [result.to_dict() for result in measured.results]
     unmet = unmet_of_bench(results, requirements, names_of_compared_rows)
-    return Outcome(document, files=files, unmet=unmet, print_document=path is None)
+    return Outcome(answer, files=files, unmet=unmet, print_document=path is None)
 
 
 def _check_mode(compile_mode: str | None, kind: str) -> None:
@@ -169,19 +169,17 @@ def _conventions(options: BenchOptions) -> dict[str, object]:
 
 def _plan(
     options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
-) -> dict[str, object]:
+) -> BenchAnswer:
     """Return the answer of a dry run: the cost of each row, and how many times models will be called in all."""
     results = []
     for row, cost in zip(rows, costs, strict=True):
-        results.append({"model": row.name, **cost.to_dict()})
+        results.append(BenchRow.partly(model=row.name, **dict(cost)))
     measurements = len(rows) * len(options.batch_sizes) * len(options.dtypes)
     calls_each = options.rounds + options.warmup + 1  # and one call that checks the model
-    return {
-        "schema": SCHEMA,
-        "dry_run": True,
-        "results": results,
-        "batch_sizes": list(options.batch_sizes),
-        "dtypes": list(options.dtypes),
-        "calls": measurements * calls_each,
-        "files": [str(file) for file in files],
-    }
+    return BenchAnswer.planned(
+        results=results,
+        batch_sizes=list(options.batch_sizes),
+        dtypes=list(options.dtypes),
+        calls=measurements * calls_each,
+        files_=[str(file) for file in files],
+    )

@@ -18,12 +18,10 @@ from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
 from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.calibrate_answer import (
-    CALIBRATE_SCHEMA,
     CalibrateAnswer,
     CalibratedModelRecord,
     ChosenConformalRecord,
     ComparedScoreRecord,
-    PlannedCalibration,
 )
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.log import Log
@@ -92,7 +90,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             report_skipped(eval_set.dataset, log)
     warnings = [*doubts, *choice.warnings, *doubts_of_result]
     answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
-    return Outcome(answer.to_dict(), files=[path])
+    return Outcome(answer, files=[path])
 
 
 def _doubts_of_result(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> list[str]:
@@ -157,8 +155,8 @@ def _dry_run(
         files.append(features)
     samples_by_set = {dataset.name: len(dataset) for dataset in opened.sets}
     names = [str(file) for file in files]
-    plan = PlannedCalibration(model=model.name, samples=samples_by_set, files=names)
-    return Outcome({"schema": CALIBRATE_SCHEMA, "dry_run": True, **plan.to_dict()})
+    planned_model = CalibratedModelRecord.partly(name=model.name)
+    return Outcome(CalibrateAnswer.planned(model=planned_model, samples=samples_by_set, files_=names))
 
 
 def _options(settings: CalibrateSettings) -> EvalOptions:

@@ -57,14 +57,9 @@ def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     for doubt in plan.doubts:
         log.warn(doubt)
     samples = {dataset.name: len(dataset) for dataset in plan.sets}
-    document = {
-        "schema": EvalAnswer.form(),
-        "dry_run": True,
-        "models": [model.name for model in plan.models],
-        "samples": samples,
-        "files": [str(file) for file in files],
-    }
-    return Outcome(document)
+    rows = [EvalRow.partly(name=model.name) for model in plan.models]
+    names = [str(file) for file in files]
+    return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names))
 
 
 def eval_options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
@@ -307,13 +302,12 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         _report_skipped(plan, log)
 
         # Write the answer.
-        document = answer.to_dict()
         named_rows = [(row.name, row.to_dict()) for row in rows]
         unmet = unmet_in(named_rows, settings.requirements(), skip_first=False)
         if plan.path is not None:
-            answer_file = _write_answer(outputs[plan.path], document, settings)
+            answer_file = _write_answer(outputs[plan.path], answer.to_dict(), settings)
             files.insert(0, answer_file)
-    return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
+    return Outcome(answer, files=files, unmet=unmet, print_document=plan.path is None)
 
 
 def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:

@@ -64,7 +64,7 @@ def run(
     )
     if dry_run:
         plan = plan.model_copy(update={"dry_run": True})
-        return Outcome(plan.to_dict())
+        return Outcome(plan)
 
     # Write them under temporary names, and move them into place when all are checked.
     announce_reading([source], log)
@@ -80,7 +80,7 @@ def run(
             uint8=graph_input == "uint8",
         )
         answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports})
-        return Outcome(answer.to_dict(), files=claim.commit())
+        return Outcome(answer, files=claim.commit())
 
 
 def _format_of(output: str | None) -> str:

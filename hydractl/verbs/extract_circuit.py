@@ -13,6 +13,7 @@ from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
+from hydractl.files.circuit_answer import CircuitAnswer, CircuitsAnswer, SearchEstimate
 from hydractl.log import Log
 from hydractl.model.matching import only_one
 from hydractl.model.source import ModelOptions, Source, open_sources
@@ -161,21 +162,21 @@ def _search_and_write(
         session = Session(scope, options, log, team)
         circuits = session.search(journal)
         if team.rank:
-            return Outcome({}, silent=True)
+            return Outcome(None, silent=True)
 
         # Write each circuit to its file.
-        circuit_documents = []
+        answers = []
         files = []
         for objective, circuit in circuits.items():
-            document = dict(circuit)
-            circuit_documents.append(document)
+            answer = CircuitAnswer.model_validate(circuit)
+            answers.append(answer)
             if outputs:
-                files.append(write_json(outputs[objective], document))
+                files.append(write_json(outputs[objective], answer.to_dict()))
         if not outputs:
-            return Outcome(circuit_documents[0], print_document=True)
-    if len(circuit_documents) == 1:
-        return Outcome(circuit_documents[0], files=files)
-    return Outcome({"schema": "hydractl.circuits/1", "circuits": circuit_documents}, files=files)
+            return Outcome(answers[0], print_document=True)
+    if len(answers) == 1:
+        return Outcome(answers[0], files=files)
+    return Outcome(CircuitsAnswer(circuits=answers), files=files)
 
 
 def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], team: Processes) -> Outcome:
@@ -183,16 +184,19 @@ def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], t
     session = Session(scope, options, log, team)
     plan = session.probe()
     if team.rank:
-        return Outcome({}, silent=True)
-    return Outcome(
-        {
-            "schema": "hydractl.circuit/2",
-            "dry_run": True,
-            "model": scope.source.name,
-            "budget": scope.budget,
-            "heads": len(scope.heads),
-            "objectives": list(options.objective),
-            **plan.to_json(),
-            "files": files,
-        }
+        return Outcome(None, silent=True)
+    estimate = SearchEstimate(
+        dry_run=True,
+        model=scope.source.name,
+        budget=scope.budget,
+        heads=len(scope.heads),
+        objectives=list(options.objective),
+        evaluations_per_objective=plan.evaluations_per_objective,
+        sample_blocks_naive=plan.sample_blocks_naive,
+        sample_blocks=plan.sample_blocks,
+        seconds=round(plan.seconds, 1),
+        memory_bytes=plan.memory_bytes,
+        chunks=plan.chunks,
+        files_=files,
     )
+    return Outcome(estimate)

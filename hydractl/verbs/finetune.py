@@ -16,7 +16,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
 from hydractl.files.checkpoint import sha256_file
 from hydractl.files.model_records import EpochRecord
-from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, PlannedTraining, TrainedFile, TrainingPlan
+from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, TrainedFile, TrainingPlan
 from hydractl.files.version import __version__
 from hydractl.log import Log, SayOnce
 from hydractl.methods.laplace import LaplaceOptions
@@ -156,7 +156,8 @@ def _train_member(request: TrainingRequest, log: Log, signals: Interruptions) ->
     """Train one of several members in this process; return its answer."""
     with processes(request.timeout, nccl=True) as team:
         outcome = _train_one_model(request, log, team, signals)
-    return FinetuneAnswer.model_validate(outcome.document)
+    assert isinstance(outcome.result, FinetuneAnswer)
+    return outcome.result
 
 
 def _train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
@@ -191,7 +192,7 @@ def _train_one_model(request: TrainingRequest, log: Log, team: Processes, signal
             names = " ".join(map(str, files.paths))
             log.info(f"the training of {names} is finished: nothing to do")
             answer = _answer_of_finished(files, earlier, plan)
-            return Outcome(answer.to_dict(), files=list(files.paths), silent=not is_first)
+            return Outcome(answer, files=list(files.paths), silent=not is_first)
     return _train_and_write(replace(prepared, plan=plan), state, log, team, signals)
 
 
@@ -201,11 +202,10 @@ def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team
     In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
     """
     if team.rank:
-        return Outcome({}, silent=True)
+        return Outcome(None, silent=True)
     may_replace = request.force or request.resume
     check_outputs(files.paths, force=may_replace, folder=files.folder)
-    planned = PlannedTraining(**dict(plan), recipe=request.recipe)
-    return Outcome(planned.to_dict())
+    return Outcome(FinetuneAnswer.planned(**dict(plan), recipe=request.recipe))
 
 
 def _prepare(request: TrainingRequest, log: Log) -> Prepared:
@@ -368,7 +368,7 @@ def _train_and_write(
 
         # Write the models.
         if not is_first:
-            return Outcome({}, silent=True)
+            return Outcome(None, silent=True)
         digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
 
@@ -378,7 +378,7 @@ def _train_and_write(
         log.warn(doubt)
     plan = plan.model_copy(update={"warnings": [*plan.warnings, *doubts_of_course]})
     answer = _answer_of_training(trained, plan, digests)
-    return Outcome(answer.to_dict(), files=list(files.paths))
+    return Outcome(answer, files=list(files.paths))
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -516,12 +516,12 @@ def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: Traini
 
 def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
     """Return the plan with the digest of each file if there are several files; a plan of one file unchanged."""
-    if plan.files is None:
+    if plan.files_ is None:
         return plan
     files = []
-    for file, digest in zip(plan.files, digests, strict=True):
+    for file, digest in zip(plan.files_, digests, strict=True):
         files.append(file.model_copy(update={"sha256": digest}))
-    return plan.model_copy(update={"files": files})
+    return plan.model_copy(update={"files_": files})
 
 
 def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:

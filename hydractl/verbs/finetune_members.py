@@ -20,8 +20,6 @@ from hydractl.files.atomic import check_outputs
 from hydractl.files.verb_answers import (
     FinetuneAnswer,
     FinetunesAnswer,
-    PlannedMember,
-    PlannedTrainings,
     TrainedMember,
     TrainingPlan,
 )
@@ -136,7 +134,7 @@ def train_members(request: TrainingRequest, log: Log, check: Check, answer: Fini
         trained.append(TrainedMember(name=member.name, seed=member.request.seed, **dict(training)))
         files += member.files.paths
     answer_of_all = FinetunesAnswer(members=trained)
-    return Outcome(answer_of_all.to_dict(), files=files)
+    return Outcome(answer_of_all, files=files)
 
 
 @contextmanager
@@ -279,12 +277,12 @@ def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
     """Return the plan of another member of the same model with the output paths replaced by those of ``files``."""
     last_path = files.paths[-1]
     plan = other.model_copy(update={"output": str(last_path)})
-    if plan.files is None:
+    if plan.files_ is None:
         return plan
     files_of_member = []
-    for file, path in zip(plan.files, files.paths, strict=True):
+    for file, path in zip(plan.files_, files.paths, strict=True):
         files_of_member.append(file.model_copy(update={"output": str(path)}))
-    return plan.model_copy(update={"files": files_of_member})
+    return plan.model_copy(update={"files_": files_of_member})
 
 
 def check_files(files: RunFiles, request: TrainingRequest) -> None:
@@ -334,9 +332,9 @@ def _dry_run(
     for member in members:
         is_finished = True if member.name in finished_before else None  # None is left out of the answer
         plan = plans[member.name]
-        planned.append(PlannedMember(name=member.name, seed=member.request.seed, **dict(plan), finished=is_finished))
-    trainings = PlannedTrainings(members=planned, recipe=members[0].request.recipe)
-    return Outcome(trainings.to_dict())
+        seed = member.request.seed
+        planned.append(TrainedMember.partly(name=member.name, seed=seed, **dict(plan), finished=is_finished))
+    return Outcome(FinetunesAnswer.planned(members=planned, recipe=members[0].request.recipe))
 
 
 # --- members that are not trained -------------------------------------------------------------------------------------

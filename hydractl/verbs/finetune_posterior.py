@@ -20,7 +20,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
-from hydractl.files.verb_answers import LaplaceAnswer, PlannedLaplace, PosteriorPlan
+from hydractl.files.verb_answers import LaplaceAnswer, PosteriorPlan
 from hydractl.log import Log
 from hydractl.methods.laplace import LaplaceOptions
 from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
@@ -66,7 +66,7 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
     )
     if request.dry_run:
         check_outputs([path], force=request.force)
-        return Outcome(PlannedLaplace(**dict(plan)).to_dict())
+        return Outcome(LaplaceAnswer.planned(**dict(plan)))
 
     announce_reading([source], log)
     with Output(path, force=request.force) as output:
@@ -86,7 +86,7 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         description = _description(source, request, record, data, val)
         digest = write_checkpoint(output, tensors, description.to_json())
     answer = LaplaceAnswer(**dict(plan), prior=priors, chosen_by=chosen_by, sha256=digest)
-    return Outcome(answer.to_dict(), files=[path])
+    return Outcome(answer, files=[path])
 
 
 @dataclass(frozen=True)

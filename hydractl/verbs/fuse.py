@@ -24,7 +24,6 @@ from hydractl.files.fuse_answer import (
 )
 from hydractl.files.model_records import ModelSize
 from hydractl.files.results import Metrics
-from hydractl.files.verb_answers import PlannedFusion
 from hydractl.fusion.averaging import AUTO, measure_on, plan_checked
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
@@ -155,16 +154,16 @@ def _dry_run(merge: Sequence[str], outline: FusionPlan, sources: list[Source], p
     With ``--merge auto`` the headers do not tell whether members are averaged. The answer then shows the averaged
     model, and its note gives the number of parameters of the model without averaging.
     """
-    answer = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
+    answer = _answer_of(outline, sources, path, dry_run=True)
     # Equal weights, which are stored once, are only found when weights are read.
     if merge != AUTO:
         with_note = answer.model_copy(update={"note": _AT_MOST})
-        return Outcome(with_note.to_dict())
+        return Outcome(with_note)
     plan_without_averaging = plan_fusion(sources, [], headers_only=True)
     most_parameters = parameters(plan_without_averaging.tensors)
     note = _UNDECIDED.format(count_text(most_parameters))
-    undecided = answer.model_copy(update={"averaging": {"asked": "auto"}, "note": note})
-    return Outcome(undecided.to_dict())
+    undecided = answer.model_copy(update={"averaging": AveragingRecord.partly(asked="auto"), "note": note})
+    return Outcome(undecided)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ def _report_and_write(
         output: the file to write.
         log: receives what was measured.
     """
-    answer_without_file = _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False).model_copy(
+    answer_without_file = _answer_of(plan, sources, output.path, dry_run=False).model_copy(
         update={
             "self_check": measured.self_check,
             "averaging": measured.averaging,
@@ -229,7 +228,7 @@ def _report_and_write(
     answer = answer_without_file.model_copy(
         update={"warnings": warnings or None, "sha256": digest}
     )  # an empty list is not shown
-    return Outcome(answer.to_dict(), files=[output.path])
+    return Outcome(answer, files=[output.path])
 
 
 def _description_of_file(plan: FusionPlan, sources: Sequence[Source], measured: _Measured, seed: int) -> Description:
@@ -284,13 +283,12 @@ def _diversity_warnings(answer: FuseAnswer) -> list[str]:
 Form = TypeVar("Form", bound=FuseAnswer)
 
 
-def _answer_of(form: type[Form], plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_run: bool) -> Form:
+def _answer_of(plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_run: bool) -> FuseAnswer:
     """Return the answer as far as the plan tells it.
 
     A dry run reads no weights, so its answer has neither digests nor the number of equal weights.
 
     Args:
-        form: the class of the answer.
         plan: the plan of the fused model.
         sources: the models that are fused.
         path: the file of the fused model.
@@ -302,7 +300,8 @@ def _answer_of(form: type[Form], plan: FusionPlan, sources: Sequence[Source], pa
         parameter_counts["equal"] = plan.tensors.elements(plan.shared)
         shared_towers = [SharedTower(**tower) for tower in shared_parts(plan)]
     parameter_counts["per_member"] = plan.tensors.elements(plan.own)
-    return form(
+    return FuseAnswer(
+        dry_run=dry_run or None,
         output=str(path),
         arch=plan.description.arch,
         merge=list(plan.description.merge or []),

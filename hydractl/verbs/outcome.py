@@ -1,29 +1,40 @@
-"""The result that a command returns to its caller: the answer as a JSON document, and the files that were written."""
+"""What a command returns to its caller: its result, and the files that were written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+if TYPE_CHECKING:
+    from hydractl.files.results import Result
+
+Kind = TypeVar("Kind", bound="Result")
 
 
 @dataclass
 class Outcome:
-    """The result of one command.
+    """The outcome of one command.
 
     Attributes:
-        document: the answer, ready for JSON: keys are texts, numbers are finite, and ``schema`` names its form.
+        result: the result; None if another process gives it, or as long as ``lines`` are not read.
         files: the files that were written, in the order a person should read them; empty after ``--dry-run``.
         unmet: the ``--require`` expressions that are not met, each with the value found.
-        print_document: whether ``document`` is printed because standard output is the output file (``-o -``).
+        print_document: whether the result is printed as JSON because standard output is the output file (``-o -``).
         silent: whether nothing is printed because another process gives the answer.
         lines: rows, one for each sample, that are computed while the caller reads them. The caller must read them
-            all; only then are ``document``, ``files`` and ``unmet`` complete. None if there are no rows.
+            all; only then are ``result``, ``files`` and ``unmet`` complete. None if there are no rows.
     """
 
-    document: dict[str, object]
+    result: Result | None
     files: list[Path] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
     print_document: bool = False
     silent: bool = False
     lines: Iterator[dict[str, object]] | None = None
+
+    def returned(self, kind: type[Kind]) -> Kind:
+        """Return the result to a Python program, which finds its files in it; nothing is known of a silent one."""
+        result = kind.partly() if self.result is None else self.result
+        return cast(Kind, result).with_outcome(self)

@@ -37,10 +37,9 @@ from hydractl.evaluation.predictions.unfinished import (
 )
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
-    PREDICT_SCHEMA,
     REQUIRABLE,
-    PlannedPredictions,
     PredictAnswer,
+    PredictingModelRecord,
 )
 from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
@@ -143,12 +142,12 @@ def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
     _say_what_is_missing(plan, log_of_team)
     if settings.dry_run:
         if team.rank > 0:
-            return Outcome({}, silent=True)
+            return Outcome(None, silent=True)
         return _dry_run(plan, path, report, settings)
 
     announce_reading([plan.model], log_of_team)
     if path is None:
-        outcome = Outcome({})
+        outcome = Outcome(None)
         outcome.lines = _predict_line_by_line(plan, report, outcome, settings, log)
         return outcome
     try:
@@ -240,8 +239,8 @@ def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: Pred
     files = _files_to_write(path, report)
     check_outputs(files, force=settings.force)
     names = [str(file) for file in files]
-    planned = PlannedPredictions(model=plan.model.name, samples=len(plan.samples), files=names)
-    return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_dict()})
+    model = PredictingModelRecord.partly(name=plan.model.name)
+    return Outcome(PredictAnswer.planned(model=model, n=len(plan.samples), files_=names))
 
 
 def _files_to_write(path: Path | None, report: Path | None) -> list[Path]:
@@ -318,7 +317,7 @@ def _predict_line_by_line(
             raise _nothing_readable(plan)
         answer = _sum_up(plan, tally, None, report_output, settings, log)
     complete = _outcome(answer, None, report, settings)
-    outcome.document = complete.document
+    outcome.result = complete.result
     outcome.files = complete.files
     outcome.unmet = complete.unmet
 
@@ -359,7 +358,7 @@ def _predict_into_file(
         predicted_by_all = sum(team.gather(unfinished.predicted))
         if output is None:
             report_skipped(plan.dataset, log)
-            return Outcome({}, silent=True)
+            return Outcome(None, silent=True)
 
         # Only rank 0 gets here: it joins the unfinished files of all processes.
         files_of_team = unfinished_of_team(target, team.size)
@@ -499,4 +498,4 @@ def _outcome(answer: PredictAnswer, path: Path | None, report: Path | None, sett
     """Return the outcome of finished predictions: the summary, the files, and the requirements that are not met."""
     row = (answer.model.name, answer.requirable())
     unmet = unmet_in([row], settings.requirements(), skip_first=False)
-    return Outcome(answer.to_dict(), files=_files_to_write(path, report), unmet=unmet)
+    return Outcome(answer, files=_files_to_write(path, report), unmet=unmet)

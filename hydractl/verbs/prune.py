@@ -644,13 +644,13 @@ def _write(
             mask_in_folder = folder / "hydractl.mask.json"
             mask_in_folder.write_bytes(json_bytes(mask_document))
         answer = answer.model_copy(update={"sha256": digest})
-        return Outcome(answer.to_dict(), files=[output.commit()])
+        return Outcome(answer, files=[output.commit()])
 
     # Or write a checkpoint, and the mask beside it.
     digest = write_checkpoint(output, tensors, description.to_json())
     mask_file = write_json(mask_output, mask_document)
     answer = answer.model_copy(update={"sha256": digest})
-    return Outcome(answer.to_dict(), files=[output.path, mask_file])
+    return Outcome(answer, files=[output.path, mask_file])
 
 
 def _warn_of_mask(source: Source, wanted: Selection, mask: HeadMask, log: Log) -> None:
@@ -741,7 +741,7 @@ def _dry_run(source: Source, wanted: Selection, layout: str, path: Path, mask_pa
         model=source.name,
         arch=source.description.arch,
         layout=layout,
-        files=[str(path), str(mask_path)],
+        files_=[str(path), str(mask_path)],
     )
 
     # Cases in which the number of heads at each site depends on data.
@@ -769,10 +769,10 @@ def _dry_run(source: Source, wanted: Selection, layout: str, path: Path, mask_pa
     else:
         mask = choose(source, wanted, Log()).mask
     plan = plan.model_copy(update={"heads": mask.counts(), "cost": _costs(source, mask)})
-    return Outcome(plan.to_dict())
+    return Outcome(plan)
 
 
 def _outcome_with_note(plan: PruneAnswer, note: str) -> Outcome:
     """Return the outcome of a dry run with a note on what is not known beforehand."""
     plan_with_note = plan.model_copy(update={"note": note})
-    return Outcome(plan_with_note.to_dict())
+    return Outcome(plan_with_note)

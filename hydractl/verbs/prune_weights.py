@@ -111,13 +111,13 @@ def run(
     )
     if dry_run:
         check_outputs([path], force=force, folder=as_folder)
-        answer = answer.model_copy(update={"dry_run": True, "files": [str(path)]})
-        return Outcome(answer.to_dict())
+        answer = answer.model_copy(update={"dry_run": True, "files_": [str(path)]})
+        return Outcome(answer)
     announce_reading([source], log)
     with Output(path, force=force, folder=as_folder) as target:
         cost, digest = _write(source, plan, on, max_length, target, log)
         answer = answer.model_copy(update={"output": str(path), "cost": cost, "sha256": digest})
-        return Outcome(answer.to_dict(), files=[path])
+        return Outcome(answer, files=[path])
 
 
 def _plan_weights(

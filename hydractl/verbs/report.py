@@ -139,7 +139,6 @@ def _report_on_eval(
         output: the file of the document; ``-`` is standard output. None: it is not kept.
         dry_run: whether only to claim the files.
     """
-    document = answer.to_dict()
     rows = [(row.name, row.to_dict()) for row in answer.models]
     unmet = unmet_in(rows, requirements, skip_first=False)
     names = [name for name, _ in rows]
@@ -153,9 +152,9 @@ def _report_on_eval(
         reports = stack.enter_context(claimed_reports(options, names))
         if not dry_run:
             if output_file is not None:
-                files.append(write_json(output_file, document))
+                files.append(write_json(output_file, answer.to_dict()))
             files += write_reports(answer, reports)
-    return Outcome(document, files=files, unmet=unmet, print_document=prints_document)
+    return Outcome(answer, files=files, unmet=unmet, print_document=prints_document)
 
 
 def _one_eval(documents: Documents, over: str | None, log: Log) -> EvalAnswer:
@@ -177,26 +176,26 @@ def _one_eval(documents: Documents, over: str | None, log: Log) -> EvalAnswer:
 
 def _report_on_bench(document: Any, origin: str, of_evals: OfEvals, requirements: Sequence[Requirement]) -> Outcome:
     """Show a bench, with the requirements that its rows do not meet."""
-    BenchAnswer.of(document, origin)
+    answer = BenchAnswer.of(document, origin)
     _refuse_options(of_evals, "bench", origin, hint=None)
 
     # Check the requirements against its rows. Rows that --compare added need to meet only requirements that name them.
-    rows = document["results"]
+    rows = [row.to_dict() for row in answer.results]
     names = list(dict.fromkeys(row["model"] for row in rows))
     compared = {row["model"] for row in rows if row.get("kind") in COMPARED}
     check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
     unmet = unmet_of_bench(rows, requirements, compared)
-    return Outcome(document, unmet=unmet)
+    return Outcome(answer, unmet=unmet)
 
 
 def _report_on_study(document: Any, origin: str, of_evals: OfEvals, requirements: Sequence[Requirement]) -> Outcome:
     """Show a study: its rows and its verdict."""
-    StudyAnswer.of(document, origin)
+    answer = StudyAnswer.of(document, origin)
     hint = "the folder of a study holds test.json, the eval of all its rows"
     _refuse_options(of_evals, "study", origin, hint)
-    rows = [(row["name"], row) for row in document["rows"]]
+    rows = [(row.name, row.to_dict()) for row in answer.rows]
     unmet = unmet_in(rows, requirements, skip_first=False)
-    return Outcome(document, unmet=unmet)
+    return Outcome(answer, unmet=unmet)
 
 
 def _refuse_options(of_evals: OfEvals, verb: str, origin: str, hint: str | None) -> None:

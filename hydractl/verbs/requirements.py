@@ -7,6 +7,7 @@ from typing import TypeGuard
 
 from hydractl.errors import UsageError, did_you_mean
 from hydractl.expressions.conditions import Requirement
+from hydractl.files.results import MISSING, value_at
 
 Values = Mapping[str, object]
 """The values of a row by key, as JSON values: numbers, and groups of values."""
@@ -54,8 +55,8 @@ def unmet_in(
 def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
     """Return why a row does not meet a requirement; None if it does."""
     key = requirement.key
-    value = lookup(values, key)
-    if value is _MISSING:
+    value = value_at(values, key)
+    if value is MISSING:
         guess = did_you_mean(key, _number_keys(values))
         return f"{name} has no {key}{guess}"
     if value is None:
@@ -163,39 +164,6 @@ def _advice_on_unknown_key(key: str, keys: Sequence[str]) -> str:
 
     # Otherwise it may be misspelt.
     return did_you_mean(key, keys)
-
-
-_MISSING = object()
-"""The value of a key that a row does not have; None would be a value."""
-
-
-def lookup(row: Values, key: str) -> object:
-    """Return the value of a dotted key in a row, such as ``ood_avg.auroc``.
-
-    Names may contain dots themselves, as in ``ood.set.v2.auroc``. So the key is cut at every dot, from the last to the
-    first: the part before the cut is looked up as the name of a group, and the rest in that group. Entries of lists are
-    looked up by their index.
-
-    Returns:
-        The value; None if a group on the way is null; ``_MISSING`` if the row has no such key.
-    """
-    if key in row:
-        return row[key]
-    parts = key.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        group_name = ".".join(parts[:cut])
-        rest = ".".join(parts[cut:])
-        group = row.get(group_name, _MISSING)
-        if isinstance(group, Mapping):
-            value = lookup(group, rest)
-            if value is not _MISSING:
-                return value
-        elif isinstance(group, list):
-            if rest.isdecimal() and int(rest) < len(group):
-                return group[int(rest)]
-        elif group is None:  # a group may be null, e.g. an average over no data sets
-            return None
-    return _MISSING
 
 
 def _number_keys(row: Values, prefix: str = "") -> Iterator[str]:

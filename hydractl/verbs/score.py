@@ -15,6 +15,7 @@ from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, write_json
+from hydractl.files.circuit_answer import ScoresAnswer
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.heads.mask import HeadScores
@@ -61,22 +62,16 @@ def run(
         outputs = [] if to_stdout else [path]
         check_outputs(outputs, force=force)
         check_criterion(source, scoring.criterion, scoring.tower)
-        return Outcome(
-            {
-                "schema": "hydractl.scores/1",
-                "dry_run": True,
-                "model": source.name,
-                "output": str(path),
-                "heads": source.description.mask.counts(),
-                "method": str(scoring.criterion),
-            }
-        )
+        heads = source.description.mask.counts()
+        plan = ScoresAnswer.planned(model=source.name, output=str(path), heads=heads, method=str(scoring.criterion))
+        return Outcome(plan)
     announce_reading([source], log)
     if to_stdout:
-        return Outcome(score_source(source, scoring, log).to_json(), print_document=True)
+        scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
+        return Outcome(scores, print_document=True)
     with Output(path, force=force) as target:
-        document = score_source(source, scoring, log).to_json()
-        return Outcome(document, files=[write_json(target, document)])
+        scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
+        return Outcome(scores, files=[write_json(target, scores.to_dict())])
 
 
 def check_criterion(source: Source, criterion: Criterion, tower: str | None) -> None:

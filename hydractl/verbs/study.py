@@ -18,9 +18,10 @@ from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.atomic import Output, storing, write_json, write_with
+from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.model_records import ThresholdRecord
-from hydractl.files.study_answer import StudyAnswer
+from hydractl.files.study_answer import StudyAnswer, TimeRatio
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, SayOnce
@@ -33,7 +34,7 @@ from hydractl.options.verbs import SETTINGS, declared
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.settings.sources import merge
-from hydractl.studies.answer import SCHEMA, Study
+from hydractl.studies.answer import Study
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.rows import (
@@ -707,16 +708,9 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
     request = sets.request
     scale, seconds = _scale_within_time(request, source, folder, log)
     plan = _plan_study(request, source, folder, scale)
-    document = {
-        "schema": SCHEMA,
-        "dry_run": True,
-        "steps": [step.argv() for step in plan.outlined_steps()],
-        "cut": scale.cut,
-        "seconds": seconds,
-    }
-    if sets.warnings:
-        document["warnings"] = list(sets.warnings)
-    return Outcome(document)
+    commands = [step.argv() for step in plan.outlined_steps()]
+    warnings = list(sets.warnings) or None
+    return Outcome(StudyAnswer.planned(steps=commands, cut=scale.cut, seconds=seconds, warnings=warnings))
 
 
 def _scale_within_time(request: StudyRequest, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
@@ -942,13 +936,12 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_dict())
 
-    document = answer.to_dict()
     is_timed = any(step.verb == "bench" for step in steps)
     if is_timed:
         # Times are added only for the terminal; in the folder, only bench.json holds them.
-        document["latency"] = _latency(folder / "bench.json")
+        answer = answer.model_copy(update={"latency": _latency(folder / "bench.json")})
     names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
-    return Outcome(document, files=[folder / name for name in names])
+    return Outcome(answer, files=[folder / name for name in names])
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
@@ -967,7 +960,7 @@ def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
     return steps_to_best
 
 
-def _latency(path: Path) -> list[dict[str, object]]:
+def _latency(path: Path) -> list[TimeRatio]:
     """Return the time of the best row as a ratio to the time of the single model, for each batch size.
 
     Args:
@@ -976,10 +969,8 @@ def _latency(path: Path) -> list[dict[str, object]]:
     Returns:
         An entry for each batch size, with its ``ratio`` and the interval ``ratio_ci``.
     """
-    document = read_json_file(str(path))
     ratios = []
-    for row in document["results"]:
-        if row["model"] == "best":
-            ratio = {key: row[key] for key in ("batch_size", "ratio", "ratio_ci")}
-            ratios.append(ratio)
+    for row in BenchAnswer.read(str(path)).results:
+        if row.model == "best":
+            ratios.append(TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci))
     return ratios

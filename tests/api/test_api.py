@@ -50,8 +50,8 @@ def test_a_function_does_what_its_command_does(monkeypatch: pytest.MonkeyPatch) 
     assert sha256_file(made.refs[0]) == sha256_file("a.st")  # though the data were in memory, and the model was open
     assert main(["eval", "b=a.st", "m=vit.st+a.st", "--test", "cal.npz", "--allow-seen", "-o", "e.json", "-q"]) == 0
     rows = {"b": made, "m": [model, "a.st"]}
-    assert hydractl.evaluate(rows, test="cal.npz", allow_seen=True) == json.loads(Path("e.json").read_text())
-    assert hydractl.make_report("e.json")["models"][0]["name"] == "b"
+    assert hydractl.evaluate(rows, test="cal.npz", allow_seen=True).to_dict() == json.loads(Path("e.json").read_text())
+    assert hydractl.make_report("e.json").names == ["b", "m"]
     hydractl.make_report("e.json", html="file.html")
     hydractl.make_report(json.loads(Path("e.json").read_text()), html="held.html")
     assert Path("file.html").read_bytes() == Path("held.html").read_bytes()
@@ -59,10 +59,10 @@ def test_a_function_does_what_its_command_does(monkeypatch: pytest.MonkeyPatch) 
 
 def test_documents_go_from_verb_to_verb() -> None:
     found = hydractl.extract_circuit("vit.st", val=(X, Y), objective=["acc", "nll"], keep=2)
-    assert [circuit["objective"] for circuit in found["circuits"]] == ["acc", "nll"]
+    assert [circuit.objective for circuit in found.circuits] == ["acc", "nll"]
     circuit = hydractl.extract_circuit("vit.st", val=(X, Y), objective="nll", keep=2, output="c.json")
-    assert circuit == found["circuits"][1] and circuit.files == [Path("c.json")]
-    kept = [hydractl.prune("vit.st", circuit=one).result["mask"]["sites"] for one in (circuit, "c.json")]
+    assert circuit == found.circuits[1] and circuit.files == [Path("c.json")]
+    kept = [hydractl.prune("vit.st", circuit=one).result.mask.sites for one in (circuit, "c.json")]
     assert kept[0] == kept[1]
     assert hydractl.save(circuit, "d.json").read_bytes() == Path("c.json").read_bytes()
 
@@ -80,7 +80,7 @@ def test_a_training_of_ones_own() -> None:
     with pytest.raises(hydractl.errors.InputError, match="20 by save"):
         hydractl.evaluate(path, test=(X, Y))
     fused = hydractl.fuse([module, "a.st"], merge="none")
-    assert fused.result["members"][0]["kind"] == "pruned"
+    assert fused.result.members[0].kind == "pruned"
     with pytest.raises(hydractl.errors.InputError, match="fused"):
         hydractl.save(fused.load("cpu"), "h.st")
     hydractl.save(fused, "h.st")
@@ -207,7 +207,7 @@ def test_numbers_of_arrays_are_numbers() -> None:
 def test_results_are_objects_with_tables() -> None:
     result = hydractl.evaluate({"one": "vit.st", "two": "a.st"}, test=(X, Y), ood={"far:far": OTHER}, allow_seen=True)
     assert result.names == ["one", "two"] and result.row("two") is result.models[1]
-    assert repr(result) == "<Evaluation: one, two>"
+    assert repr(result) == "<EvalAnswer hydractl.eval/2>"
     with pytest.raises(KeyError, match="the rows are one, two"):
         result.row("three")
     assert str(result).startswith("in distribution (n = 20), OOD averages\nmodel     acc     nll")
@@ -215,13 +215,12 @@ def test_results_are_objects_with_tables() -> None:
     assert page.startswith("<pre") and "OOD averages" in page and "\x1b" not in page
     frame = result.to_pandas()
     assert list(frame["name"]) == ["one", "two"]
-    assert frame["ood.far.auroc"][1] == result["models"][1]["ood"]["far"]["auroc"]
+    assert frame["ood.far.auroc"][1] == result.models[1].ood["far"].auroc == result.at("models.1.ood.far.auroc")
     plain = result.to_dict()
     plain["models"][0]["name"] = "changed"
     assert type(plain) is dict and result.names == ["one", "two"]
     scores = hydractl.score("vit.st", method="magnitude")
     assert len(scores.to_pandas()) == sum(len(heads) for heads in scores.sites.values())
-    assert repr(scores) == f"<Scores: {len(scores.rows)} heads of {len(scores.sites)} sites>"
     made = hydractl.prune("vit.st", scores=scores, keep=1)
     assert "parameters" in made._repr_html_()
     assert "<script>" not in hydractl.open("vit.st", name="<script>")._repr_html_()
@@ -255,15 +254,15 @@ def test_a_file_with_the_name_of_an_argument_is_no_input(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("data").write_text("of another run")
     scores = hydractl.score(vit, method="taylor", data=(X, Y), output="data", force=True)
-    assert json.loads(Path("data").read_text())["sites"] == scores["sites"]
+    assert json.loads(Path("data").read_text())["sites"] == scores.sites
 
 
 def test_an_ensemble_of_opened_models_is_a_row_under_its_name() -> None:
     opened = hydractl.open("vit.st")
     both = hydractl.evaluate({"both": [opened, "a.st"], "alone": opened}, test=(X, Y), allow_seen=True)
     of_files = hydractl.evaluate({"both": ["vit.st", "a.st"], "alone": "vit.st"}, test="cal.npz", allow_seen=True)
-    assert [row["name"] for row in both["models"]] == ["both", "alone"]
-    assert [row["id"] for row in both["models"]] == [row["id"] for row in of_files["models"]]
+    assert both.names == ["both", "alone"]
+    assert [row.id for row in both.models] == [row.id for row in of_files.models]
 
 
 def test_texts_in_memory() -> None:

@@ -71,7 +71,7 @@ def model() -> hydractl.Model:
 
 
 def scores(model: hydractl.Model, data: Any, **options: Any) -> Any:
-    return hydractl.score(model, method="taylor", data=data, samples=len(X), **options)["sites"]
+    return hydractl.score(model, method="taylor", data=data, samples=len(X), **options).sites
 
 
 @pytest.mark.parametrize(

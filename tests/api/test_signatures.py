@@ -35,7 +35,7 @@ removed = hydractl.prune(model, method="magnitude", remove="auto", val="val.npz"
 tuned = hydractl.finetune(pruned, train=(x, [0, 1]), lr=[1e-3, 1e-4], val=(x, y), epochs=1)
 hydra = hydractl.fuse([pruned, removed], merge=["mlp", "norm"])
 result = hydractl.evaluate({"single": model, "members": [pruned, removed]}, test=(x, None), ood={"noise:far": x})
-accuracy: float = result.row("single")["id"]["accuracy"]
+accuracy: float = result.row("single").id.accuracy
 names: list[str] = result.names
 bench = hydractl.bench(hydra, batch_size=[1, 8], dtype="bfloat16", data=["a text", "another"])
 frame = bench.to_pandas()

@@ -18,13 +18,13 @@ from hydractl.benchmark.measuring import Contest, _shared_where_equal
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
 from hydractl.files.bench_answer import LatencyRecord
 from hydractl.files.checkpoint import DictTensors, write_tensors
+from hydractl.files.results import value_at
 from hydractl.log import Log, Progress
 from hydractl.model import machine
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.verbs.bench import ROW_KEYS
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import lookup
 from tests.calls import ran
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
@@ -68,7 +68,7 @@ def measure(*models: str, log: Log | None = None, **changes: Any) -> Outcome:
 
 def test_rows_are_documented_and_in_order() -> None:
     outcome = measure(batch_size=[1, 2], dtype=["float32", "float64"], json=True)
-    document = outcome.document
+    document = outcome.result.to_dict()
     assert list(document) == ["schema", "results", "machine", "warnings", "conventions"]
     assert document["schema"] == "hydractl.bench/1"
     order = [(row["dtype"], row["batch_size"], row["model"]) for row in document["results"]]
@@ -95,7 +95,7 @@ def test_rows_are_documented_and_in_order() -> None:
 
 def test_cost_of_an_ensemble_is_the_sum_of_its_members() -> None:
     files = [write("a.st"), write("b.st", seed=1)]
-    base, deep = measure("a.st", "deep=a.st+b.st").document["results"]
+    base, deep = measure("a.st", "deep=a.st+b.st").result.to_dict()["results"]
     assert base["params"] == sum(p.numel() for p in build_model(open_source("a.st")).parameters())
     for key in ("params", "macs", "bytes", "members"):
         assert deep[key] == 2 * base[key]
@@ -105,20 +105,20 @@ def test_cost_of_an_ensemble_is_the_sum_of_its_members() -> None:
 
 
 def test_every_key_of_a_requirement_is_in_every_row() -> None:
-    for row in measure().document["results"]:
+    for row in measure().result.to_dict()["results"]:
         for key in ROW_KEYS:
-            value = lookup(row, key)
+            value = value_at(row, key)
             assert value is None or type(value) in (int, float), key
 
 
 def test_the_machine_is_described_without_names_of_host_or_user() -> None:
-    machine = measure(threads=1).document["machine"]
+    machine = measure(threads=1).result.to_dict()["machine"]
     assert set(machine) == {"python", "torch", "processor", "cores", "threads", "device_name", "peak_macs_per_s"}
     assert machine["threads"] == 1 and machine["processor"]
 
 
 def test_one_round_has_no_deviation() -> None:
-    row = measure(rounds=1, warmup=0).document["results"][1]
+    row = measure(rounds=1, warmup=0).result.to_dict()["results"][1]
     assert row["latency_ms"]["std"] is None and row["ratio_ci"] == [row["ratio"]] * 2
 
 
@@ -166,7 +166,7 @@ def test_scattered_runs_are_noisy_and_single_outliers_are_not() -> None:
 def test_noise_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "noisy", lambda *_: True)
     log = Listening()
-    document = measure(log=log, batch_size=[1, 2]).document
+    document = measure(log=log, batch_size=[1, 2]).result.to_dict()
     assert [row["noisy"] for row in document["results"]] == [True] * 4
     assert len(log.warnings) == 1 and log.warnings == document["warnings"]
     assert "base (batch 1, float32), deep (batch 1, float32), base (batch 2, float32) and 1 more" in log.warnings[0]
@@ -268,7 +268,7 @@ def test_peak_memory_leaves_out_the_other_models(clock: Clock, monkeypatch: pyte
 def test_the_file_is_named_after_the_first_model() -> None:
     outcome = measure()
     assert outcome.files == [Path("base.bench.json")] and not outcome.print_document
-    assert json.loads(Path("base.bench.json").read_text()) == outcome.document
+    assert json.loads(Path("base.bench.json").read_text()) == outcome.result.to_dict()
 
 
 @pytest.mark.parametrize("changes", [{"output": "-"}, {"json": True}])
@@ -293,7 +293,7 @@ def test_an_existing_output_is_refused_before_measuring() -> None:
 @pytest.mark.usefixtures("unmeasured")
 def test_a_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
     outcome = measure(dry_run=True, batch_size=[1, 8])
-    document = outcome.document
+    document = outcome.result.to_dict()
     assert document["dry_run"] is True and outcome.files == [] and list(tmp_path.iterdir()) == []
     base, deep = document["results"]
     assert deep["params"] == 2 * base["params"] and deep["macs"] == 2 * base["macs"] and deep["mac_ratio"] == 2
@@ -358,7 +358,7 @@ def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.Mo
     ):
         monkeypatch.setattr(machine, "slowdown", lambda *_, factor=factor: factor)
         log = Listening()
-        document = measure(log=log, dtype=["bfloat16", "float32"], force=True).document
+        document = measure(log=log, dtype=["bfloat16", "float32"], force=True).result.to_dict()
         assert log.warnings == document["warnings"] == expected
 
 
@@ -374,5 +374,5 @@ def test_threads_are_set_for_the_measurement_and_put_back(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Contest, "run", watch)
     outcome = measure(threads=before + 1)
-    assert seen == [before + 1] and outcome.document["machine"]["threads"] == before + 1
+    assert seen == [before + 1] and outcome.result.to_dict()["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before

@@ -58,7 +58,7 @@ def files() -> list[str]:
 
 def measure(*models: str, compare: list[str], **changes: Any) -> dict[str, Any]:
     few = {"batch_size": [2], "rounds": 2, "warmup": 0, "device": "cpu", "json": True, **changes}
-    return ran("bench", {"model": list(models), "compare": compare, **few}).document
+    return ran("bench", {"model": list(models), "compare": compare, **few}).result.to_dict()
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------

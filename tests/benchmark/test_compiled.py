@@ -53,7 +53,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 
 def measure(*models: str, **changes: Any) -> list[dict[str, Any]]:
     few = {"batch_size": [2], "rounds": 2, "warmup": 1, "device": "cpu", "json": True, "compile": True, **changes}
-    return ran("bench", {"model": list(models) or [f"base={PICO}", f"deep={PICO}+{PICO}"], **few}).document["results"]
+    return ran("bench", {"model": list(models) or [f"base={PICO}", f"deep={PICO}+{PICO}"], **few}).result.to_dict()[
+        "results"
+    ]
 
 
 def contest(models: dict[str, nn.Module]) -> Contest:

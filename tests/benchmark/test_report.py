@@ -15,8 +15,10 @@ from rich.console import Console
 from hydractl.benchmark import measuring
 from hydractl.benchmark.figures import timed
 from hydractl.errors import InputError, UsageError
+from hydractl.files.bench_answer import BenchAnswer
 from hydractl.report.terminal import render
 from hydractl.verbs.outcome import Outcome
+from tests.answers import result_of
 from tests.calls import ran
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
@@ -56,7 +58,7 @@ def again(found: Any = None, **changes: Any) -> Outcome:
 
 def table(found: dict[str, Any], width: int = 80) -> list[str]:
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(render(found, width))
+    console.print(render(result_of(found), width))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -65,7 +67,7 @@ def table(found: dict[str, Any], width: int = 80) -> list[str]:
 
 def test_the_document_is_the_answer_and_is_held_against_requirements() -> None:
     outcome = again(require=["ratio<=2", "single.stock:ratio<=0.5"])
-    assert outcome.document == document() and outcome.files == []
+    assert outcome.result == BenchAnswer.model_validate(document()) and outcome.files == []
     stock = [row for row in document()["results"] if row["model"] == "single.stock"]
     hydra = [row for row in document()["results"] if row["model"] == "hydra"]
     assert outcome.unmet == [
@@ -101,7 +103,7 @@ def test_another_document_is_refused(damage: Any, message: str) -> None:
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
     with pytest.raises(InputError, match="bench.json is no document of eval, bench or study \\(schema none\\)"):
         again([1])
-    plan = ran("bench", {"model": [PICO], "dry_run": True, "device": "cpu"}).document
+    plan = ran("bench", {"model": [PICO], "dry_run": True, "device": "cpu"}).result.to_dict()
     with pytest.raises(InputError) as caught:
         again(plan)
     assert caught.value.hint == "a dry run measures nothing"

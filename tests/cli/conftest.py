@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import InputError
-from hydractl.files.results import Record, told
 from hydractl.options.call import current
 from hydractl.options.registry import VERBS, module_of
 from hydractl.options.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
+from tests.answers import AnyAnswer, result_of
 
 
 @dataclass
@@ -72,7 +72,7 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             seen.append(
                 SimpleNamespace(**settings, sources=current().sources) if isinstance(settings, dict) else settings
             )
-            return run(seen[-1], log) if run is not None else Outcome({"schema": "test/1", "answer": 42})
+            return run(seen[-1], log) if run is not None else Outcome(result_of({"schema": "test/1", "answer": 42}))
 
         module = types.ModuleType(module_of(verb))
         module.__spec__ = ModuleSpec(module.__name__, None)
@@ -87,20 +87,14 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return install
 
 
-class FakeInfo(Record):
-    """What a faked ``--info`` says of a file."""
-
-    file: Annotated[str, told("Its path.")]
-
-
 @pytest.fixture
 def fake_info(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--info`` describes a file by its name; a name that starts with ``bad`` is refused."""
 
-    def describe(path: Path) -> FakeInfo:
+    def describe(path: Path) -> AnyAnswer:
         if str(path).startswith("bad"):
             raise InputError(f"{path} is bad")
-        return FakeInfo(file=str(path))
+        return AnyAnswer(file=str(path))  # type: ignore[call-arg]
 
     monkeypatch.setattr("hydractl.verbs.info.describe", describe)
     monkeypatch.setattr("hydractl.verbs.info.compare", lambda documents: None)

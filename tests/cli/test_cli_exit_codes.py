@@ -13,6 +13,7 @@ import pytest
 
 from hydractl.errors import HydraError, InputError, Interrupted, NonFiniteError, OutputError, StorageError, UsageError
 from hydractl.verbs.outcome import Outcome
+from tests.answers import result_of
 
 Run = Callable[..., Any]
 PRUNE = ("prune", "vit.st", "--method", "random", "--keep", "8")
@@ -122,18 +123,18 @@ def test_errors_of_verbs(
 
 
 def test_unmet_requirements_after_the_answer(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("bench", lambda settings, log: Outcome({"a": 1}, unmet=["b: ratio<=1.5 (1.7)"]))
+    fake_verb("bench", lambda settings, log: Outcome(result_of({"a": 1}), unmet=["b: ratio<=1.5 (1.7)"]))
     result = hydractl("bench", "vit.st")
     assert (result.code, result.out) == (4, "a: 1\n")
     assert result.err == "error: requirement not met: b: ratio<=1.5 (1.7)\n"
-    fake_verb("bench", lambda settings, log: Outcome({"a": 1}, unmet=["x<1 (2)", "y<1 (3)"]))
+    fake_verb("bench", lambda settings, log: Outcome(result_of({"a": 1}), unmet=["x<1 (2)", "y<1 (3)"]))
     result = hydractl("bench", "vit.st", "--json")
     assert (result.code, result.out) == (4, '{\n  "a": 1\n}\n')
     assert result.err == "error: 2 requirements not met\n  - x<1 (2)\n  - y<1 (3)\n"
 
 
 def test_nan_in_the_answer(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("prune", lambda settings, log: Outcome({"x": float("nan")}))
+    fake_verb("prune", lambda settings, log: Outcome(result_of({"x": float("nan")})))
     result = hydractl(*PRUNE, "--json")
     assert (result.code, result.out) == (6, "")
     assert result.err == "error: the answer holds a number that is not finite, which JSON cannot say\n"

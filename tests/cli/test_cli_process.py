@@ -26,6 +26,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from hydractl.cli.app import main
 from hydractl.verbs.outcome import Outcome
+from tests.answers import result_of
 
 def run(*arguments, log, **options):
 {body}
@@ -139,7 +140,7 @@ finally:
     assert process.returncode == -signal.SIGINT
 
 
-LONG = "return Outcome({'x': ['y' * 100] * 20000}, unmet=%r)"
+LONG = "return Outcome(result_of({'x': ['y' * 100] * 20000}), unmet=%r)"
 
 
 @pytest.mark.fault(14)
@@ -188,7 +189,7 @@ def run_with(arguments: list[str], redirect: str, tmp_path: Path) -> Any:
 @pytest.mark.fault(14)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk(tmp_path: Path) -> None:
-    process = run_with(command("return Outcome({'x': 1})", "--json"), "> /dev/full", tmp_path)
+    process = run_with(command("return Outcome(result_of({'x': 1}))", "--json"), "> /dev/full", tmp_path)
     assert process.returncode == 7
     assert process.stderr == "error: cannot write to standard output: No space left on device\n"
 
@@ -198,7 +199,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     "redirect", [">&-", *marked_long(["> /dev/null 2> /dev/full"]), *marked_release(["2>&-", ">&- 2>&-"])]
 )
 def test_closed_streams(redirect: str, tmp_path: Path) -> None:
-    body = "log.warn('w')\nprint('p')\nPath('ran').touch()\nreturn Outcome({'x': 1})"
+    body = "log.warn('w')\nprint('p')\nPath('ran').touch()\nreturn Outcome(result_of({'x': 1}))"
     process = run_with(command(body), redirect, tmp_path)
     assert process.returncode == 0
     assert (tmp_path / "ran").exists()
@@ -208,7 +209,10 @@ def test_closed_streams(redirect: str, tmp_path: Path) -> None:
 @pytest.mark.fault(35)
 def test_a_plain_c_locale(tmp_path: Path) -> None:
     process = subprocess.run(
-        command(r"log.warn('\xe9')" + "\n" + r"return Outcome({'\xe9': '\xfc'}, files=[Path('\xe9.st')])", "--json"),
+        command(
+            r"log.warn('\xe9')" + "\n" + r"return Outcome(result_of({'\xe9': '\xfc'}), files=[Path('\xe9.st')])",
+            "--json",
+        ),
         env={**environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="ascii:strict")},
         cwd=tmp_path,
         capture_output=True,

@@ -15,6 +15,7 @@ import pytest
 from hydractl.cli.answer import Answer, plain_lines
 from hydractl.cli.console import clean
 from hydractl.verbs.outcome import Outcome
+from tests.answers import result_of
 
 Run = Callable[..., Any]
 PRUNE = ("prune", "vit.st", "--method", "random", "--keep", "8")
@@ -32,7 +33,7 @@ def talkative(settings: Any, log: Any) -> Outcome:
     with log.progress("working", 3, "samples") as progress:
         for _ in range(3):
             progress.advance()
-    return Outcome({"schema": "test/1", "path": "a.st"}, files=[Path("a.st"), Path("a.mask.json")])
+    return Outcome(result_of({"schema": "test/1", "path": "a.st"}), files=[Path("a.st"), Path("a.mask.json")])
 
 
 def test_json_is_the_whole_of_standard_output(hydractl: Run, fake_verb: Run) -> None:
@@ -61,19 +62,23 @@ def test_a_file_verb_prints_its_table_on_a_terminal(hydractl: Run, fake_verb: Ru
 
 
 def test_a_plan_is_printed_though_no_file_is_written(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("prune", lambda settings, log: Outcome({"plan": {"keep": settings.keep, "dry": settings.dry_run}}))
+    fake_verb(
+        "prune", lambda settings, log: Outcome(result_of({"plan": {"keep": settings.keep, "dry": settings.dry_run}}))
+    )
     assert hydractl(*PRUNE, "--dry-run").out == "plan:\n  keep: 8\n  dry: yes\n"
 
 
 def test_a_measuring_verb_prints_its_table_always(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("bench", lambda settings, log: Outcome({"rows": [{"name": "m", "ms": 1.5}]}, files=[Path("b.json")]))
+    fake_verb(
+        "bench", lambda settings, log: Outcome(result_of({"rows": [{"name": "m", "ms": 1.5}]}), files=[Path("b.json")])
+    )
     result = hydractl("bench", "vit.st")
     assert result.out == "rows:\n  0:\n    name: m\n    ms: 1.5\n"
     assert result.err == "wrote b.json\n"
 
 
 def test_print_document(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("score", lambda settings, log: Outcome({"name": "é"}, print_document=True))
+    fake_verb("score", lambda settings, log: Outcome(result_of({"name": "é"}), print_document=True))
     assert hydractl("score", "vit.st", "--method", "random", "-o", "-").out == '{\n  "name": "é"\n}\n'
 
 
@@ -103,7 +108,7 @@ def test_control_characters_never_reach_a_person(hydractl: Run, fake_verb: Run, 
         log.warn(EVIL)
         with log.progress(EVIL, 1, EVIL):
             pass
-        return Outcome({EVIL: EVIL, "list": [EVIL]}, unmet=[EVIL])
+        return Outcome(result_of({EVIL: EVIL, "list": [EVIL]}), unmet=[EVIL])
 
     fake_verb("prune", run)
     terminal("stdout")
@@ -118,7 +123,7 @@ def test_control_characters_never_reach_a_person(hydractl: Run, fake_verb: Run, 
 
 
 def test_json_in_a_pipe_is_what_the_file_would_hold(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("prune", lambda settings, log: Outcome({"x": "\x9b"}))
+    fake_verb("prune", lambda settings, log: Outcome(result_of({"x": "\x9b"})))
     assert hydractl(*PRUNE, "--json").out == '{\n  "x": "\x9b"\n}\n'
 
 
@@ -130,11 +135,11 @@ def test_rich_markup_in_data_is_text(monkeypatch: pytest.MonkeyPatch, hydractl: 
 
     def render(document: Any, width: int) -> Table:
         table = Table("name", box=None)
-        table.add_row(document["name"])
+        table.add_row(document.name)
         return table
 
     monkeypatch.setattr(tables, "render", render)
-    fake_verb("bench", lambda settings, log: Outcome({"name": "[red]x[/red] :smile:"}))
+    fake_verb("bench", lambda settings, log: Outcome(result_of({"name": "[red]x[/red] :smile:"})))
     assert "[red]x[/red] :smile:" in hydractl("bench", "vit.st").out
 
 
@@ -182,7 +187,7 @@ def test_a_table_that_fails_does_not_lose_the_answer(
 
 def test_an_ascii_terminal_gets_ascii() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Answer(stream, warn=pytest.fail).table({"name": "é"})
+    Answer(stream, warn=pytest.fail).table(result_of({"name": "é"}))
     assert stream.buffer.getvalue() == b"name: \\xe9\n"
 
 
@@ -192,7 +197,7 @@ def test_a_file_name_that_is_not_utf8_is_printed_as_it_is(
 ) -> None:
     from hydractl.cli.app import main
 
-    fake_verb("prune", lambda settings, log: Outcome({"f": "x\udcff"}, files=[Path("x\udcff.st")]))
+    fake_verb("prune", lambda settings, log: Outcome(result_of({"f": "x\udcff"}), files=[Path("x\udcff.st")]))
     main(PRUNE)
     assert capfdbinary.readouterr().out == b"x\xff.st\n"
     main([*PRUNE, "--json"])

@@ -152,7 +152,7 @@ def test_fault_89_verbs_answer_alike_for_numbers_and_names(
 
     def answers(data: Any) -> list[Any]:
         """Return the figures, the scores of heads, and what a trained model says to some texts."""
-        figures = hydractl.evaluate(bert, test=data).models[0]["id"]
+        figures = hydractl.evaluate(bert, test=data).models[0].id.to_dict()
         scores = hydractl.score(bert, method="taylor", data=data).sites
         trained = hydractl.finetune(bert, train=data, epochs=1, device="cpu").load("cpu")
         prediction = trained.predict(trained.preprocess(texts[:4]))

@@ -35,6 +35,7 @@ from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_source
 from hydractl.report.terminal import render
+from tests.answers import result_of
 from tests.pico import LABELS, images, inputs, mask_of, prune_source, published, shared_stock, source_of
 from tests.spread import ONE_OF_EACH, marked_long, marked_release
 
@@ -288,7 +289,7 @@ def files() -> set[str]:
 def rendered(document: dict[str, Any]) -> str:
     """The table that a person is shown."""
     page = io.StringIO()
-    Console(file=page, width=120).print(render(document, 120))
+    Console(file=page, width=120).print(render(result_of(document), 120))
     return page.getvalue()
 
 

@@ -86,14 +86,14 @@ def test_a_misspelt_requirement_is_found_before_the_work(here: Path, capsys: pyt
 
 
 def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from hydractl.files.results import value_at
     from hydractl.metrics.rows import row_keys
-    from hydractl.verbs.requirements import lookup
 
     command = ["eval", "vit.st", "--test", "builtin:digits/test", "--ood", "l.1:near=builtin:letters", "--json"]
     assert main(command) == 0
     row = json.loads(capsys.readouterr().out)["models"][0]
     keys = row_keys(["l.1"])
-    assert all(lookup(row, key) is None or lookup(row, key) >= 0 for key in keys)
+    assert all(value_at(row, key) is None or value_at(row, key) >= 0 for key in keys)
     numbers = {f"{a}.{b}" for a in ("id", "errors", "near_avg", "far_avg", "ood_avg") for b in row[a]}
     numbers |= {f"{a}.{n}.{b}" for a in ("ood", "diversity") for n in row[a] for b in row[a][n]}
     numbers |= {f"id.accuracy_at.{share}" for share in row["id"]["accuracy_at"]}

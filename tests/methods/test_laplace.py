@@ -148,7 +148,7 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
     batch = model.preprocess([Image.fromarray(one) for one in data[0][:9]])
     p = naive(fused, batch).mean(dim=0)
     nll = -float(p[torch.arange(9), torch.from_numpy(data[1][:9])].log().mean())
-    assert told["models"][0]["id"]["nll"] == pytest.approx(nll, rel=1e-4)
+    assert told.models[0].id.nll == pytest.approx(nll, rel=1e-4)
     hydractl.save(hydractl.open(kept), tmp_path / "saved.st")
     with torch.no_grad():
         for path in (kept, tmp_path / "saved.st"):
@@ -207,9 +207,9 @@ def test_the_prior_is_that_of_the_best_nll_or_of_the_evidence(fused: Path, data:
 
     best = nll(found)
     assert all(best[m] <= nll(other)[m] + 1e-6 for other in each for m in range(2))
-    assert found.result["chosen_by"] == "nll"
+    assert found.result.chosen_by == "nll"
     evidence = fitted(fused / "plain.st", train=data[0][20:]).result
-    assert evidence["chosen_by"] == "marginal likelihood" and len(evidence["prior"]) == 2
+    assert evidence.chosen_by == "marginal likelihood" and len(evidence.prior) == 2
 
 
 # --- images and texts -------------------------------------------------------------------------------------------------
@@ -385,4 +385,4 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
         Path("val", name).mkdir(parents=True)
         Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"val/{name}/0.png")
     told = fitted("clip", train="captions:pairs.jsonl", val="val", prompt=["{label}", "a {label}"]).result
-    assert told["prior"][0]["visual"] == told["prior"][0]["text"]
+    assert told.prior[0]["visual"] == told.prior[0]["text"]

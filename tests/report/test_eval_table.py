@@ -14,6 +14,7 @@ from rich.console import Console
 from hydractl.metrics.declaration import Metric
 from hydractl.report.eval_tables import marks
 from hydractl.report.terminal import render
+from tests.answers import result_of
 from tests.report.examples import HOSTILE, everything, sample, without_values
 from tests.spread import spread
 
@@ -22,7 +23,7 @@ def shown(document: dict[str, Any], width: int = 80, terminal: bool = False, **m
     file = io.StringIO()
     colors = "standard" if terminal else None
     console = Console(file=file, width=width, force_terminal=terminal, color_system=colors, **more)  # type: ignore[arg-type]
-    console.print(render(document, width))
+    console.print(render(result_of(document), width))
     return file.getvalue()
 
 

@@ -14,10 +14,11 @@ from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 
-from hydractl.files.verb_answers import KeptSite
+from hydractl.files.verb_answers import FinetuneAnswer, KeptSite, RecipeSetting
 from hydractl.report.rich_parts import HeatMap, KeptMap, table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
+from tests.answers import result_of
 from tests.spread import spread
 
 ROWS = [("blocks.0.attn", [0.5, None, 3.0]), ("blocks.1.attn", [math.inf, 2e-7, 0.5, 1.0])]
@@ -131,14 +132,14 @@ def test_short_names_stay_different() -> None:
 
 def test_scores_show_the_picture_first_and_numbers_where_they_fit() -> None:
     document = {"schema": "hydractl.scores/1", "method": "taylor", "sites": {"s.0": [0.25, None], "s.1": [1, 2]}}
-    lines = drawn(render(document, 80), console())  # type: ignore[arg-type]
+    lines = drawn(render(result_of(document), 80), console())  # type: ignore[arg-type]
     assert lines[:2] == ["importance (taylor), shaded by rank", "lowest 0.2500 0123456789 highest 2.0000   · removed"]
     assert lines[3:5] == ["s.0  0 ·", "s.1  5 9"]
     assert [line.split() for line in lines[-2:]] == [["s.0", "0.250", "-"], ["s.1", "1.00", "2.00"]]
     wide = {**document, "sites": {f"blocks.{n}.attn": [n / 7 + h for h in range(12)] for n in range(12)}}
-    assert "0.143" not in " ".join(drawn(render(wide, 80), console(80)))  # type: ignore[arg-type]
-    needed = int(re.findall(r"a terminal of (\d+) columns", drawn(render(wide, 80), console(80))[-1])[0])  # type: ignore[arg-type]
-    shown = drawn(render(wide, needed), console(needed))  # type: ignore[arg-type]
+    assert "0.143" not in " ".join(drawn(render(result_of(wide), 80), console(80)))  # type: ignore[arg-type]
+    needed = int(re.findall(r"a terminal of (\d+) columns", drawn(render(result_of(wide), 80), console(80))[-1])[0])  # type: ignore[arg-type]
+    shown = drawn(render(result_of(wide), needed), console(needed))  # type: ignore[arg-type]
     assert needed <= 120 and shown[-11].split()[1] == "0.143" and max(map(len, shown)) == needed
 
 
@@ -154,7 +155,7 @@ def test_a_circuit_shows_when_each_head_went() -> None:
         "start_mask": {"sites": {"s.1": {"heads": 3, "kept": [0, 2]}}},
     }
     both = {"schema": "hydractl.circuits/1", "circuits": [document, {**document, "objective": "avg"}]}
-    lines = drawn(render(both, 80), console())  # type: ignore[arg-type]
+    lines = drawn(render(result_of(both), 80), console())  # type: ignore[arg-type]
     picture = [
         "first: step 1 0123456789 last: step 3   ■ kept   · removed before",
         "     0 1 2",
@@ -194,12 +195,13 @@ def test_a_training_without_validation_data_shows_no_dashes() -> None:
     training = {"schema": "hydractl.finetune/2", "output": "a.st", "model": "a", "samples": 3, "steps": 2, "cost": {}}
     course = {"epochs": [epoch | {"epoch": n} for n in (1, 2)], "kept_epoch": 2, "stopped_early": False, "lr": 0.1}
     document = {**training, **course, "sha256": "ab"}
-    shown = "\n".join(drawn(render(document, 80), console()))
+    shown = "\n".join(drawn(render(result_of(document), 80), console()))
     assert "loss" in shown and "2.3000" in shown
     assert "val" not in shown and "-" not in shown.split()
 
     recipe = {"lr": {"value": 0.1, "source": "flag"}, "ensemble": {"value": None, "source": "default"}}
-    plan = {**training, "dry_run": True, "recipe": recipe}
+    settings = {name: RecipeSetting.model_validate(setting) for name, setting in recipe.items()}
+    plan = FinetuneAnswer.planned(**training, files_=None, recipe=settings)
     shown = "\n".join(drawn(render(plan, 80), console()))
     assert "lr" in shown.split() and "ensemble" not in shown
 
@@ -207,7 +209,7 @@ def test_a_training_without_validation_data_shows_no_dashes() -> None:
 @pytest.mark.fault(73)
 def test_an_eval_of_unlabelled_data_shows_no_dashes() -> None:
     row = {"name": "vit", "id": {"n": 20, "accuracy": None, "ece": None}, "diversity": {"id": {"mi": 0.25}}}
-    shown = drawn(render({"schema": "hydractl.eval/2", "models": [row]}, 80), console())
+    shown = drawn(render(result_of({"schema": "hydractl.eval/2", "models": [row]}), 80), console())
     assert shown[:3] == ["in distribution (n = 20)", f"model{'mi':>19}", f"vit{'0.2500':>21}"]
 
 
@@ -221,7 +223,7 @@ def test_a_file_is_described_without_nulls_and_with_what_is_nested_in_parenthese
         "source": {"verb": "finetune", "parent": {}, "history": [{"epoch": 1, "loss": 0.5}, None]},
     }
     page = io.StringIO()
-    Console(file=page, width=120).print(render(document, 120))
+    Console(file=page, width=120).print(render(result_of(document), 120))
     lines = [re.sub(" +", " ", line.strip()) for line in page.getvalue().splitlines()]
     assert "calibration fitted_on=(n=24, spec=val.npz), temperature=1.5" in lines
     assert "stored n=300, scores=(500 characters)" in lines

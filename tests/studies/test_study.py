@@ -30,6 +30,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation import inputs
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.options.registry import VERBS
@@ -40,6 +41,7 @@ from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.study import _passes_of_training
+from tests.answers import result_of
 from tests.calls import study_request
 from tests.forked import Forked
 from tests.pico import published
@@ -190,7 +192,7 @@ def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: 
 def shown(document: dict[str, Any], width: int) -> str:
     """The answer as a terminal shows it."""
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(render(document, width))
+    console.print(render(result_of(document), width))
     return console.export_text()
 
 
@@ -726,7 +728,7 @@ def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
         words = shown(document, width).split()
         for row in document["rows"]:
             assert {row["name"], row["score"], f"{row['test']['ood_avg']['fpr95']:.3f}"} <= set(words)
-    plan = {"schema": "hydractl.study/2", "dry_run": True, "steps": document["steps"], "cut": [], "seconds": 1.0}
+    plan = StudyAnswer.planned(steps=document["steps"], cut=[], seconds=1.0)
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(render(plan, 80))
     typed = shlex.split(console.export_text().replace("\\\n", ""))  # as a shell reads it

@@ -342,7 +342,7 @@ def test_what_makes_no_sense_is_refused(words: list[str], expected: str, capsys:
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "cal.st", TEST, "-o", "p.jsonl", "--report", "r.json", "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["samples"] == 497
+    assert plan["n"] == 497
     assert plan["files"] == ["p.jsonl", "r.json"]
     assert not Path("p.jsonl").exists()
 
@@ -383,7 +383,7 @@ def test_python_gets_rows_and_batches(capsys: pytest.CaptureFixture[str]) -> Non
     generator = np.random.default_rng(1)
     pixels = generator.integers(0, 256, (5, 8, 8), dtype=np.uint8)
     found = hydractl.predict("cal.st", data=pixels, device="cpu")
-    assert len(found.rows) == found["n"] == 5
+    assert len(found.rows) == found.n == 5
     assert 0 <= found.ood_share <= 1
     model = hydractl.load("cal.st", device="cpu")
     prediction = model.predict(model.preprocess(list(pixels)))
