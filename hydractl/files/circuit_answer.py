@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from hydractl.files.model_records import ProvenanceRecord
-from hydractl.files.results import Count, Number, Record, Result, optional, schema, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
 
 
 class SeenRecord(Record):
@@ -61,8 +61,8 @@ class SearchCounts(Record):
 
     correct: Annotated[Count, told("How many ID samples are classified right.")]
     n_id: Annotated[Count, told("Number of ID samples.")]
-    two_u: Count | None = optional("Twice the Mann-Whitney U; null without OOD data.")
-    n_ood: Count | None = optional("Number of OOD samples; null without OOD data.")
+    two_u: Count | None = null("Twice the Mann-Whitney U; null without OOD data.")
+    n_ood: Count | None = null("Number of OOD samples; null without OOD data.")
     nll: Count | None = optional("Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = optional("Summed Brier score, likewise.")
     score: Annotated[float, told("The objective as a number.")]
@@ -127,7 +127,7 @@ class CircuitAnswer(Result):
     arch: str | None = optional("Architecture of the model.")
     objective: str | None = optional("What each step maximises.")
     algorithm: str | None = optional("`greedy` or `headmap`.")
-    approx: str | None = optional("The approximation; null of an exact search.")
+    approx: str | None = null("The approximation; null of an exact search.")
     ood_score: str | None = optional("The OOD score whose AUROC counts.")
     budget: Count | None = optional("How many heads were to be removed in all, or were, if it ended.")
     max_drop: float | None = optional("The value of `--max-drop`.")
