@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hydractl.api.finetune import finetune
     from hydractl.api.fuse import fuse
     from hydractl.api.models import Calibrated, Model, load, open, save
+    from hydractl.api.predict import predict
     from hydractl.api.progress import show_progress
     from hydractl.api.prune import prune
     from hydractl.api.report import make_report
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from hydractl.api.verbs import (
         calibrate,
         evaluate,
-        predict,
     )
     from hydractl.model.runtime import HydraModel
 

@@ -137,16 +137,3 @@ class CalibrateArguments(ProbabilityArguments, total=False):
 
     knn_bank: int | None
     note: str | None
-
-
-class PredictArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.predict`."""
-
-    data: Data | None
-    whole_last_block: bool
-    on_bad: Literal["error", "skip"]
-    top: int
-    members: bool
-    report: Path | None
-    resume: bool
-    require: str | Sequence[str]

@@ -69,7 +69,7 @@ def arguments_of(verb: str) -> dict[str, Option]:
 
 
 def run(verb: str, models: Sequence[str], keywords: Mapping[str, object], on_log: OnLog | None = None) -> Outcome:
-    """Run a verb for a function call; return its document, its files and the rows that it predicts.
+    """Run a verb for a function call; return its document and its files.
 
     Args:
         verb: its name on the command line.
@@ -104,10 +104,6 @@ def run(verb: str, models: Sequence[str], keywords: Mapping[str, object], on_log
         inputs = inputs_of(options_of(type(settings)), vars(settings), writes_models=settings.needs_output_file)
         with reading(inputs):
             outcome: Outcome = module.run(settings, PythonLog(wording.said, on_log))
-            # Rows are computed while they are taken: take them here, while the inputs are protected from overwriting.
-            if outcome.lines is not None:
-                rows = list(outcome.lines)
-                outcome.lines = iter(rows)
     except HydraError as error:
         wording.translate(error)
         raise

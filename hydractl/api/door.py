@@ -76,7 +76,8 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
             # Rows are computed while they are taken: take them here, while the inputs are protected.
             outcome = result.outcome or Outcome(result)
             if outcome.lines is not None:
-                outcome.lines = iter(list(outcome.lines))
+                rows = list(outcome.lines)
+                result = outcome.returned(type(result)).with_rows(rows)
     except HydraError as error:
         wording.translate(error)
         raise

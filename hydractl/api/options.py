@@ -86,6 +86,17 @@ OneModel: TypeAlias = Annotated[
 ]
 """One model: a file, a folder, a name, or a model that a program has opened."""
 
+ModelAndInputs: TypeAlias = Annotated[
+    ModelLike,
+    io(
+        "A checkpoint, and what to predict: image files, SPECs as of --data, or - for standard input with a path, or a "
+        "text, in each line",
+        metavar="MODEL [INPUT...]",
+        kind="inputs",
+    ),
+]
+"""One model. On a command line its inputs follow it, so the verb gets a list of texts."""
+
 OneFile: TypeAlias = Annotated[
     ModelLike, io("A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL", kind="file")
 ]

@@ -10,14 +10,12 @@ from typing import Any, TypeVar, Unpack
 from hydractl.api.arguments import (
     CalibrateArguments,
     EvalArguments,
-    PredictArguments,
 )
 from hydractl.api.calling import OnLog, arguments_of, run
 from hydractl.api.door import model_arguments, row_arguments
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike
 from hydractl.api.results import (
     Evaluation,
-    Predictions,
     Result,
 )
 from hydractl.files.calibrate_answer import CalibrateAnswer
@@ -32,7 +30,6 @@ VerbT = TypeVar("VerbT", bound=Callable[..., Any])
 ARGUMENTS: dict[str, type] = {
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
-    "predict": PredictArguments,
 }
 """The types of the keyword arguments of each verb."""
 
@@ -172,25 +169,3 @@ def calibrate(model: ModelLike, **options: Unpack[CalibrateArguments]) -> Calibr
     calibrated = _make_model("calibrate", [model], "calibrated.st", options)
     assert isinstance(calibrated.result, CalibrateAnswer)
     return Calibrated(calibrated, calibrated.result)
-
-
-@_documented("predict")
-def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Predictions:
-    """Predict samples without labels, and flag those that the model was not made for.
-
-    A loaded model predicts a batch by its own method ``predict``.
-
-    Args:
-        model: one checkpoint, preferably one that :func:`calibrate` wrote, which holds a threshold.
-        options: ``data`` are the samples.
-
-    Returns:
-        The summary, with a row for each sample; with ``output`` the rows are only in that file.
-
-    Raises:
-        RequirementError: one of ``require`` is not met.
-        OutputError: ``output`` exists, and ``force`` is not set.
-    """
-    outcome = run("predict", model_arguments([model]), options)
-    rows = list(outcome.lines or ())
-    return outcome.returned(Predictions).with_rows(rows)

@@ -16,8 +16,9 @@ from hydractl.jsonio import held_as
 Raw = str | bool | list[str] | Mapping[str, str]
 """A value as it was written, before its option reads it."""
 
-MODEL_KINDS = ("model", "file", "members", "rows", "documents")
-"""The kinds of options that stand without a flag: one MODEL, one that is a file, members, rows, or documents."""
+MODEL_KINDS = ("model", "inputs", "file", "members", "rows", "documents")
+"""The kinds of options that stand without a flag: one MODEL, one with INPUTs behind it, one that is a file, members,
+rows, or documents."""
 
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
@@ -75,8 +76,8 @@ class Option:
         whole: whether a list of a Python program is one value: the content of a file.
         name: the field of the settings dataclass.
         flagless: whether it has no flag, and can be given only in files, recipes, variables and Python calls.
-        kind: what objects of a Python program it takes besides texts: ``model``, ``members``, ``rows``, ``documents``,
-            ``data``, ``document``; empty if it takes none.
+        kind: what objects of a Python program it takes besides texts: one of :data:`MODEL_KINDS`, ``data``,
+            ``document``; empty if it takes none.
         type: the type of the value, or of the items of a list: ``str``, ``int``, ``float``, ``bool`` or what ``reads``
             returns.
         many: whether the value is a list.

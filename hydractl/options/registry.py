@@ -176,7 +176,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "predict": Verb(
-        settings="hydractl.settings.predicting:PredictSettings",
+        signature="hydractl.api.predict:predict",
         summary="Predict inputs, and flag those the model was not made for",
         usage="MODEL [INPUT...] [-o FILE] [options]",
         about="Predict inputs without labels: a line for each with its class, confidence and OOD score, whether it is "

@@ -64,7 +64,13 @@ class Declared:
     def options(self) -> tuple[Option, ...]:
         """The options in the order of the signature, then those of a terminal."""
         options = []
-        for name, parameter in inspect.signature(self.function).parameters.items():
+        parameters = inspect.signature(self.function).parameters
+        names = list(parameters)
+        if "data" in names:  # they stand behind the output, also where a program may give them by position
+            names.remove("data")
+            names.insert(names.index("output") + 1, "data")
+        for name in names:
+            parameter = parameters[name]
             annotation = eval(parameter.annotation, self.function.__globals__)
             declared = _option_in(annotation)
             if declared is None:  # an argument for Python programs alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from hydractl.data.base import report_skipped
 from hydractl.data.joined import STANDARD_INPUT, open_inputs
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, Interrupted, UsageError, install_hint
+from hydractl.evaluation.options import EvalRunOptions
 from hydractl.evaluation.predicting import (
     LineForm,
     Part,
@@ -35,6 +36,7 @@ from hydractl.evaluation.predictions.unfinished import (
     unfinished_of_team,
     windows_in,
 )
+from hydractl.expressions.conditions import Requirement
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     REQUIRABLE,
@@ -45,10 +47,8 @@ from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
 from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
-from hydractl.model.source import Source, split_model
-from hydractl.settings.common import Common
-from hydractl.settings.predicting import PredictSettings
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.model.source import ModelOptions, Source, split_model
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -66,14 +66,20 @@ class _Plan:
         chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
         dataset: all inputs.
         samples: the indices of the inputs that this process predicts.
+        on_bad: what happens to an image that cannot be read: ``error`` or ``skip``.
+        how: how the model runs.
         form: what is written about each input.
+        requirements: what has to hold of the summary.
     """
 
     model: Source
     chosen: Chosen
     dataset: Dataset
     samples: range
+    on_bad: str
+    how: EvalRunOptions
     form: LineForm
+    requirements: Sequence[Requirement]
 
     @property
     def fields(self) -> list[str]:
@@ -90,139 +96,160 @@ class _Plan:
         return fields
 
 
-def run(settings: PredictSettings, log: Log) -> Outcome:
+@dataclass(frozen=True)
+class _Files:
+    """The files that are written.
+
+    Attributes:
+        lines: the file of the predictions; None: they are printed.
+        report: the file of the summary; None for no file.
+        force: whether they may be replaced.
+    """
+
+    lines: Path | None
+    report: Path | None
+    force: bool
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of the files."""
+        return [path for path in (self.lines, self.report) if path is not None]
+
+    def claim_report(self, stack: ExitStack) -> Output | None:
+        """Claim the file of the summary before predicting; the stack completes it, or frees it after an error."""
+        if self.report is None:
+            return None
+        return stack.enter_context(Output(self.report, force=self.force))
+
+
+def run(
+    model: str,
+    inputs: Sequence[str],
+    opening: ModelOptions,
+    how: EvalRunOptions,
+    form: LineForm,
+    *,
+    limit: int | None,
+    on_bad: str,
+    requirements: Sequence[Requirement],
+    output: str | None,
+    report: str | None,
+    force: bool,
+    resume: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
     """Predict every input: into a file, or line by line as the caller takes the lines of the outcome.
 
     Under ``torchrun`` all ranks predict into one file, and rank 0 answers.
-    """
-    if alone():
-        return _predict(settings, log, Processes())
-    settings = _settings_of_rank(settings)
-    with processes(_PATIENCE_S) as team:
-        return _predict(settings, log, team)
-
-
-def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
-    """Return the settings of one of several processes that ``torchrun`` started, with its own device.
-
-    Processes that ``torchrun`` starts again after a failure resume.
-
-    Raises:
-        UsageError: an option does not work with several processes.
-    """
-    if settings.output is None or settings.output == "-":
-        raise UsageError("predict by several processes needs --output", hint="their lines would mix on standard output")
-    if STANDARD_INPUT in settings.inputs:
-        raise UsageError("standard input is one process's alone", hint="give the inputs as arguments, or start one")
-    if settings.device.startswith("cuda:"):
-        hint = "--device cuda gives each process its own"
-        raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
-    device = local_device(settings.device)
-    resume = settings.resume or restarted()
-    return replace(settings, device=device, resume=resume)
-
-
-def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
-    """Predict with all processes of a team, which may be a single process.
 
     Args:
-        settings: the options of this process.
-        log: receives everything from a single process; in a team, most is logged by rank 0 only.
-        team: the processes; each predicts a part.
+        model: the MODEL.
+        inputs: the INPUTs, or the SPEC of a data set; a text may hold samples in memory.
+        opening: how the model is opened.
+        how: how it runs.
+        form: what is written about each input.
+        limit: the most samples to predict; None for all.
+        on_bad: what happens to an image that cannot be read: ``error`` or ``skip``.
+        requirements: what has to hold of the summary.
+        output: the file of the predictions; None to predict line by line.
+        report: the file of the summary; None for no file.
+        force: whether files may be replaced.
+        resume: whether an unfinished file goes on.
+        dry_run: whether only to plan.
+        log: receives everything from a single process; of several, most is logged by rank 0 only.
 
     Returns:
         The summary; on ranks other than 0, a silent outcome. Without an output file nothing is predicted yet: the
         ``lines`` of the outcome predict while they are taken, and fill in the summary after the last one.
     """
-    resolve_device(settings.device)  # raises an error if the device does not exist
-    path, report = _output_files(settings)
-    plan = _make_plan(settings, Part(team.rank + 1, team.size))
-    log_of_team = team.quieted(log)
-    _check_requirements(plan, settings)
-    _say_what_is_missing(plan, log_of_team)
-    if settings.dry_run:
-        if team.rank > 0:
-            return Outcome(None, silent=True)
-        return _dry_run(plan, path, report, settings)
+    with ExitStack() as while_they_work:
+        team = Processes()
+        if not alone():
+            how = _how_rank_runs(how, inputs, output)
+            resume = resume or restarted()  # processes that torchrun starts again after a failure resume
+            team = while_they_work.enter_context(processes(_PATIENCE_S))
 
-    announce_reading([plan.model], log_of_team)
-    if path is None:
-        outcome = Outcome(None)
-        outcome.lines = _predict_line_by_line(plan, report, outcome, settings, log)
-        return outcome
-    try:
-        return _predict_into_file(plan, path, report, settings, log, team)
-    except KeyboardInterrupt:
-        raise Interrupted(hint="add --resume to the same command to go on") from None
+        resolve_device(how.device)  # raises an error if the device does not exist
+        files = _files(output, report, force=force)
+        source = _single_source(model, opening)
+        dataset = open_inputs(
+            inputs,
+            reads={source.name: source.description.reads},
+            labels=source.description.labels or [],
+            limit=limit,
+            seed=opening.seed,
+            on_bad=on_bad,
+        )
+        part = Part(team.rank + 1, team.size)
+        samples = rows_of_part(len(dataset), window_size(dataset, how.batch_size), part)
+        chosen = Chosen.of(source.description.extra)
+        plan = _Plan(source, chosen, dataset, samples, on_bad, how, form, requirements)
+        log_of_team = team.quieted(log)
+        _check_requirements(plan)
+        _say_what_is_missing(plan, log_of_team)
+        if dry_run:
+            if team.rank > 0:
+                return Outcome(None, silent=True)
+            return _dry_run(plan, files)
+
+        announce_reading([source], log_of_team)
+        if files.lines is None:
+            outcome = Outcome(None)
+            outcome.lines = _predict_line_by_line(plan, files, outcome, log)
+            return outcome
+        try:
+            return _predict_into_file(plan, files.lines, files, resume, log, team)
+        except KeyboardInterrupt:
+            raise Interrupted(hint="add --resume to the same command to go on") from None
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def _output_files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
-    """Return the file of the predictions (None: they are printed) and the file of the summary (None: no file).
+def _how_rank_runs(how: EvalRunOptions, inputs: Sequence[str], output: str | None) -> EvalRunOptions:
+    """Return how one of several processes that ``torchrun`` started runs the model: on its own device.
+
+    Raises:
+        UsageError: an option does not work with several processes.
+    """
+    if output is None:
+        raise UsageError("predict by several processes needs --output", hint="their lines would mix on standard output")
+    if STANDARD_INPUT in inputs:
+        raise UsageError("standard input is one process's alone", hint="give the inputs as arguments, or start one")
+    if how.device.startswith("cuda:"):
+        hint = "--device cuda gives each process its own"
+        raise UsageError(f"--device {how.device} is one GPU for all processes", hint=hint)
+    return replace(how, device=local_device(how.device))
+
+
+def _files(output: str | None, report: str | None, *, force: bool) -> _Files:
+    """Return the files that are written, by the paths that were given.
 
     Raises:
         OutputError: one of the paths names a folder.
         UsageError: Parquet cannot be written.
     """
-    path = None
-    if settings.output is not None and settings.output != "-":
-        path = file_path(settings.output)
-    report = None
-    if settings.report is not None:
-        report = file_path(settings.report)
-    is_parquet = path is not None and path.suffix.lower() == ".parquet"
-    if is_parquet and find_spec("pyarrow") is None:
+    lines = None if output is None else file_path(output)
+    if lines is not None and lines.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow"))
-    return path, report
+    return _Files(lines, None if report is None else file_path(report), force)
 
 
-def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
-    """Open the model and the inputs, and return what is predicted and how it is written.
-
-    Args:
-        settings: the options of the command.
-        part: the part that this process predicts.
-
-    Raises:
-        UsageError, InputError: the model or the inputs cannot be opened, or do not fit each other.
-    """
-    model = single_source(settings)
-    if settings.inputs:
-        inputs = list(settings.inputs)
-    else:
-        assert settings.data is not None  # the settings require inputs or --data
-        inputs = [settings.data]  # in Python, data may also be an object that holds the samples
-    dataset = open_inputs(
-        inputs,
-        reads={model.name: model.description.reads},
-        labels=model.description.labels or [],
-        limit=settings.limit,
-        seed=settings.seed,
-        on_bad=settings.on_bad,
-    )
-    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
-    form = LineForm(top=settings.top, members=settings.members)
-    chosen = Chosen.of(model.description.extra)
-    return _Plan(model, chosen, dataset, samples, form)
-
-
-def single_source(settings: Common) -> Source:
-    """Return the checkpoint that MODEL names, for a command that predicts with one model.
+def _single_source(model: str, opening: ModelOptions) -> Source:
+    """Return the checkpoint that MODEL names.
 
     Raises:
         UsageError: it is not a single model, or its classes have no names.
         InputError: the file cannot be read, or is broken.
     """
-    text = settings.model[0]
-    _, files = split_model(text)
+    _, files = split_model(model)
     if len(files) > 1:
-        raise UsageError(f"{settings.verb} runs one model, and {text} is several", hint="fuse them: hydractl fuse")
+        raise UsageError(f"predict runs one model, and {model} is several", hint="fuse them: hydractl fuse")
     (file,) = files
     if is_predictions(file):
-        raise UsageError(f"{text} is a predictions file", hint="give the model")
-    (argument,) = find_models([text], model_options(settings))
+        raise UsageError(f"{model} is a predictions file", hint="give the model")
+    (argument,) = find_models([model], opening)
     source = replace(argument.sources[0], name=argument.name)
     is_zero_shot = not source.classes
     if is_zero_shot and not source.description.labels:
@@ -230,25 +257,19 @@ def single_source(settings: Common) -> Source:
     return source
 
 
-def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
+def _dry_run(plan: _Plan, files: _Files) -> Outcome:
     """Return how many samples would be predicted, and which files would be written.
 
     Raises:
         OutputError: a file exists, and ``--force`` is not given.
     """
-    files = _files_to_write(path, report)
-    check_outputs(files, force=settings.force)
-    names = [str(file) for file in files]
+    check_outputs(files.paths, force=files.force)
+    names = [str(path) for path in files.paths]
     model = PredictingModelRecord.partly(name=plan.model.name)
     return Outcome(PredictAnswer.planned(model=model, n=len(plan.samples), files_=names))
 
 
-def _files_to_write(path: Path | None, report: Path | None) -> list[Path]:
-    """Return the paths that are not None: the file of the predictions, and the file of the summary."""
-    return [file for file in (path, report) if file is not None]
-
-
-def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
+def _check_requirements(plan: _Plan) -> None:
     """Refuse requirements on figures that these predictions will not have.
 
     Raises:
@@ -256,9 +277,8 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
     """
     name = plan.model.name
     has_threshold = plan.chosen.threshold is not None
-    requirements = settings.requirements()
-    check_known(requirements, [name], REQUIRABLE, skip_first=False)
-    for requirement in requirements:
+    check_known(plan.requirements, [name], REQUIRABLE, skip_first=False)
+    for requirement in plan.requirements:
         option = f"--require {requirement.text}"
         if requirement.key == "ood_share" and not has_threshold:
             raise UsageError(f"{option} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT)
@@ -274,7 +294,7 @@ def _say_what_is_missing(plan: _Plan, log: Log) -> None:
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _predict_windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> Iterator[Window]:
+def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
     """Yield the predictions for the samples from index ``start`` on, a few batches at a time, with progress.
 
     The weights are read when the first window is asked for, and not at all if no sample is left.
@@ -283,48 +303,38 @@ def _predict_windows(plan: _Plan, start: int, settings: PredictSettings, log: Lo
     if not samples:
         return
     # Read the weights, and compute what does not depend on the inputs: the features of class names.
-    model = build_model(plan.model, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
+    how = plan.how
+    model = build_model(plan.model, how.device, how.dtype, whole_last_block=how.whole_last_block)
     model.read_prompts(log, plan.model.name)
-    predicting = Predicting(
-        model,
-        plan.model.name,
-        plan.dataset,
-        plan.form,
-        settings.batch_size,
-        settings.workers,
-    )
+    predicting = Predicting(model, plan.model.name, plan.dataset, plan.form, how.batch_size, how.workers)
     with log.progress(f"{plan.model.name} predicts", len(samples), "samples") as progress:
         for window in predicting.windows(samples):
             yield window
             progress.advance(len(window.rows) + len(window.skipped))
 
 
-def _predict_line_by_line(
-    plan: _Plan, report: Path | None, outcome: Outcome, settings: PredictSettings, log: Log
-) -> Iterator[dict[str, Any]]:
+def _predict_line_by_line(plan: _Plan, files: _Files, outcome: Outcome, log: Log) -> Iterator[dict[str, Any]]:
     """Yield one row for each sample as it is predicted; fill in ``outcome`` after the last row.
 
     Raises:
         InputError: none of the inputs can be read.
     """
     with ExitStack() as stack:
-        report_output = _claim_report(report, settings, stack)
+        report_output = files.claim_report(stack)
         tally = PredictionTally()
-        for window in _predict_windows(plan, plan.samples.start, settings, log):
+        for window in _predict_windows(plan, plan.samples.start, log):
             tally.add(window)
             yield from window.rows
         if plan.samples and not tally.predicted:
             raise _nothing_readable(plan)
-        answer = _sum_up(plan, tally, None, report_output, settings, log)
-    complete = _outcome(answer, None, report, settings)
+        answer = _sum_up(plan, tally, None, report_output, log)
+    complete = _outcome(answer, plan, files)
     outcome.result = complete.result
     outcome.files = complete.files
     outcome.unmet = complete.unmet
 
 
-def _predict_into_file(
-    plan: _Plan, path: Path, report: Path | None, settings: PredictSettings, log: Log, team: Processes
-) -> Outcome:
+def _predict_into_file(plan: _Plan, path: Path, files: _Files, resume: bool, log: Log, team: Processes) -> Outcome:
     """Predict into a file. Each process first writes an unfinished file; rank 0 joins these at the end.
 
     Returns:
@@ -337,22 +347,22 @@ def _predict_into_file(
     with ExitStack() as stack:
         # Rank 0 claims the outputs before any rank begins.
         target = Path(os.path.realpath(path))
-        if settings.resume:
+        if resume:
             refuse_other_division(target, team.size)
         output = report_output = None
         if team.rank == 0:
-            output = stack.enter_context(Output(path, force=settings.force))
-            report_output = _claim_report(report, settings, stack)
+            output = stack.enter_context(Output(path, force=files.force))
+            report_output = files.claim_report(stack)
         team.gather(None)  # wait until rank 0 has claimed the outputs
 
         # Predict the samples of this process; a resumed process goes on after the last sample in its unfinished file.
         unfinished_path = unfinished_of_rank(target, team.rank, team.size)
-        unfinished = _open_unfinished(unfinished_path, path, plan, settings, team.quieted(log))
+        unfinished = _open_unfinished(unfinished_path, path, plan, resume, team.quieted(log))
         stack.callback(unfinished.close)
         start = plan.samples.start
         if unfinished.stop is not None:
             start = unfinished.stop
-        for window in _predict_windows(plan, start, settings, team.quieted(log)):
+        for window in _predict_windows(plan, start, team.quieted(log)):
             unfinished.append(window)
         unfinished.close()  # rank 0 reads the complete file below
         predicted_by_all = sum(team.gather(unfinished.predicted))
@@ -369,28 +379,26 @@ def _predict_into_file(
         rows = _rows_counted(windows_in(files_of_team), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.model.description.labels is not None)
         _remove(files_of_team)
-        answer = _sum_up(plan, tally, path, report_output, settings, log)
-    return _outcome(answer, path, report, settings)
+        answer = _sum_up(plan, tally, path, report_output, log)
+    return _outcome(answer, plan, files)
 
 
-def _open_unfinished(
-    unfinished_path: Path, path: Path, plan: _Plan, settings: PredictSettings, log: Log
-) -> UnfinishedPredictions:
+def _open_unfinished(unfinished_path: Path, path: Path, plan: _Plan, resume: bool, log: Log) -> UnfinishedPredictions:
     """Return the unfinished file of a process: the existing one with ``--resume``, else an empty one.
 
     Args:
         unfinished_path: the unfinished file.
         path: the output that it will become, for messages.
         plan: what is predicted.
-        settings: the options of the command.
+        resume: whether the existing file goes on.
         log: receives whether the file is resumed, and how many samples are left.
     """
     exists = unfinished_path.exists()
-    if settings.resume and not exists:
+    if resume and not exists:
         log.info(f"nothing to resume: {path} is begun")
-    elif exists and not settings.resume:
+    elif exists and not resume:
         log.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
-    unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan, settings), resume=settings.resume)
+    unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan), resume=resume)
     if unfinished.stop is not None:
         left = plan.samples.stop - unfinished.stop
         log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.samples):,} are left")
@@ -416,14 +424,7 @@ def _rows_counted(windows: Iterator[Window], count: Callable[[Window], None]) ->
         yield from window.rows
 
 
-def _claim_report(report: Path | None, settings: PredictSettings, stack: ExitStack) -> Output | None:
-    """Claim the file of the summary before predicting; the stack completes it, or frees it after an error."""
-    if report is None:
-        return None
-    return stack.enter_context(Output(report, force=settings.force))
-
-
-def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
+def _fingerprint(plan: _Plan) -> dict[str, Any]:
     """Return by key everything that decides the lines; an unfinished file with other values cannot be resumed."""
     description = plan.model.description
     digest_of_ids = _sha256("\n".join(plan.dataset.ids))
@@ -432,13 +433,13 @@ def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
         "model": plan.model.sha256,
         "inputs": digest_of_inputs,
         "samples": [plan.samples.start, plan.samples.stop],
-        "batch_size": settings.batch_size,
-        "on_bad": settings.on_bad,
-        "top": settings.top,
-        "members": settings.members,
-        "dtype": settings.dtype,
-        "device": resolve_device(settings.device).type,
-        "whole_last_block": settings.whole_last_block,
+        "batch_size": plan.how.batch_size,
+        "on_bad": plan.on_bad,
+        "top": plan.form.top,
+        "members": plan.form.members,
+        "dtype": plan.how.dtype,
+        "device": resolve_device(plan.how.device).type,
+        "whole_last_block": plan.how.whole_last_block,
         "max_length": description.preprocess.get("max_length"),
         "labels": json_list(description.labels),
         "prompt": json_list(description.prompt),
@@ -454,9 +455,7 @@ def _sha256(text: str) -> str:
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 
-def _sum_up(
-    plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
-) -> PredictAnswer:
+def _sum_up(plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, log: Log) -> PredictAnswer:
     """Return the summary of all predictions; also log it, and write it to the file of ``--report``.
 
     Args:
@@ -464,7 +463,6 @@ def _sum_up(
         tally: the counts over all windows.
         path: the file of the predictions; None if they were printed.
         report: the file of the summary; None for no file.
-        settings: the options of the command.
         log: receives how many inputs were flagged, and which could not be read.
     """
     output_name = None
@@ -494,8 +492,8 @@ def _summary_in_words(answer: PredictAnswer) -> str:
     return words
 
 
-def _outcome(answer: PredictAnswer, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
+def _outcome(answer: PredictAnswer, plan: _Plan, files: _Files) -> Outcome:
     """Return the outcome of finished predictions: the summary, the files, and the requirements that are not met."""
     row = (answer.model.name, answer.requirable())
-    unmet = unmet_in([row], settings.requirements(), skip_first=False)
-    return Outcome(answer, files=_files_to_write(path, report), unmet=unmet)
+    unmet = unmet_in([row], plan.requirements, skip_first=False)
+    return Outcome(answer, files=files.paths, unmet=unmet)

@@ -37,6 +37,7 @@ hydra = hydractl.fuse([pruned, removed], merge=["mlp", "norm"])
 result = hydractl.evaluate({"single": model, "members": [pruned, removed]}, test=(x, None), ood={"noise:far": x})
 accuracy: float = result.row("single").id.accuracy
 names: list[str] = result.names
+share: float | None = hydractl.predict(hydra, x, top=2).ood_share
 bench = hydractl.bench(hydra, batch_size=[1, 8], dtype="bfloat16", data=["a text", "another"])
 frame = bench.to_pandas()
 """
@@ -47,6 +48,7 @@ WRONG = {
     "hydractl.prune('vit.st', scope='everywhere')": 'Argument "scope" to "prune" has incompatible type',
     "hydractl.evaluate('vit.st', test=3)": 'Argument "test" to "evaluate" has incompatible type "int"',
     "hydractl.evaluate('vit.st').verdict": '"Evaluation" has no attribute "verdict"',
+    "hydractl.predict('vit.st', 3)": 'Argument 2 to "predict" has incompatible type "int"',
     "hydractl.fuse('a.st', merge='head')": 'Argument "merge" to "fuse" has incompatible type',
 }
 

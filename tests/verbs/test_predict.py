@@ -382,7 +382,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(monkeypatch: pytest.Monkey
 def test_python_gets_rows_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
     generator = np.random.default_rng(1)
     pixels = generator.integers(0, 256, (5, 8, 8), dtype=np.uint8)
-    found = hydractl.predict("cal.st", data=pixels, device="cpu")
+    found = hydractl.predict("cal.st", pixels, device="cpu")
     assert len(found.rows) == found.n == 5
     assert 0 <= found.ood_share <= 1
     model = hydractl.load("cal.st", device="cpu")

@@ -1,0 +1,157 @@
+"""The signature of ``predict``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    DataSet,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    ModelAndInputs,
+    Path,
+    Prompt,
+    Seed,
+    WholeLastBlock,
+    Workers,
+    io,
+)
+from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.verb import verb
+from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
+from hydractl.options.option import ends_in
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Predictions
+
+predicting = partial(opt, group="Predicting")
+
+LINE_FILES = (".jsonl", ".csv", ".parquet")
+"""The endings of files that predictions are written to, a line or a row for each sample."""
+
+
+@verb("predict")
+def predict(
+    model: ModelAndInputs,
+    data: DataSet = None,
+    *,
+    on_bad: Annotated[
+        Literal["error", "skip"],
+        predicting(
+            "An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
+        ),
+    ] = "error",
+    top: Annotated[
+        int, predicting("List the N most probable classes of each sample [classes]", at_least=0, often=True)
+    ] = 0,
+    members: Annotated[bool, predicting("Say what each member predicts, too", often=True)] = False,
+    report: Annotated[
+        Path | None,
+        predicting(
+            "Write the summary, which is else only printed: how many samples are flagged, with an interval",
+            metavar="FILE.json",
+            check=ends_in(".json"),
+            writes=True,
+            often=True,
+        ),
+    ] = None,
+    resume: Annotated[bool, predicting("Resume the unfinished file of the same command")] = False,
+    require: Annotated[
+        Required,
+        requiring(
+            "Exit with 4 unless it holds: ood_share, confidence, n or skipped, as KEY<=NUMBER; repeat it for more",
+            group="Predicting",
+        ),
+    ] = (),
+    output: Annotated[
+        Path | None,
+        io(
+            "File of the predictions, .jsonl, .csv or .parquet, a line for each sample [default: lines on standard "
+            "output, on a terminal a table of the first]",
+            metavar="FILE",
+            short="-o",
+            writes=True,
+            often=True,
+        ),
+    ] = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+    whole_last_block: WholeLastBlock = False,
+) -> Predictions:
+    """Predict samples without labels, and flag those that the model was not made for.
+
+    A loaded model predicts a batch by its own method ``predict``.
+
+    Args:
+        model: one checkpoint, preferably one that :func:`calibrate` wrote, which holds a threshold.
+        data: the samples.
+
+    Returns:
+        The summary, with a row for each sample; with ``output`` the rows are only in that file.
+
+    Raises:
+        RequirementError: one of ``require`` is not met.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    models = texts(model)  # a command line has the INPUTs behind the MODEL
+    inputs = models[1:]
+    path = text_or_none(output)
+    if path == "-":
+        path = None
+    with Problems() as problems:
+        if inputs and current().of_this_verb("data"):
+            problems.add(f"give only one of INPUT, --data{where('data')}")
+        elif models and not inputs and data is None:
+            problems.add("predict needs an INPUT: a folder, a file, - for standard input, or --data SPEC")
+        elif inputs.count("-") > 1:
+            problems.add("standard input can be read once, and - is given twice")
+        if path is not None and not path.lower().endswith(LINE_FILES):
+            endings = ", ".join(LINE_FILES)
+            problems.add(f"--output {path}: predictions are written to {endings}{where('output')}")
+        if resume and path is None:
+            problems.add("--resume needs --output: what was printed is not kept")
+
+    from hydractl.api.results import Predictions
+    from hydractl.evaluation.options import EvalRunOptions
+    from hydractl.evaluation.predicting import LineForm
+    from hydractl.verbs.opening import opening_options
+    from hydractl.verbs.predict import run
+
+    outcome = run(
+        models[0],
+        inputs or [text(data)],
+        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        EvalRunOptions(batch_size, dtype, device, workers, whole_last_block),
+        LineForm(top=top, members=members),
+        limit=limit,
+        on_bad=on_bad,
+        requirements=requirements(require),
+        output=path,
+        report=text_or_none(report),
+        force=force,
+        resume=resume,
+        dry_run=dry_run,
+        log=log(),
+    )
+    return outcome.returned(Predictions)
