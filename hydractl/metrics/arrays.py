@@ -184,9 +184,7 @@ class NumpyArrays:
     def by_network(self, network: _Network, weights: Mapping[str, _Floats], inputs: _Floats) -> _Floats:
         import torch
 
-        tensors = {}
-        for name, values in weights.items():
-            tensors[name] = torch.from_numpy(values)
+        tensors = {name: torch.from_numpy(values) for name, values in weights.items()}
         try:
             with torch.no_grad():
                 return np.asarray(network(tensors, torch.from_numpy(inputs)))

@@ -182,7 +182,8 @@ def resample_aurocs(
         block = range(start, stop)
         counts = {}
         for name, draws_of_set in draws.items():
-            counts[name] = _counts_of_next_rounds(draws_of_set, len(block))
+            counts_of_rounds = [next(draws_of_set) for _ in block]
+            counts[name] = np.stack(counts_of_rounds, axis=1)  # [N, rounds of the block]
         for aurocs in aurocs_by_score.values():
             aurocs.add(block, counts)
 
@@ -197,12 +198,6 @@ def resample_aurocs(
             values[name] = float(auroc_of_data[0])
         resampled[score] = Resampled(values, aurocs.rounds)
     return resampled
-
-
-def _counts_of_next_rounds(draws: Iterator[Counts], rounds: int) -> Counts:
-    """Return how often each sample is drawn in the next rounds, [N, rounds]."""
-    counts = [next(draws) for _ in range(rounds)]
-    return np.stack(counts, axis=1)
 
 
 def _number_of_samples(scores: Mapping[str, Floats]) -> int:
@@ -470,9 +465,8 @@ class _ResampledAnswers:
         # How well the score tells wrong answers from right ones: wrong answers take the place of OOD samples in the
         # curve.
         curve = self._curve.curve_of_draw(counts[self._correct], counts[~self._correct])
-        drawn_by_probability = None
-        if self._by_probability is not None:
-            drawn_by_probability = Resample(self._by_probability, counts)
+        samples = self._by_probability
+        drawn_by_probability = None if samples is None else Resample(samples, counts)
         return Answers(curve, Resample(self._by_score, counts), drawn_by_probability)
 
 
@@ -534,9 +528,7 @@ class _ResampledScores:
             if _equals_leading_score(score, all_samples):
                 self._beside[score] = self._leading  # sharing the object saves counting it twice
                 continue
-            ood_scores = {}
-            for name, samples in outside.items():
-                ood_scores[name] = samples.scores[score]
+            ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
             self._beside[score] = _ResampledScore(inside, score, id_scores, ood_scores)
 
     def readings_of_draw(self, counts: Mapping[str, Counts]) -> tuple[ScoreReadings, dict[str, ScoreReadings]]:
@@ -550,10 +542,7 @@ class _ResampledScores:
         leading = self._leading.readings_of_draw(counts)
         beside = {}
         for score, resampled in self._beside.items():
-            if resampled is self._leading:
-                beside[score] = leading
-            else:
-                beside[score] = resampled.readings_of_draw(counts)
+            beside[score] = leading if resampled is self._leading else resampled.readings_of_draw(counts)
         return leading, beside
 
 
@@ -601,9 +590,7 @@ class _ScoreAurocs:
         self._id_order = np.argsort(id_scores, kind="stable")
         self._rising_id_scores = id_scores[self._id_order]
         self._ood_scores = ood_scores
-        self.rounds: dict[str, Floats] = {}
-        for name in ood_scores:
-            self.rounds[name] = np.empty(rounds)
+        self.rounds: dict[str, Floats] = {name: np.empty(rounds) for name in ood_scores}
 
     def add(self, block: range, counts: Mapping[str, Counts]) -> None:
         """Measure the rounds of a block, and store their AUROCs in :attr:`rounds`.

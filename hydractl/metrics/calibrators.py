@@ -352,10 +352,7 @@ def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
     """Return slices that together cover the rows of log p [N, C]; one block's temporary arrays fit in the CPU cache."""
     samples, classes = log_probs.shape
     step = max(1, probabilities.BLOCK_VALUES // classes)
-    slices = []
-    for start in range(0, samples, step):
-        slices.append(slice(start, start + step))
-    return slices
+    return [slice(start, start + step) for start in range(0, samples, step)]
 
 
 def _depends_on_temperature(log_probs: np.ndarray) -> bool:

@@ -85,23 +85,17 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
 
     if inside.score is None:  # then the OOD sets have none, too
         return block
+    roc = {}  # the curve against each OOD set; sets without samples are left out
     ood_scores = {}
     for name, samples in outside.items():
         assert samples.score is not None
         ood_scores[name] = samples.score
-    block["roc"] = _roc_of_sets(inside.score, ood_scores)
+        points = roc_points(inside.score, samples.score)
+        if points is not None:
+            roc[name] = points
+    block["roc"] = roc
     block["scores"] = histograms({"id": inside.score, **ood_scores})
     return block
-
-
-def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> dict[str, RocPoints]:
-    """Return the ROC curve against each OOD set by name; sets without samples are left out."""
-    curve_of_set = {}
-    for name, scores in ood_scores.items():
-        points = roc_points(id_scores, scores)
-        if points is not None:
-            curve_of_set[name] = points
-    return curve_of_set
 
 
 def reliability_bins(samples: Samples) -> ReliabilityBins:

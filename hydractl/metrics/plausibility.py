@@ -1,7 +1,7 @@
-"""Doubts about results that cannot be meant: an accuracy of guessing, a loss above that of no prediction, full sets.
+"""Warnings of results that cannot be meant: an accuracy of guessing, a loss above that of no prediction, full sets.
 
 Every function returns a sentence, or None if nothing is odd. A figure measured on samples is judged by its 95 %
-interval: ten samples say little, and raise no doubt.
+interval: ten samples say little, and raise no warning.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ class LabelOrder:
         # Name only labels that stand for another class than before.
         unchanged = np.arange(len(self.places))
         moved_labels = np.flatnonzero(self.places != unchanged)
-        moves = []
-        for label in moved_labels[:_MOST_SHOWN]:
-            moves.append(f"{label} as {self.places[label]}")
+        moves = [f"{label} as {self.places[label]}" for label in moved_labels[:_MOST_SHOWN]]
         if len(moved_labels) > _MOST_SHOWN:
             moves.append("...")
         listed = ", ".join(moves)
@@ -92,9 +90,9 @@ def accuracy_doubt(
     names: Sequence[str] | None = None,
     expected: ExpectedAccuracy | None = None,
 ) -> str | None:
-    """Return a doubt about the accuracy on labelled samples; None if the accuracy is plausible.
+    """Return a warning of the accuracy on labelled samples; None if the accuracy is plausible.
 
-    It is doubtful if it is no better than always guessing the largest class, or far below an accuracy known from
+    It is implausible if it is no better than always guessing the largest class, or far below an accuracy known from
     elsewhere. The sentence names another order of the labels if that would explain it.
 
     Args:
@@ -113,21 +111,19 @@ def accuracy_doubt(
     # Compare with guessing the largest class, then with the expected accuracy.
     is_correct = predicted == labels
     correct = int(is_correct.sum())
-    doubt = _below_largest(correct, total, largest)
-    if doubt is None:
-        doubt = _below_expected(correct, total, largest, expected)
-    if doubt is None:
+    warning = _below_largest(correct, total, largest) or _below_expected(correct, total, largest, expected)
+    if warning is None:
         return None
 
     # The labels may be numbered in another order than the model's classes.
     order = fitting_order(predicted, labels, classes, names)
     if order is None:
-        return f"{doubt}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
-    return f"{doubt}; {order}: give the labels by name, or in the order of the model's classes"
+        return f"{warning}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
+    return f"{warning}; {order}: give the labels by name, or in the order of the model's classes"
 
 
 def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
-    """Return a doubt about a number of right predictions, if the predictions themselves are not available; else None.
+    """Return a warning of a number of right predictions, if the predictions themselves are not available; else None.
 
     Args:
         correct: the number of right predictions.
@@ -158,7 +154,7 @@ def _largest_share(labels: NDArray[np.int64]) -> float:
 
 
 def _below_largest(correct: int, total: int, largest: float) -> str | None:
-    """Return a doubt about an accuracy that is no better than always guessing the largest class; else None.
+    """Return a warning of an accuracy that is no better than always guessing the largest class; else None.
 
     Args:
         correct, total: the numbers of right predictions and of samples.
@@ -175,10 +171,10 @@ def _below_largest(correct: int, total: int, largest: float) -> str | None:
 
 
 def _below_expected(correct: int, total: int, largest: float, expected: ExpectedAccuracy | None) -> str | None:
-    """Return a doubt about an accuracy that is nearer to guessing than to the expected accuracy; else None.
+    """Return a warning of an accuracy that is nearer to guessing than to the expected accuracy; else None.
 
     Accuracy is always lost on other data of the same task, and that is no fault: an accuracy in the upper half between
-    guessing and the expected accuracy raises no doubt.
+    guessing and the expected accuracy raises no warning.
 
     Args:
         correct, total: the numbers of right predictions and of samples.
@@ -277,7 +273,7 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
 
 
 def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
-    """Return a doubt about the log probabilities of the labels, ``[N]``, in nats; None if they are plausible.
+    """Return a warning of the log probabilities of the labels, ``[N]``, in nats; None if they are plausible.
 
     If their mean is below that of the uniform prediction, the probabilities are worse than no prediction at all.
     """
@@ -294,9 +290,9 @@ def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
 
 
 def loss_doubt(losses: Floats, classes: int) -> str | None:
-    """Return a doubt about the cross-entropies of the last steps of a training, ``[steps]``, in nats; else None.
+    """Return a warning of the cross-entropies of the last steps of a training, ``[steps]``, in nats; else None.
 
-    They are doubtful if their mean is clearly above the cross-entropy of the uniform prediction.
+    They are implausible if their mean is clearly above the cross-entropy of the uniform prediction.
     """
     uniform = math.log(classes)
     low = mean_interval(losses).low
@@ -321,7 +317,7 @@ FEWEST_OF_A_QUANTILE = 20
 
 
 def calibration_doubt(calibration: Calibration, log_probs: Floats) -> str | None:
-    """Return a doubt about a calibration that was just fitted: too many numbers, or an uncertain temperature; or None.
+    """Return a warning of a calibration that was just fitted: too many numbers, or an uncertain temperature; or None.
 
     Args:
         calibration: the fitted calibration.
@@ -360,7 +356,7 @@ def calibration_doubt(calibration: Calibration, log_probs: Floats) -> str | None
 
 
 def threshold_doubt(rule: ThresholdRule | None, value: float, scores: Floats, option: str) -> str | None:
-    """Return a doubt about a threshold that was chosen by too few samples, or flags none or all of them; else None.
+    """Return a warning of a threshold that was chosen by too few samples, or flags none or all of them; else None.
 
     ``id:0`` flags none, and ``ood:1`` all, because they are to.
 
@@ -391,7 +387,7 @@ def threshold_doubt(rule: ThresholdRule | None, value: float, scores: Floats, op
 
 
 def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
-    """Return a doubt about conformal sets if every set holds every class; else None.
+    """Return a warning of conformal sets if every set holds every class; else None.
 
     If that is so because of too few validation samples, :func:`few_for_sets_doubt` has said it.
 
@@ -406,7 +402,7 @@ def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) ->
 
 
 def few_for_sets_doubt(fitted: Conformal, classes: int) -> str | None:
-    """Return a doubt about conformal sets that were fitted to too few validation samples; else None.
+    """Return a warning of conformal sets that were fitted to too few validation samples; else None.
 
     Args:
         fitted: the threshold of the sets.

@@ -290,9 +290,7 @@ class Block:
         changes_order = self.calibration is not None and self.calibration.kind == "vector"
         # A temperature does not change the prediction, so take p before it: in the calibrated p, rounding could decide
         # between two equally probable classes.
-        probs = self.pooled
-        if changes_order:
-            probs = self.probs
+        probs = self.probs if changes_order else self.pooled
         return self.arrays.argmax(probs, axis=1)
 
     def log_probs_of(self, classes: NDArray[np.int64]) -> Floats:
@@ -406,11 +404,7 @@ def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Fl
 
     @functools.wraps(function)
     def on_all_samples(member_logits: np.ndarray) -> Floats:
-        """Return the values of all samples, computed block by block."""
-        values_of_blocks = []
-        for _, block in blocks(member_logits):
-            values = function(block)
-            values_of_blocks.append(values)
+        values_of_blocks = [function(block) for _, block in blocks(member_logits)]
         return np.concatenate(values_of_blocks)
 
     return on_all_samples

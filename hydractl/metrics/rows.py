@@ -85,10 +85,7 @@ def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]
     if samples.labels is None:
         return block
     for metric in _asked_for("id", names):
-        if n:
-            block[metric.key] = metric(samples)
-        else:
-            block[metric.key] = metric.missing
+        block[metric.key] = metric(samples) if n else metric.missing
     return block
 
 
@@ -96,19 +93,13 @@ def ood_block(curve: Curve | None, names: Names = None) -> MetricValues:
     """Return the OOD metrics of one curve, by key; all are None if there is no curve."""
     block: MetricValues = {}
     for metric in _asked_for("ood", names):
-        if curve is None:
-            block[metric.key] = None
-        else:
-            block[metric.key] = metric(curve)
+        block[metric.key] = None if curve is None else metric(curve)
     return block
 
 
 def errors_block(answers: Answers, names: Names = None) -> MetricValues:
     """Return the metrics of wrong answers, by key; all are None without samples or without a score."""
-    block: MetricValues = {}
-    for metric in _asked_for("errors", names):
-        block[metric.key] = metric(answers)
-    return block
+    return {metric.key: metric(answers) for metric in _asked_for("errors", names)}
 
 
 def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricValues:
@@ -116,10 +107,7 @@ def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricV
     n = len(samples)
     block: MetricValues = {}
     for metric in _asked_for("diversity", names):
-        if n:
-            block[metric.key] = metric(samples)
-        else:
-            block[metric.key] = None
+        block[metric.key] = metric(samples) if n else None
     return block
 
 
@@ -284,9 +272,7 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
     # The same for each score that is reported beside it.
     beside: dict[str, ScoreReadings] = {}
     for score, id_scores in inside.scores.items():
-        ood_scores = {}
-        for name, samples in outside.items():
-            ood_scores[name] = samples.scores[score]
+        ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
         beside[score] = ScoreReadings(
             curves=for_each_set(curve_of, id_scores, ood_scores),
             answers=answers_by_score(inside, score, id_scores),

@@ -300,19 +300,18 @@ def samples_and_members(
     shape = check_shape(logits).shape
     members, n, classes = shape
 
-    # Make an empty array for each score; fitted scores have their values already.
+    # Make an empty array for each score, None for one that is constant for a single member. Fitted scores have their
+    # values already.
     values_by_score: dict[str, Floats | None] = {}
     for name in (score, *beside):
         if name in fitted_scores:
             values_by_score[name] = fitted_scores[name]
         else:
-            values_by_score[name] = _empty_score(name, shape)
+            values_by_score[name] = None if says_nothing(name, members) else np.empty(n)
 
     # Make the result with empty arrays. The arrays of scores in it are the same objects as in `values_by_score`.
     scores_beside = {name: values_by_score[name] for name in beside}
-    checked_labels = None
-    if labels is not None:
-        checked_labels = check_labels(labels, n, classes)
+    checked_labels = None if labels is None else check_labels(labels, n, classes)
     leading = {score: values_by_score[score]}
     samples = _unfilled_samples(shape, checked_labels, pairs, leading, scores_beside)
     pair_sums = np.zeros(len(samples.pair_mi))  # sums over samples; empty if no pairs are compared
@@ -400,14 +399,6 @@ def pair_mi(block: Block) -> Floats:
     return mi_of_pairs
 
 
-def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
-    """Return an array [N] for a score of logits [M, N, C], to be filled; None if the score is constant for M = 1."""
-    members, n, _ = shape
-    if says_nothing(name, members):
-        return None
-    return np.empty(n)
-
-
 def _unfilled_samples(
     shape: tuple[int, ...],
     labels: NDArray[np.int64] | None,
@@ -426,14 +417,9 @@ def _unfilled_samples(
     """
     members, n, _ = shape
     ((name, score),) = leading.items()
-    compared_pairs = 0
-    if pairs:
-        compared_pairs = math.comb(members, 2)
-    label_log_probs = None
-    brier_terms = None
-    if labels is not None:
-        label_log_probs = np.empty(n)
-        brier_terms = np.empty(n)
+    compared_pairs = math.comb(members, 2) if pairs else 0
+    label_log_probs = None if labels is None else np.empty(n)
+    brier_terms = None if labels is None else np.empty(n)
     return Samples(
         predicted=np.empty(n, dtype=np.int64),
         confidence=np.empty(n),

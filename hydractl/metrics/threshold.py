@@ -177,9 +177,7 @@ def threshold_block(
         ood_scores: the OOD scores of the samples of each OOD data set, ``[K]``, by its name.
     """
     value = threshold["value"]
-    ood_flagged = {}
-    for name, scores in ood_scores.items():
-        ood_flagged[name] = flagged(scores, value)
+    ood_flagged = {name: flagged(scores, value) for name, scores in ood_scores.items()}
     return {
         "score": threshold["score"],
         "value": value,
