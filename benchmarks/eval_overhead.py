@@ -34,14 +34,16 @@ import torch
 from hydractl.data import batches
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.measuring import Measuring
+from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
 from hydractl.evaluation.predicting import LineForm, Predicting
 from hydractl.evaluation.predictions.lines import json_line
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
+from hydractl.expressions.data_sets import OodSet
 from hydractl.log import Log
 from hydractl.model.runtime import move
-from hydractl.settings.evaluating import EvalSettings
+from hydractl.model.source import ModelOptions
 from hydractl.verbs.eval import Plan, plan_of
 
 HERE = Path(__file__).resolve().parents[1]
@@ -167,11 +169,11 @@ def main() -> None:
         data = images(Path(folder, "id.npz"), options.samples, 1)
         ood = images(Path(folder, "ood.npz"), options.samples, 2)
         for text in options.model:
-            settings = EvalSettings(
-                model=[text], test=data, ood=[f"noise:far={ood}"], batch_size=options.batch_size, output=os.devnull
+            measured = EvalOptions(
+                run=EvalRunOptions(batch_size=options.batch_size, device="auto"),
+                data=DataOptions(test=data, ood=[OodSet("noise", "far", ood)]),
             )
-            settings.check()
-            plan = plan_of(settings, Log())
+            plan = plan_of([text], ModelOptions(), measured, output=os.devnull, log=Log())
             model = plan.models[0]
             assert isinstance(model, RunningModel)
             sides = {

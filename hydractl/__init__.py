@@ -13,11 +13,14 @@ from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
     from hydractl.api.bench import bench
+    from hydractl.api.calibrate import calibrate
+    from hydractl.api.evaluate import evaluate
     from hydractl.api.export import export
     from hydractl.api.extract_circuit import extract_circuit
     from hydractl.api.finetune import finetune
     from hydractl.api.fuse import fuse
-    from hydractl.api.models import Calibrated, Model, load, open, save
+    from hydractl.api.making import Calibrated
+    from hydractl.api.models import Model, load, open, save
     from hydractl.api.predict import predict
     from hydractl.api.progress import show_progress
     from hydractl.api.prune import prune
@@ -35,10 +38,6 @@ if TYPE_CHECKING:
     )
     from hydractl.api.score import score
     from hydractl.api.study import study
-    from hydractl.api.verbs import (
-        calibrate,
-        evaluate,
-    )
     from hydractl.model.runtime import HydraModel
 
 __all__ = [
@@ -73,18 +72,7 @@ __all__ = [
     "show_progress",
     "study",
 ]
-_RESULTS = (
-    "Benchmark",
-    "Circuit",
-    "Circuits",
-    "Evaluation",
-    "Exports",
-    "Predictions",
-    "Result",
-    "Scores",
-    "Study",
-)
-_MODELS = ("Calibrated", "HydraModel", "Model", "load", "open", "save")
+_MODELS = ("HydraModel", "Model", "load", "open", "save")
 
 
 def __getattr__(name: str) -> Any:
@@ -94,18 +82,18 @@ def __getattr__(name: str) -> Any:
 
     registry = import_module("hydractl.options.registry")
     verb = registry.verb_called(name)
-    if verb is not None and registry.VERBS[verb].signature:
+    if verb is not None:
         return resolve_name(registry.VERBS[verb].signature)
     if name in registry.GONE_VERBS:
         raise AttributeError(f"{__name__}.{name} is gone: {registry.GONE_VERBS[name]}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # These modules import torch, which takes seconds, so they are imported only now: `hydractl --help` must not wait.
-    module_name = "verbs"
-    if name in _RESULTS:
-        module_name = "results"
-    elif name in _MODELS:
+    module_name = "results"
+    if name in _MODELS:
         module_name = "models"
+    elif name == "Calibrated":
+        module_name = "making"
     elif name == "show_progress":
         module_name = "progress"
     return getattr(import_module(f"hydractl.api.{module_name}"), name)

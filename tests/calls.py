@@ -12,9 +12,7 @@ from unittest.mock import patch
 from hydractl.log import Log
 from hydractl.options.call import Call, gather, gather_arguments
 from hydractl.options.option import Raw
-from hydractl.options.signature import Declared
-from hydractl.options.verbs import SETTINGS, declared
-from hydractl.settings.sources import merge
+from hydractl.options.verbs import declared
 from hydractl.studies.request import StudyRequest
 from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.outcome import Outcome
@@ -28,10 +26,7 @@ def checked(
     verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Any:
     """Return the checked values of a verb's options, as attributes, with ``sources``; UsageError if they are wrong."""
-    signature = declared(verb)
-    if signature is None:
-        return merge(SETTINGS[verb], flags, environ or {}, folder)
-    call = gather(signature, flags, environ or {}, folder)
+    call = gather(declared(verb), flags, environ or {}, folder)
     return SimpleNamespace(**values_when_ready(call), sources=call.sources, ranks=call.ranks)
 
 
@@ -51,7 +46,7 @@ def values_when_ready(call: Call) -> dict[str, Any]:
 
 def ran(verb: str, values: Mapping[str, object], log: Log | None = None) -> Outcome:
     """Run a verb with typed values as the command line runs it, and return what it would print."""
-    call = gather_arguments(function(verb), values)
+    call = gather_arguments(declared(verb), values)
     call.from_python = False
     call.log = log or Log()
     outcome: Outcome = call.run().outcome
@@ -66,13 +61,6 @@ def study_request(**flags: Raw) -> StudyRequest:
     return StudyRequest(**own, **shared)
 
 
-def function(verb: str) -> Declared:
-    """The verb as its function declares it."""
-    signature = declared(verb)
-    assert signature is not None
-    return signature
-
-
 def training_request(**arguments: Any) -> TrainingRequest:
     """Return what a program that calls ``finetune`` with these arguments asks for; it has ``model`` and ``train``."""
     asked: list[TrainingRequest] = []
@@ -82,7 +70,7 @@ def training_request(**arguments: Any) -> TrainingRequest:
         return Outcome({})
 
     with patch("hydractl.verbs.finetune.run", run):
-        call = gather_arguments(function("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments})
+        call = gather_arguments(declared("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments})
         call.from_python = False  # no model is opened afterwards
         call.sources = dict.fromkeys(call.sources, "default")  # messages name none
         call.run()

@@ -26,7 +26,6 @@ ROOMS = (
         "cli",
         "verbs",
         "studies",
-        "settings",
         "options",
         "circuit",
         "benchmark",

@@ -5,28 +5,22 @@ A verb is a subcommand of the command line, such as ``prune``; each has a functi
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydractl.api.progress import ShowsProgress
-from hydractl.api.wording import Wording
 from hydractl.data.held import HeldData, held_set
-from hydractl.errors import HydraError, InputError, RequirementError, UsageError
-from hydractl.files.inputs import reading
+from hydractl.errors import InputError, UsageError
 from hydractl.files.results import Result
 from hydractl.jsonio import HeldDocument, json_bytes, parse_json
-from hydractl.options.inputs import inputs_of
-from hydractl.options.option import Option, options_of
-from hydractl.options.registry import VERBS, function_of, module_of
+from hydractl.options.option import Option
+from hydractl.options.registry import VERBS, function_of
 from hydractl.options.suggestions import Door, about_option
-from hydractl.options.verbs import SETTINGS, options_of_verb
-from hydractl.settings.sources import from_arguments
-from hydractl.verbs.outcome import Outcome
+from hydractl.options.verbs import options_of_verb
 
 OnLog = Callable[[Mapping[str, object]], None]
 """What takes the lines of the log of a training, each as a dict with what its line of JSON has."""
@@ -66,50 +60,6 @@ def arguments_of(verb: str) -> dict[str, Option]:
         if option.name not in OF_A_TERMINAL:
             taken[option.name] = option
     return taken
-
-
-def run(verb: str, models: Sequence[str], keywords: Mapping[str, object], on_log: OnLog | None = None) -> Outcome:
-    """Run a verb for a function call; return its document and its files.
-
-    Args:
-        verb: its name on the command line.
-        models: each MODEL as on the command line, or a text that holds an opened model.
-        keywords: the keyword arguments; None and empty lists count as not given.
-        on_log: is called with every line of the log of a training.
-
-    Raises:
-        RequirementError: one of ``require`` is not met.
-        HydraError: what the verb raises; its messages name arguments instead of flags.
-    """
-    function = function_of(verb)
-    options = arguments_of(verb)
-    values = {name: value for name, value in keywords.items() if not is_left_out(value)}
-    for name in values:
-        if name not in options:
-            raise unknown_argument(verb, name)
-
-    # Turn the values into those of options: data in memory become texts that hold them.
-    spec_by_data_set = {}
-    for name, value in data_in(options, values).items():
-        spec_by_data_set[name] = data_argument(value, name)
-    wording = Wording(verb, function, options.values(), values, spec_by_data_set)
-    try:
-        arguments = {}
-        for name, value in values.items():
-            arguments[name] = value_for_option(options[name], value, spec_by_data_set)
-        if models:
-            arguments["model"] = list(models)
-        settings = from_arguments(SETTINGS[verb], arguments)
-        module = importlib.import_module(module_of(verb))
-        inputs = inputs_of(options_of(type(settings)), vars(settings), writes_models=settings.needs_output_file)
-        with reading(inputs):
-            outcome: Outcome = module.run(settings, PythonLog(wording.said, on_log))
-    except HydraError as error:
-        wording.translate(error)
-        raise
-    if outcome.unmet:
-        raise RequirementError(f"{len(outcome.unmet)} of the requirements do not hold", problems=outcome.unmet)
-    return outcome
 
 
 def unknown_argument(verb: str, name: str) -> UsageError:

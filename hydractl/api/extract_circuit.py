@@ -15,10 +15,8 @@ from hydractl.api.options import (
     DryRun,
     Dtype,
     Force,
-    JsonDocument,
     Labels,
     Limit,
-    ManyData,
     MaxLength,
     OneModel,
     Output,
@@ -28,6 +26,7 @@ from hydractl.api.options import (
     Workers,
     running,
 )
+from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, log, text, text_or_none, texts, to_stdout, where
 from hydractl.options.signature import opt

@@ -12,7 +12,6 @@ from hydractl.api.options import (
     Arch,
     BatchSize,
     Config,
-    Data,
     Device,
     DryRun,
     Dtype,
@@ -22,7 +21,6 @@ from hydractl.api.options import (
     MaxLength,
     OneOrMore,
     Output,
-    Path,
     Prompt,
     Seed,
     Tower,
@@ -30,6 +28,7 @@ from hydractl.api.options import (
     io,
     running,
 )
+from hydractl.api.values import Data, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble

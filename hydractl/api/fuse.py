@@ -10,7 +10,6 @@ from hydractl.api.options import (
     Arch,
     BatchSize,
     Config,
-    Data,
     Device,
     DryRun,
     Dtype,
@@ -24,6 +23,7 @@ from hydractl.api.options import (
     Seed,
     Workers,
 )
+from hydractl.api.values import Data
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, log, text_or_none, texts, where
 from hydractl.options.signature import opt

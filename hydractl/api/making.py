@@ -1,11 +1,14 @@
-"""The model that a verb made, as its function returns it."""
+"""The model that a verb made, as its function returns it, alone or with what was chosen for it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hydractl.api.results import Result
+from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.options.call import current, text_or_none
 from hydractl.verbs.outcome import Outcome
 
@@ -53,3 +56,52 @@ def made(outcome: Outcome, folder: Folder | None, *, files: int | None = 1) -> M
 def _models() -> Any:
     """Return the module of models, which is heavy, and of no use to the command line."""
     return import_module("hydractl.api.models")
+
+
+@dataclass(repr=False)
+class Calibrated:
+    """The values that :func:`hydractl.calibrate` chose, and the model that has them.
+
+    Attributes:
+        model: the calibrated model.
+        result: all that was chosen, and on which data.
+    """
+
+    model: Model
+    result: CalibrateAnswer
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature; None if there is none, or if each class has its own."""
+        calibration = self.result.calibration
+        return None if calibration is None else calibration.temperature
+
+    @property
+    def threshold(self) -> float | None:
+        """The OOD score from which on a sample is flagged; None without a threshold."""
+        threshold = self.result.threshold
+        return None if threshold is None else threshold.value
+
+    @property
+    def score(self) -> str | None:
+        """The OOD score; None if none was asked for."""
+        return self.result.ood_score
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the verb."""
+        return self.result.outcome
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that were written."""
+        return self.result.files
+
+    def __repr__(self) -> str:
+        return f"<Calibrated: temperature {self.temperature}, threshold {self.threshold}, score {self.score}>"
+
+    def __str__(self) -> str:
+        return str(self.result)
+
+    def _repr_html_(self) -> str:
+        return self.result._repr_html_()

@@ -15,16 +15,15 @@ from typing import Any, TypeAlias, Union
 
 from torch import nn
 
-from hydractl.api.arguments import Data
 from hydractl.api.calling import data_argument
 from hydractl.api.modules import open_module
 from hydractl.api.results import Result
+from hydractl.api.values import Data
 from hydractl.data import open_data
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
 from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
-from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
@@ -362,47 +361,3 @@ def _from_pretrained(
 
 # It is added here because the module of HydraModel may not import the functions that open.
 HydraModel.from_pretrained = staticmethod(_from_pretrained)  # type: ignore[attr-defined]
-
-
-@dataclass(repr=False)
-class Calibrated:
-    """The values that :func:`hydractl.calibrate` chose.
-
-    Attributes:
-        model: the calibrated model.
-        result: all that was chosen, and on which data.
-    """
-
-    model: Model
-    result: CalibrateAnswer
-
-    @property
-    def temperature(self) -> float | None:
-        """The temperature; None if there is none, or if each class has its own."""
-        calibration = self.result.calibration
-        return None if calibration is None else calibration.temperature
-
-    @property
-    def threshold(self) -> float | None:
-        """The OOD score from which on a sample is flagged; None without a threshold."""
-        threshold = self.result.threshold
-        return None if threshold is None else threshold.value
-
-    @property
-    def score(self) -> str | None:
-        """The OOD score; None if none was asked for."""
-        return self.result.ood_score
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that were written."""
-        return self.result.files
-
-    def __repr__(self) -> str:
-        return f"<Calibrated: temperature {self.temperature}, threshold {self.threshold}, score {self.score}>"
-
-    def __str__(self) -> str:
-        return str(self.result)
-
-    def _repr_html_(self) -> str:
-        return self.result._repr_html_()

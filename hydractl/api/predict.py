@@ -18,7 +18,6 @@ from hydractl.api.options import (
     Limit,
     MaxLength,
     ModelAndInputs,
-    Path,
     Prompt,
     Seed,
     WholeLastBlock,
@@ -26,6 +25,7 @@ from hydractl.api.options import (
     io,
 )
 from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.values import Path
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
 from hydractl.options.option import ends_in

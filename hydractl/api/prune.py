@@ -22,13 +22,11 @@ from hydractl.api.options import (
     Arch,
     BatchSize,
     Config,
-    Data,
     DataSet,
     Device,
     DryRun,
     Dtype,
     Force,
-    JsonDocument,
     Labels,
     Limit,
     MaxLength,
@@ -39,6 +37,7 @@ from hydractl.api.options import (
     Tower,
     Workers,
 )
+from hydractl.api.values import Data, JsonDocument
 from hydractl.api.verb import verb
 from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
 from hydractl.criteria.weights import WEIGHT_CRITERIA

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from hydractl.api.options import Config, DryRun, Force, JsonDocument, Output, Path, io
+from hydractl.api.options import Config, DryRun, Force, Output, io
 from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.options.call import Call, Problems, log, text_or_none, texts, where
 from hydractl.options.option import ends_in

@@ -19,13 +19,13 @@ from hydractl.api.options import (
     MaxLength,
     OneFile,
     Output,
-    Path,
     Prompt,
     Seed,
     Tower,
     Workers,
     running,
 )
+from hydractl.api.values import Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import parse_ood_set

@@ -10,6 +10,7 @@ from hydractl.options.registry import VERBS, Verb
 
 if TYPE_CHECKING:
     from hydractl.options.option import Option
+    from hydractl.options.signature import Declared
 
 _APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."
 
@@ -86,12 +87,13 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
         The usage, what the verb does, its options by group, and examples.
     """
     # Imported only here, because ``hydractl --help`` does not need the settings.
-    from hydractl.options.verbs import options_of_verb
+    from hydractl.options.verbs import declared
 
+    signature = declared(name)
     verb = VERBS[name]
     # Sort by the position of the group in _SHARED_GROUPS. The verb's own groups come first, since find() gives -1.
-    model = _model_row(name)
-    options = sorted(options_of_verb(name), key=lambda option: _SHARED_GROUPS.find(option.group))
+    model = _model_row(signature)
+    options = sorted(signature.options, key=lambda option: _SHARED_GROUPS.find(option.group))
     usage = f"{name} {verb.usage}"
     about = verb.about or f"{verb.summary}."
     if short:
@@ -105,7 +107,7 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     if flagless:
         keys = ", ".join(flagless)
         note += f" {keys} have no flag: they are keys of recipes, of hydra.yaml and of variables."
-    return _page(usage, about, _groups_of_all(name, model, options), verb.examples, columns, note=note)
+    return _page(usage, about, _groups_of_all(signature, model, options), verb.examples, columns, note=note)
 
 
 def _groups_of_most_used(model: Row, options: Sequence[Option]) -> dict[str, list[Row]]:
@@ -117,7 +119,7 @@ def _groups_of_most_used(model: Row, options: Sequence[Option]) -> dict[str, lis
     return groups
 
 
-def _groups_of_all(name: str, model: Row, options: Sequence[Option]) -> dict[str, list[Row]]:
+def _groups_of_all(signature: Declared, model: Row, options: Sequence[Option]) -> dict[str, list[Row]]:
     """Return the lines of the whole help by heading: the MODEL, and all options in the given order."""
     groups = {"Arguments": [model]}
     for option in options:
@@ -127,7 +129,7 @@ def _groups_of_all(name: str, model: Row, options: Sequence[Option]) -> dict[str
     # The options for help are no declared options, and come last. A verb may add further lines to any group.
     last_group = options[-1].group
     groups[last_group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
-    for heading, rows in _further_rows(name).items():
+    for heading, rows in signature.further_help().items():
         groups[heading] += rows
     return groups
 
@@ -143,28 +145,9 @@ def _first_examples(verb: Verb) -> str:
     return "\n".join(lines[: 1 + _SHORT_EXAMPLES])
 
 
-def _further_rows(name: str) -> dict[str, list[Row]]:
-    """Return what the help of a verb adds below the options of a heading, by heading."""
-    from hydractl.options.verbs import SETTINGS, declared
-
-    signature = declared(name)
-    if signature is None:
-        further: dict[str, list[Row]] = SETTINGS[name].further_help()
-        return further
-    return signature.further_help()
-
-
-def _model_row(name: str) -> Row:
+def _model_row(signature: Declared) -> Row:
     """Return the line of help about the models of a verb: their name in the usage, and what they are."""
-    from hydractl.options.verbs import SETTINGS, declared
-
-    signature = declared(name)
-    if signature is not None:
-        return signature.model.placeholder(), signature.model.help
-    settings = SETTINGS[name]
-    if settings.many_models:
-        return settings.models_called, settings.models_help
-    return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
+    return signature.model.placeholder(), signature.model.help
 
 
 def _option_row(option: Option, *, short: bool) -> Row:

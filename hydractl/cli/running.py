@@ -30,13 +30,10 @@ from hydractl.files.collecting import importing
 from hydractl.files.inputs import reading
 from hydractl.options.call import gather
 from hydractl.options.inputs import inputs_of
-from hydractl.options.option import MODEL_KINDS, Option, options_of, value_text
-from hydractl.options.registry import VERBS, module_of
-from hydractl.options.signature import Declared
-from hydractl.options.sources import unknown_variables
-from hydractl.options.verbs import SETTINGS, declared, options_of_verb
-from hydractl.settings.common import Common
-from hydractl.settings.sources import merge, with_sources
+from hydractl.options.option import MODEL_KINDS, Option
+from hydractl.options.registry import VERBS, engine_of
+from hydractl.options.sources import unknown_variables, with_sources
+from hydractl.options.verbs import declared, options_of_verb
 from hydractl.verbs.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -104,7 +101,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     Typer reads the type and the flags from the parameter. Values stay texts here; the settings convert them.
     """
     # MODEL is given without a flag.
-    if option.name == "model" or option.kind in MODEL_KINDS:
+    if option.kind in MODEL_KINDS:
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
 
     flags: list[str]
@@ -147,42 +144,6 @@ def run_verb(request: Request, answer: Answer) -> None:
         HydraError: the error of the verb; its message names the source of each value that no flag gave.
     """
     signature = declared(request.verb)
-    if signature is not None:
-        _run_function(signature, request, answer)
-        return
-
-    # Read the settings, and check the installation.
-    settings = merge(SETTINGS[request.verb], request.given, os.environ, Path())
-    log = ConsoleLog(quiet=settings.quiet, verbose=settings.verbose)
-    for line in unknown_variables(os.environ):
-        log.warn(line)
-    _log_options(settings, log)
-    _check_installation()
-
-    # Import the verb, and run it. Rows are computed while they are printed, so they are printed here.
-    import_compiler_on_demand()
-    with importing():
-        verb = importlib.import_module(module_of(request.verb))
-    options = options_of(type(settings))
-    inputs = inputs_of(options, vars(settings), writes_models=settings.needs_output_file)
-    printing = Printing(request.verb, to_stdout=settings.to_stdout, as_json=settings.json, answer=answer, log=log)
-    with contextlib.redirect_stdout(Stray()), _library_warnings(log), reading(inputs):
-        try:
-            outcome: Outcome = verb.run(settings, log)
-            printing.rows(outcome)
-        except HydraError as error:
-            values = {option.name: getattr(settings, option.name) for option in options}
-            _name_sources(error, options, values, settings.sources)
-            raise
-    printing.answer_of(outcome)
-
-
-def _run_function(signature: Declared, request: Request, answer: Answer) -> None:
-    """Call the function of a verb with the values of a command line, and print its answer.
-
-    Raises:
-        HydraError: the error of the verb; its message names the source of each value that no flag gave.
-    """
     call = gather(signature, request.given, os.environ, Path())
     log = ConsoleLog(quiet=call.values["quiet"], verbose=call.values["verbose"])
     call.log = log
@@ -209,7 +170,7 @@ def _run_function(signature: Declared, request: Request, answer: Answer) -> None
             while_it_works.enter_context(reading(inputs))
             while_it_works.enter_context(_library_warnings(log))
             import_compiler_on_demand()
-            engine = module_of(request.verb)
+            engine = engine_of(request.verb)
             if importlib.util.find_spec(engine) is not None:  # a short verb may do without
                 with importing():
                     importlib.import_module(engine)
@@ -311,18 +272,6 @@ class Printing:
             self.answer.table(outcome.result)
             _log_files(outcome, self.log)
         _check_requirements(outcome)
-
-
-def _log_options(settings: Common, log: ConsoleLog) -> None:
-    """Log every option with its value and the source of the value."""
-    for option in options_of(type(settings)):
-        value = getattr(settings, option.name)
-        if value in (None, []):
-            text = option.default_text or "not given"
-        else:
-            text = value_text(value)
-        source = settings.sources[option.name]
-        log.detail(f"{option.label} {text} ({source})")
 
 
 def _check_versions() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hydractl.expressions.data_sets import OodSet
+from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.files.model_records import DropoutRecord
-from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,25 @@ class ScoreOptions:
         if stored:
             return stored
         return "msp"
+
+
+def score_options(texts: Sequence[str]) -> ScoreOptions:
+    """Return the OOD scores that the values of ``--ood-score`` ask for.
+
+    Raises:
+        ValueError: a score is unknown.
+    """
+    scores_of_all: list[str] = []
+    score_by_row: dict[str, str] = {}
+    for text in texts:
+        choice = parse_ood_score(text)
+        if choice.row is None:
+            scores_of_all += choice.names
+        else:
+            score_by_row[choice.row] = choice.names[0]
+    if scores_of_all == [ALL_SCORES]:
+        return ScoreOptions([*SCORES, *ON_FEATURES], score_by_row, every=True)
+    return ScoreOptions(scores_of_all, score_by_row)
 
 
 @dataclass(frozen=True)

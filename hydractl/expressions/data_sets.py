@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hydractl.jsonio import held_as
@@ -30,6 +31,9 @@ CORRUPTIONS = (
     "jpeg_compression",
 )
 """Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
+
+ALL_CORRUPTIONS = "all"
+"""The word that stands for every corruption in ``--corruptions``."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -147,3 +151,16 @@ def parse_ood_suite(text: str) -> SuiteChoice:
     if sets and official:
         raise ValueError(f"has {_OFFICIAL}, which is all sets, beside names of sets in {text!r}")
     return SuiteChoice(name, tuple(sets), partial, official)
+
+
+def corruptions_asked_for(names: Sequence[str], *, with_frost: bool) -> list[str]:
+    """Return the corruptions that ``--corruptions`` names, in the order of Hendrycks & Dietterich.
+
+    Args:
+        names: the values of the option.
+        with_frost: whether there are photographs for frost, which is left out without them.
+    """
+    asked_for = [name for name in CORRUPTIONS if name in names or ALL_CORRUPTIONS in names]
+    if not with_frost and FROST in asked_for:
+        asked_for.remove(FROST)
+    return asked_for

@@ -51,7 +51,7 @@ def _named_inputs(options: Sequence[Option], values: Mapping[str, Any], *, write
             continue
 
         # Only a verb that writes a model may replace its input, the MODEL.
-        is_model = option.kind in MODEL_KINDS or option.name == "model"
+        is_model = option.kind in MODEL_KINDS
         # An option whose placeholder is a SPEC names data sets.
         has_samples = option.placeholder().startswith(("SPEC", "NAME=SPEC", "[NAME=]SPEC"))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from hydractl.errors import did_you_mean
@@ -125,7 +124,7 @@ class Option:
     @property
     def label(self) -> str:
         """The name in messages: ``MODEL``, or the flag, or the key if it has no flag."""
-        if self.name == "model" or self.kind in MODEL_KINDS:
+        if self.kind in MODEL_KINDS:
             return "MODEL"
         if self.flagless:
             return self.key
@@ -460,27 +459,6 @@ def _named_item(name: object, item: object) -> str:
     return text
 
 
-def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
-    """Declare one option as a dataclass field; ``partial(option, "Heading")`` declares the options of one group.
-
-    Args:
-        group: the heading of the help text under which it stands.
-        help: one sentence about the option, then ``[unit; default: in words]``; both parts may be missing.
-        default: the built-in value; None means "not given".
-        facts: further attributes of :class:`Option`.
-    """
-    # Split the help into the sentence, the unit and the default in words.
-    notes = _NOTES.fullmatch(help)
-    assert notes is not None  # every part is optional
-    texts = {"help": notes["help"], "unit": notes["unit"], "default_text": notes["default"]}
-    declared = Option(group, default, **{**texts, **facts})
-
-    # A dataclass shares no list between objects: it makes the default anew.
-    if isinstance(default, list):
-        return field(default_factory=declared.fresh_default, metadata={"option": declared})
-    return field(default=default, metadata={"option": declared})
-
-
 def value_text(value: Any) -> str:
     """Return a value as one would write it after its flag."""
     if isinstance(value, bool):
@@ -511,56 +489,3 @@ def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
             raise ValueError(f"must end in {wanted}, not {name!r}")
 
     return check_ending
-
-
-_DECLARED: dict[type, tuple[Option, ...]] = {}
-
-
-def options_of(settings_type: type) -> tuple[Option, ...]:
-    """Return the options that a settings dataclass declares: first its own, then those of its base classes.
-
-    Options that the class names in ``lacks`` are left out: their fields keep the built-in value.
-    """
-    if settings_type not in _DECLARED:
-        _DECLARED[settings_type] = tuple(_read_declarations(settings_type))
-    return _DECLARED[settings_type]
-
-
-def _read_declarations(settings_type: type) -> Iterator[Option]:
-    """Yield the options of a settings dataclass, completed by what its fields tell: the name, the flag and the type.
-
-    A field is an option if its metadata holds one; ``option()`` puts it there.
-    """
-    hints = typing.get_type_hints(settings_type)
-    option_by_name = {}
-    for dataclass_field in fields(settings_type):
-        if "option" in dataclass_field.metadata:
-            option_by_name[dataclass_field.name] = dataclass_field.metadata["option"]
-
-    # Put the options of the class itself first. A name that comes again keeps its first position in the dictionary.
-    own_names = [name for name in option_by_name if name in settings_type.__annotations__]
-    names_in_order = dict.fromkeys([*own_names, *option_by_name])
-
-    # Complete each option, except those that the class says it lacks.
-    lacking = getattr(settings_type, "lacks", ())
-    for name in names_in_order:
-        if name in lacking:
-            continue
-        incomplete = option_by_name[name]
-        value_type, many = _value_type(hints[name])
-        name_with_dashes = name.replace("_", "-")
-        flag = incomplete.flag or f"--{name_with_dashes}"
-        yield replace(incomplete, name=name, flag=flag, type=value_type, many=many)
-
-
-def _value_type(hint: Any) -> tuple[type, bool]:
-    """Return the type of a value or item, and whether the value is a list, from a type annotation.
-
-    ``list[int]`` gives ``(int, True)``; ``int | None`` and ``int`` give ``(int, False)``.
-    """
-    arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
-    if typing.get_origin(hint) is list:
-        return arguments[0], True
-    if arguments:
-        return _value_type(arguments[0])
-    return hint, False

@@ -14,27 +14,19 @@ class Verb(NamedTuple):
 
     Attributes:
         summary: one line for ``hydractl --help``.
-        settings: the dataclass of its options, as ``MODULE:NAME``; empty for ``Settings`` in the verb's own module.
         usage: what follows the verb in the usage line.
         about: what it does and returns, for its own help; empty if the summary is enough.
         examples: comments and commands, as they are printed.
         prints_table: whether the answer is the table itself and not a file, so that it is printed on any kind of
             output.
-        function: the name of its Python function; empty if it is the name of the verb.
-        signature: the function of the verb, as ``MODULE:NAME``, from whose signature the options come; then
-            ``settings`` and ``function`` are empty.
-        module: the module that has ``run(settings, log) -> Outcome``; empty for the file of the verb's name in
-            ``hydractl/verbs``. It is imported only when the verb runs.
+        signature: its function, as ``MODULE:NAME``, from whose signature the options come.
     """
 
     summary: str
-    settings: str = ""
     usage: str = "MODEL [options]"
     about: str = ""
     examples: str = ""
     prints_table: bool = False
-    function: str = ""
-    module: str = ""
     signature: str = ""
 
 
@@ -130,8 +122,7 @@ VERBS: dict[str, Verb] = {
 """,
     ),
     "eval": Verb(
-        settings="hydractl.settings.evaluating:EvalSettings",
-        function="evaluate",
+        signature="hydractl.api.evaluate:evaluate",
         summary="Measure accuracy, calibration and OOD detection",
         usage="[NAME=]MODEL... --test SPEC [--ood NAME=SPEC]... [-o eval.json] [options]",
         about="Measure accuracy, calibration, OOD detection and diversity: one row per MODEL.",
@@ -161,7 +152,7 @@ VERBS: dict[str, Verb] = {
         prints_table=True,
     ),
     "calibrate": Verb(
-        settings="hydractl.settings.calibrating:CalibrateSettings",
+        signature="hydractl.api.calibrate:calibrate",
         summary="Choose temperature, threshold and OOD score on validation data",
         usage="MODEL --val SPEC [--ood-val NAME=SPEC|auto]... [-o cal.st] [options]",
         about="Choose a temperature, a threshold and an OOD score of one model on validation data, and write the model "
@@ -238,31 +229,15 @@ GONE_VERBS: dict[str, str] = {
 """What to do instead of each verb, or Python function of a verb, of an earlier version that is gone."""
 
 
-def module_of(verb: str) -> str:
-    """Return the name of the module in which the function of a verb is."""
-    declared = VERBS[verb].module
-    if declared:
-        return declared
+def engine_of(verb: str) -> str:
+    """Return the name of the module that does the work of a verb; a short verb may do without one."""
     name = verb.replace("-", "_")
     return f"hydractl.verbs.{name}"
 
 
-def settings_of(verb: str) -> str:
-    """Return the place of the settings class of a verb, as ``MODULE:NAME``."""
-    declared = VERBS[verb].settings
-    if declared:
-        return declared
-    return f"{module_of(verb)}:Settings"
-
-
 def function_of(verb: str) -> str:
     """Return the name of a verb's Python function."""
-    declared = VERBS[verb]
-    if declared.signature:
-        return declared.signature.partition(":")[2]
-    if declared.function:
-        return declared.function
-    return verb.replace("-", "_")
+    return VERBS[verb].signature.partition(":")[2]
 
 
 def verb_called(function: str) -> str | None:

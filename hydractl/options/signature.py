@@ -62,7 +62,8 @@ class Declared:
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """The options in the order of the signature, then those of a terminal."""
+        """The options in the order of the signature, then those of a terminal; of these ``json`` follows ``force``."""
+        of_a_terminal = {name: _completed(declared, name, False, bool) for name, declared in OF_A_TERMINAL.items()}
         options = []
         parameters = inspect.signature(self.function).parameters
         names = list(parameters)
@@ -76,9 +77,9 @@ class Declared:
             if declared is None:  # an argument for Python programs alone
                 continue
             options.append(_completed(declared, name, parameter.default, annotation))
-        for name, declared in OF_A_TERMINAL.items():
-            options.append(_completed(declared, name, False, bool))
-        return tuple(options)
+            if name == "force":
+                options.append(of_a_terminal.pop("json"))
+        return (*options, *of_a_terminal.values())
 
     def plain_signature(self) -> inspect.Signature:
         """Return the signature of the function without what it tells of options, for ``help()`` and editors."""

@@ -12,7 +12,7 @@ from hydractl.evaluation.choosing import Choice, choose_for
 from hydractl.evaluation.doubts import calibration_doubts, eval_data_doubts
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import unused_sets
-from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
+from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
 from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
@@ -27,24 +27,45 @@ from hydractl.files.model_records import ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.conformal import Conformal
 from hydractl.model.loading import resolve_device
-from hydractl.settings.calibrating import CalibrateSettings
-from hydractl.verbs.opening import model_options
+from hydractl.model.source import ModelOptions
 from hydractl.verbs.outcome import Outcome
 
 
-def run(settings: CalibrateSettings, log: Log) -> Outcome:
-    """Choose temperature, threshold and OOD score on validation data, and write the checkpoint with them."""
+def run(
+    text: str,
+    opening: ModelOptions,
+    options: EvalOptions,
+    *,
+    features: str | None,
+    note: str | None,
+    output: str | None,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
+    """Choose temperature, threshold and OOD score on validation data, and write the checkpoint with them.
+
+    Args:
+        text: the MODEL.
+        opening: how it is opened.
+        options: the options of an evaluation on the same validation data, without test data.
+        features: the path of the file that keeps features; an existing file is read. None to keep none.
+        note: a text that the checkpoint keeps; None for none.
+        output: the path of the checkpoint; None names it after the model.
+        force: whether a checkpoint that exists is replaced.
+        dry_run: whether to stop after the checks.
+        log: receives warnings and what was chosen.
+    """
     # Open and check the model, the data sets and the output paths before any work.
-    resolve_device(settings.device)
-    options = _options(settings)
-    model = find_row_to_calibrate(settings.model[0], model_options(settings), options, log)
+    resolve_device(options.run.device)
+    model = find_row_to_calibrate(text, opening, options, log)
     opened = open_fitted_sets(options.data, model)
     check_scores([model], opened.sets, options)
     model.check_sets(opened.sets)
-    path = file_path(settings.output or f"{model.name}.calibrated.st")
-    features = None
-    if settings.features is not None:
-        features = file_path(settings.features)
+    path = file_path(output or f"{model.name}.calibrated.st")
+    features_path = None
+    if features is not None:
+        features_path = file_path(features)
     for note in opened.notes:
         log.info(note)
 
@@ -52,16 +73,18 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
     doubts = [*opened.warnings, *eval_data_doubts([model], opened.sets, options)]
     for doubt in doubts:
         log.warn(doubt)
-    if settings.dry_run:
-        return _dry_run(model, opened, path, features, settings)
+    if dry_run:
+        check_outputs([path], force=force)
+        return _dry_run(model, opened, path, features_path)
 
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
-        output = stack.enter_context(Output(path, force=settings.force))
+        checkpoint = stack.enter_context(Output(path, force=force))
         features_file = None
-        if features is not None:
-            features_file = _open_features(features, stack)
-        if not _compares_scores(settings):
+        if features_path is not None:
+            features_file = _open_features(features_path, stack)
+        compares_scores = len(options.fit.scores.names) > 1  # for which all validation sets are run
+        if not compares_scores:
             for eval_set in unused_sets(opened.sets, options):
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
 
@@ -76,7 +99,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             ties = ", ".join(choice.near_ties)
             log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
 
-        doubts_of_result = _doubts_of_result(model, choice, settings)
+        doubts_of_result = _doubts_of_result(model, choice, options)
         for doubt in doubts_of_result:
             log.warn(doubt)
 
@@ -84,41 +107,41 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         score = None
         if options.fit.scores.are_named or model.stored.score:
             score = choice.score
-        write_calibrated(model, choice.fitted, score, opened.sets, settings.note, output)
+        write_calibrated(model, choice.fitted, score, opened.sets, note, checkpoint)
     for eval_set in opened.sets:
         if eval_set.dataset is not None:
             report_skipped(eval_set.dataset, log)
     warnings = [*doubts, *choice.warnings, *doubts_of_result]
-    answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
+    answer = _make_answer(model, opened, choice, score, options, note, warnings)
     return Outcome(answer, files=[path])
 
 
-def _doubts_of_result(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> list[str]:
+def _doubts_of_result(model: RunningModel, choice: Choice, options: EvalOptions) -> list[str]:
     """Return what is odd about what was chosen, and what of the old file is no longer in the new one."""
     doubts = calibration_doubts(model, choice.fitted)
-    left_out = _left_out(model, choice, settings)
+    left_out = _left_out(model, choice, options)
     if left_out is not None:
         doubts.append(left_out)
     return doubts
 
 
-def _left_out(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> str | None:
+def _left_out(model: RunningModel, choice: Choice, options: EvalOptions) -> str | None:
     """Return a sentence on what the model's file holds and the new one will not, as it fits no longer; or None."""
     (source,) = model.argument.sources
     stored = source.description.extra
-    options_by_name = {}
-    has_no_threshold = choice.fitted.threshold is None and settings.threshold is None
+    flag_by_name = {}
+    has_no_threshold = choice.fitted.threshold is None and options.fit.threshold is None
     if "threshold" in stored and has_no_threshold:
-        options_by_name["threshold"] = "--threshold"
+        flag_by_name["threshold"] = "--threshold"
     if "conformal" in stored and kept_conformal(model, choice.fitted) is None:
-        options_by_name["prediction sets"] = "--conformal"
-    if not options_by_name:
+        flag_by_name["prediction sets"] = "--conformal"
+    if not flag_by_name:
         return None
-    names = " and ".join(options_by_name)
-    options = " and ".join(options_by_name.values())
+    names = " and ".join(flag_by_name)
+    flags = " and ".join(flag_by_name.values())
     return (
         f"{model.name}: {names} in its file were chosen with another calibration or OOD score, and are left out; to "
-        f"choose anew: {options}"
+        f"choose anew: {flags}"
     )
 
 
@@ -133,23 +156,15 @@ def _open_features(path: Path, stack: ExitStack) -> FeaturesFile:
     return FeaturesFile(output)
 
 
-def _dry_run(
-    model: RunningModel,
-    opened: OpenedSets,
-    path: Path,
-    features: Path | None,
-    settings: CalibrateSettings,
-) -> Outcome:
-    """Return which data would be used and which files written, after a check that the files can be written.
+def _dry_run(model: RunningModel, opened: OpenedSets, path: Path, features: Path | None) -> Outcome:
+    """Return which data would be used and which files written.
 
     Args:
         model: the model to calibrate.
         opened: the data sets that something is chosen on.
         path: the path of the calibrated model.
         features: the file that stores features, written if it does not exist; None if features are not stored.
-        settings: the options of the command.
     """
-    check_outputs([path], force=settings.force)
     files = [path]
     if features is not None and not features.exists():
         files.append(features)
@@ -157,46 +172,6 @@ def _dry_run(
     names = [str(file) for file in files]
     planned_model = CalibratedModelRecord.partly(name=model.name)
     return Outcome(CalibrateAnswer.planned(model=planned_model, samples=samples_by_set, files_=names))
-
-
-def _options(settings: CalibrateSettings) -> EvalOptions:
-    """Return the options of an evaluation on the same validation data, without test data.
-
-    The settings of the command fill all options that are not named here.
-    """
-    names = settings.score_names()
-    compares_all = settings.ood_score == ["all"]
-    data = settings.fill(
-        DataOptions,
-        test=None,
-        ood=(),
-        ood_val=settings.ood_val_sets(),
-        corruptions=(),
-        severities=(),
-        photographs=None,
-        allow_seen=False,
-    )
-    fit = settings.fill(
-        FitOptions,
-        scores=ScoreOptions(names, {}, compares_all),
-        temperature=settings.temperature_of_all(),
-        temperatures={},
-    )
-    return settings.fill(
-        EvalOptions,
-        run=settings.fill(EvalRunOptions, dropout=None),
-        data=data,
-        fit=fit,
-        bootstrap=0,
-        keep_logits=False,
-        resume=False,
-    )
-
-
-def _compares_scores(settings: CalibrateSettings) -> bool:
-    """Return whether several scores are compared, for which all validation sets are run."""
-    names = settings.score_names()
-    return len(names) > 1
 
 
 def _make_answer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,44 +13,78 @@ from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
-from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.expressions.score_choice import ALL_SCORES
-from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
 from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.machine import slow_format
-from hydractl.settings.evaluating import EvalSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
+    from hydractl.evaluation.options import EvalOptions
     from hydractl.evaluation.providers.interface import LogitsProvider
     from hydractl.evaluation.sets import EvalSet, Seen
+    from hydractl.expressions.conditions import Requirement
+    from hydractl.expressions.data_sets import OodSet, SuiteChoice
+    from hydractl.model.source import ModelOptions
 
 
-def run(settings: EvalSettings, log: Log) -> Outcome:
-    """Evaluate every MODEL on the same data."""
-    plan = plan_of(settings, log)
-    if settings.dry_run:
-        return _dry_run(plan, settings, log)
+def run(
+    models: Sequence[str],
+    opening: ModelOptions,
+    options: EvalOptions,
+    *,
+    suite: SuiteChoice | None,
+    suite_root: str | None,
+    predictions: str | None,
+    features: str | None,
+    requirements: Sequence[Requirement],
+    output: str | None,
+    to_stdout: bool,
+    force: bool,
+    dry_run: bool,
+    log: Log,
+) -> Outcome:
+    """Evaluate every MODEL on the same data.
+
+    Args:
+        dry_run: whether to stop when everything is checked.
+        models, opening, options, suite, suite_root, predictions, features, requirements, output, to_stdout, force, log:
+            those of :func:`plan_of`.
+    """
+    plan = plan_of(
+        models,
+        opening,
+        options,
+        suite=suite,
+        suite_root=suite_root,
+        predictions=predictions,
+        features=features,
+        requirements=requirements,
+        output=output,
+        to_stdout=to_stdout,
+        force=force,
+        log=log,
+    )
+    if dry_run:
+        return _dry_run(plan, log)
     try:
-        return _measure(plan, settings, log)
+        return _measure(plan, log)
     except KeyboardInterrupt:
-        if not _keeps_logits(settings):
+        if not plan.options.keep_logits:
             raise
         raise Interrupted(hint="add --resume to the same command to go on") from None
 
 
-def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
+def _dry_run(plan: Plan, log: Log) -> Outcome:
     """Return what would be measured and written, after a check that the files can be written."""
     files = plan.files()
     for file in files:
-        check_outputs([file], force=plan.replaceable(file, settings))
+        check_outputs([file], force=plan.replaceable(file))
     new_features = [file for file in plan.features.values() if not file.exists()]
     check_outputs(new_features, force=False)
     files += new_features
@@ -62,62 +96,38 @@ def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names))
 
 
-def eval_options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
-    """Return the options of an evaluation from the settings.
-
-    Args:
-        settings: the options of the command.
-        suite: a suite of OOD sets, which are added after those of ``--ood``; None for no suite.
-    """
-    ood = settings.ood_sets()
-    if suite is not None:
-        ood += suite.sets
-    data = settings.fill(DataOptions, ood=ood, ood_val=settings.ood_val_sets(), corruptions=settings.corruption_names())
-    fit = settings.fill(
-        FitOptions,
-        scores=_score_options(settings),
-        temperature=settings.temperature_of_all(),
-        temperatures=settings.temperatures_of_rows(),
-        knn_bank=None,
-    )
-    return settings.fill(
-        EvalOptions,
-        run=settings.fill(EvalRunOptions, dropout=settings.dropout()),
-        data=data,
-        fit=fit,
-        keep_logits=_keeps_logits(settings),
-    )
-
-
-def _keeps_logits(settings: EvalSettings) -> bool:
-    """Return whether predictions are stored in the file format that ``--resume`` and ``--reuse`` can read."""
-    if settings.predictions is None:
-        return False
-    return settings.predictions.endswith(".st")
-
-
-def _score_options(settings: EvalSettings) -> ScoreOptions:
-    """Return the OOD scores that are asked for: names for all rows, and by row name the one score of a single row.
-
-    The last value of the result says whether ``all`` was asked for: then a row leaves out scores that it cannot have.
-    """
-    scores_of_all: list[str] = []
-    score_by_row: dict[str, str] = {}
-    for choice in settings.scores():
-        if choice.row is None:
-            scores_of_all += choice.names
-        else:
-            score_by_row[choice.row] = choice.names[0]
-    if scores_of_all == [ALL_SCORES]:
-        every_score = [*SCORES, *ON_FEATURES]
-        return ScoreOptions(every_score, score_by_row, True)
-    return ScoreOptions(scores_of_all, score_by_row, False)
-
-
-def plan_of(settings: EvalSettings, log: Log) -> Plan:
+def plan_of(
+    models: Sequence[str],
+    opening: ModelOptions,
+    options: EvalOptions,
+    *,
+    suite: SuiteChoice | None = None,
+    suite_root: str | None = None,
+    predictions: str | None = None,
+    features: str | None = None,
+    requirements: Sequence[Requirement] = (),
+    output: str | None,
+    to_stdout: bool = False,
+    force: bool = False,
+    log: Log,
+) -> Plan:
     """Find the models and the data, and check everything that can be checked before any work.
 
     Notes on the data are logged here; the doubts go into the plan and are logged before measuring.
+
+    Args:
+        models: the MODELs.
+        opening: how they are opened.
+        options: what is measured, and how.
+        suite: a suite of OOD sets, which are added after those of ``options``; None for no suite.
+        suite_root: the folder of its data.
+        predictions: the path of the file of predictions; None for none.
+        features: the path of the file that keeps features; an existing file is read. None to keep none.
+        requirements: what has to hold in the rows.
+        output: the path of the answer; None names it after the first row.
+        to_stdout: whether the answer goes to standard output, and to no file.
+        force: whether files that exist are replaced.
+        log: receives notes.
 
     Raises:
         HydraError: models, data sets, options or output paths do not fit together.
@@ -128,41 +138,54 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
         from hydractl.evaluation.rows import check_scores, check_writable, find_rows
         from hydractl.evaluation.sets import open_sets, seen_samples
         from hydractl.model.loading import resolve_device
-        from hydractl.verbs.opening import model_options
 
     # The rows (one for each model), and the files that each row writes or reads.
-    resolve_device(settings.device)
-    suite = _find_suite(settings, log)
-    options = eval_options_of(settings, suite)
-    models = find_rows(settings.model, model_options(settings), options, log)
+    resolve_device(options.run.device)
+    found_suite = None
+    if suite is not None:
+        found_suite = _find_suite(suite, str(suite_root), options.data.ood, log)
+        options = replace(options, data=replace(options.data, ood=[*options.data.ood, *found_suite.sets]))
+    rows = find_rows(models, opening, options, log)
     if options.keep_logits:
-        check_writable(models)
-    names = [model.name for model in models]
+        check_writable(rows)
+    names = [row.name for row in rows]
     _check_row_names("--ood-score", options.fit.scores.of_rows, names)
     _check_row_names("--temperature", options.fit.temperatures, names)
     # Rows of stored predictions read no inputs, so they have no features.
-    names_that_run = [model.name for model in models if model.reads is not None]
-    predictions = _paths_by_row(settings.predictions, names)
-    features = _paths_by_row(settings.features, names_that_run)
+    names_that_run = [row.name for row in rows if row.reads is not None]
+    prediction_files = _paths_by_row(predictions, names)
+    feature_files = _paths_by_row(features, names_that_run)
 
     # The data sets, and whether the scores and requirements that were asked for can be measured on them.
-    opened = open_sets(options.data, models)
+    opened = open_sets(options.data, rows)
     sets = opened.sets
-    check_scores(models, sets, options)
-    for model in models:
-        model.check_sets(sets)
-    keys = known_keys(options, sets, models)
-    check_known(settings.requirements(), names, keys, skip_first=False)
+    check_scores(rows, sets, options)
+    for row in rows:
+        row.check_sets(sets)
+    keys = known_keys(options, sets, rows)
+    check_known(requirements, names, keys, skip_first=False)
     path = None
-    if not settings.to_stdout:
-        path = file_path(settings.output or _default_name(names[0], settings))
-    seen = seen_samples(models, sets, allow=options.data.allow_seen)
+    if not to_stdout:
+        path = file_path(output or _default_name(names[0], options))
+    seen = seen_samples(rows, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)
-    doubts = [*opened.warnings, *eval_data_doubts(models, sets, options)]
+    doubts = [*opened.warnings, *eval_data_doubts(rows, sets, options)]
 
-    plan = Plan(models, sets, options, path, predictions, features, seen, suite, doubts)
-    _check_distinct([*plan.files(), *features.values()])
+    plan = Plan(
+        models=rows,
+        sets=sets,
+        options=options,
+        path=path,
+        predictions=prediction_files,
+        features=feature_files,
+        seen=seen,
+        suite=found_suite,
+        requirements=requirements,
+        force=force,
+        doubts=doubts,
+    )
+    _check_distinct([*plan.files(), *feature_files.values()])
     return plan
 
 
@@ -181,21 +204,17 @@ def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> No
             raise UsageError(f"{flag} {name}=...: no row has this name{guess}", hint=hint)
 
 
-def _default_name(first: str, settings: EvalSettings) -> str:
+def _default_name(first: str, options: EvalOptions) -> str:
     """Return the file name of the answer: the name of the first row, and the seed if it changes the figures."""
-    seed_decides = settings.bootstrap or settings.mc_dropout is not None
+    seed_decides = options.bootstrap or options.run.dropout is not None
     if seed_decides:
-        return f"{first}{settings.seed_mark}.eval.json"
+        return f"{first}{seed_mark(options.seed)}.eval.json"
     return f"{first}.eval.json"
 
 
-def _find_suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
-    """Find the data sets of ``--ood-suite`` under ``--ood-root``; return None without the option."""
-    choice = settings.suite()
-    if choice is None:
-        return None
-    taken = [ood_set.name for ood_set in settings.ood_sets()]
-    suite = find_suite(choice, str(settings.ood_root), taken=taken)
+def _find_suite(choice: SuiteChoice, root: str, ood: Sequence[OodSet], log: Log) -> FoundSuite:
+    """Find the data sets of ``--ood-suite`` under ``--ood-root``; ``ood`` are the other OOD sets of the command."""
+    suite = find_suite(choice, root, taken=[ood_set.name for ood_set in ood])
     for note in suite.notes:
         log.warn(f"--ood-suite {suite.name}: {note}")
     return suite
@@ -222,6 +241,8 @@ class Plan:
         features: by row name, the file that keeps its features of the training data; an existing file is read.
         seen: by row name, the test samples that the model was trained on, if ``--allow-seen`` allows such samples.
         suite: the suite of OOD sets; None if no suite was asked for.
+        requirements: what has to hold in the rows.
+        force: whether files that exist are replaced.
         doubts: sentences on what is odd about the data.
     """
 
@@ -233,6 +254,8 @@ class Plan:
     features: Mapping[str, Path]
     seen: Seen
     suite: FoundSuite | None
+    requirements: Sequence[Requirement]
+    force: bool
     doubts: Sequence[str] = ()
 
     def files(self) -> list[Path]:
@@ -242,15 +265,15 @@ class Plan:
             files.insert(0, self.path)
         return files
 
-    def replaceable(self, file: Path, settings: EvalSettings) -> bool:
+    def replaceable(self, file: Path) -> bool:
         """Return whether an existing output file may be replaced or used again.
 
         ``--force`` allows it for every file. ``--resume`` allows it for files of finished predictions, and for the
         answer if the predictions of all rows are finished.
         """
-        if settings.force:
+        if self.force:
             return True
-        if not settings.resume:
+        if not self.options.resume:
             return False
         finished = [path for path in self.predictions.values() if is_predictions(path)]
         if file == self.path and len(finished) == len(self.predictions):
@@ -258,7 +281,7 @@ class Plan:
         return file in finished
 
 
-def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
+def _measure(plan: Plan, log: Log) -> Outcome:
     """Measure every row, write everything, and check the requirements against the answer.
 
     Returns:
@@ -270,13 +293,13 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         # Claim every output before anything is computed. With --resume, finished predictions are read instead of made.
         outputs: dict[Path, Output] = {}
         for file in plan.files():
-            may_replace = plan.replaceable(file, settings)
+            may_replace = plan.replaceable(file)
             outputs[file] = stack.enter_context(Output(file, force=may_replace))
         features_by_row: dict[str, Path | Output] = dict(plan.features)
         for name, path in plan.features.items():
             if not path.exists():  # an existing file is read
                 features_by_row[name] = stack.enter_context(Output(path))
-        _report_before(plan, settings, log)
+        _report_before(plan, log)
 
         # Measure row after row.
         measuring = Measuring(plan.sets, plan.options, log)
@@ -294,7 +317,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
 
         # Warn of what is odd about the figures.
         doubts = [*plan.doubts, *measuring.warnings]
-        answer = _make_answer(plan, rows, doubts, settings)
+        answer = _make_answer(plan, rows, doubts)
         all_warnings = list(answer.warnings or ())
         new_warnings = all_warnings[len(plan.doubts) :]  # the doubts of the plan come first, and were logged before
         for warning in new_warnings:
@@ -303,47 +326,47 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
 
         # Write the answer.
         named_rows = [(row.name, row.to_dict()) for row in rows]
-        unmet = unmet_in(named_rows, settings.requirements(), skip_first=False)
+        unmet = unmet_in(named_rows, plan.requirements, skip_first=False)
         if plan.path is not None:
-            answer_file = _write_answer(outputs[plan.path], answer.to_dict(), settings)
+            resumes = plan.options.resume and not plan.force
+            answer_file = _write_answer(outputs[plan.path], answer.to_dict(), resume=resumes)
             files.insert(0, answer_file)
     return Outcome(answer, files=files, unmet=unmet, print_document=plan.path is None)
 
 
-def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:
+def _report_before(plan: Plan, log: Log) -> None:
     """Log what is known about models and data before anything is measured."""
     from hydractl.evaluation.fitting import unused_sets
     from hydractl.evaluation.sets import option_of
     from hydractl.model.loading import resolve_device, resolve_dtype
 
-    dtype = resolve_dtype(settings.dtype)
-    device = resolve_device(settings.device)
+    dtype = resolve_dtype(plan.options.run.dtype)
+    device = resolve_device(plan.options.run.device)
     warning_of_speed = slow_format(dtype, device)
     if warning_of_speed is not None:
         log.warn(warning_of_speed)
     _report_cut(plan, log)
-    _report_labels(plan, settings, log)
+    _report_labels(plan, log)
     for dataset in unused_sets(plan.sets, plan.options):
         log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
     for doubt in plan.doubts:
         log.warn(doubt)
 
 
-def _write_answer(output: Output, document: dict[str, object], settings: EvalSettings) -> Path:
-    """Write the answer. With ``--resume``, leave a file that already holds the same answer as it is.
+def _write_answer(output: Output, document: dict[str, object], *, resume: bool) -> Path:
+    """Write the answer. With ``resume``, leave a file that already holds the same answer as it is.
 
     Raises:
-        OutputError: with ``--resume``, the file holds another answer.
+        OutputError: with ``resume``, the file holds another answer.
     """
-    leaves_answer = settings.resume and not settings.force
-    if not leaves_answer or not output.path.exists():
+    if not resume or not output.path.exists():
         return write_json(output, document)
     if read_json_file(output.path) != document:
         raise OutputError(f"{output.path} holds another answer", hint="give another -o, or add --force")
     return output.path
 
 
-def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings: EvalSettings) -> EvalAnswer:
+def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str]) -> EvalAnswer:
     """Return the answer: the rows, the data sets they were measured on, and all warnings.
 
     The warnings are ``doubts``, followed by one for each row whose members hardly differ.
@@ -360,8 +383,8 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], set
     if plan.suite is not None:
         suite = OodSuite.model_validate(plan.suite.document())
     intervals = None
-    if settings.bootstrap:
-        intervals = BootstrapOptions(rounds=settings.bootstrap, level=0.95, seed=settings.seed)
+    if plan.options.bootstrap:
+        intervals = BootstrapOptions(rounds=plan.options.bootstrap, level=0.95, seed=plan.options.seed)
     return EvalAnswer(
         models=rows,
         test=records.test,
@@ -386,7 +409,7 @@ def _report_skipped(plan: Plan, log: Log) -> None:
             report_skipped(eval_set.dataset, log)
 
 
-def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
+def _report_labels(plan: Plan, log: Log) -> None:
     """Warn of data sets whose labels are all of one class, and of a test set without labels.
 
     If predictions are stored, missing labels are expected, and there is no warning.
@@ -397,7 +420,7 @@ def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
             report_classes(eval_set.dataset, log)
     # The ID test set is always the first.
     test_set = plan.sets[0]
-    if test_set.labels is None and settings.predictions is None:
+    if test_set.labels is None and not plan.predictions:
         warning = f"{test_set.option_and_spec()} has no labels: accuracy and calibration are not measured"
         hint = getattr(test_set.dataset, "label_hint", None)
         if hint:

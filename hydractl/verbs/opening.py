@@ -11,24 +11,9 @@ from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source
 from hydractl.options.call import text, texts
-from hydractl.settings.common import Common
 
 _BIG_BYTES = 200_000_000
 """Bytes of weights that take about a second to hash and read. Reading this many or more is announced."""
-
-
-def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
-    """Return the options about models from those of a command; reads the files of ``--labels`` and ``--prompt``.
-
-    Raises:
-        InputError: a file holds no class names or templates.
-        UsageError: a name is both a file and built in.
-    """
-    labels = None
-    if settings.labels is not None:
-        labels = read_labels(settings.labels)
-    prompts = tuple(read_prompts(settings.prompt))
-    return settings.fill(ModelOptions, labels=labels, prompt=prompts, bodies=bodies)
 
 
 def opening_options(

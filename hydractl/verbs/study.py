@@ -30,10 +30,9 @@ from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.options.call import gather
-from hydractl.options.verbs import SETTINGS, declared
+from hydractl.options.verbs import declared
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
-from hydractl.settings.sources import merge
 from hydractl.studies.answer import Study
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.request import StudyRequest
@@ -52,17 +51,11 @@ from hydractl.studies.rows import (
 )
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
-from hydractl.verbs import calibrate, eval, finetune
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
 PLAN = "hydractl.study-plan/3"
 
-_RUNS = {
-    "finetune": finetune.run,
-    "eval": eval.run,
-    "calibrate": calibrate.run,
-}
 _MODEL = ("device", "labels", "prompt", "arch", "seed")
 _BATCHES = (*_MODEL, "batch_size", "dtype", "workers", "max_length")
 _COMMON = {
@@ -845,10 +838,7 @@ def _run_step(step: Step, log: Log) -> None:
     It has every option that it needs, so environment variables and hydra.yaml are ignored.
     """
     signature = declared(step.verb)
-    if signature is None:
-        settings = merge(SETTINGS[step.verb], step.given, _NO_ENVIRONMENT, Path())
-        _RUNS[step.verb](settings, log)  # type: ignore[operator]
-        return
+    assert signature is not None
     call = gather(signature, step.given, _NO_ENVIRONMENT, None)
     call.log = log
     call.run()

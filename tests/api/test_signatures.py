@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
-import types
-import typing
 from pathlib import Path
 
 import pytest
 
 import hydractl
-from hydractl.api.arguments import EveryVerb
-from hydractl.api.calling import arguments_of, is_data
-from hydractl.api.verbs import ARGUMENTS
 from hydractl.options.option import Option
-from hydractl.options.verbs import SETTINGS
+from hydractl.options.registry import VERBS, function_of
+from hydractl.options.verbs import options_of_verb
 
 ROOT = Path(__file__).parents[2]
 RIGHT = """
@@ -69,58 +66,33 @@ def test_a_type_checker_takes_right_calls_and_refuses_wrong_ones(tmp_path: Path)
         assert message in by_line[number]
 
 
-@pytest.mark.parametrize("verb", ARGUMENTS)
-def test_the_types_are_those_of_the_options(verb: str) -> None:
-    hints = typing.get_type_hints(ARGUMENTS[verb])
-    options = arguments_of(verb)
-    assert sorted(hints) == sorted(options)
-    for name, option in options.items():
-        assert may_be_none(hints[name]) == (option.default is None), name
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_option_takes_what_it_says(verb: str) -> None:
+    for option in options_of_verb(verb):
+        assert option.refusals(option.default) == [], option.name
         for value in examples(option):
-            as_list = option.many and accepts(hints[name], [value])
-            assert as_list or accepts(hints[name], value), (name, value)
-
-
-def may_be_none(hint: object) -> bool:
-    """Whether a type is one with ``| None`` at its end."""
-    return type(None) in typing.get_args(hint)
+            assert option.refusals(option.take(value)) == [], option.name
 
 
 def examples(option: Option) -> list[object]:
-    """Values that an option takes, of its own type, by its own declaration."""
-    if is_data(option):
-        return ["data.npz"]
-    if option.reads is not None:
-        return [option.example, option.take(option.example)]
-    values: list[object] = list(option.choices) or [{bool: True, int: 1, float: 0.5, str: "text"}[option.type]]
+    """Values that an option takes, by its own declaration."""
+    if option.reads is not None or option.pattern is not None or option.check is not None:
+        return []
+    whole_number = int(option.at_most or 100)
+    plain = {bool: True, int: whole_number, float: 0.5, str: "text"}
+    values: list[object] = list(option.choices) or [plain[option.type]]
     if option.word is not None:
         values.append(option.word)
-    for value in values:
-        option.take(value)
     return values
 
 
-def accepts(hint: object, value: object) -> bool:
-    """Whether a value is of a type, as far as the types of arguments go."""
-    if hint is typing.Any:  # what some versions of numpy say that an array holds
-        return True
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hasattr(origin, "__value__"):  # an alias by a type statement, which numpy's NDArray is from 2.5 on
-        origin = typing.get_origin(origin.__value__)
-    if origin in (typing.Union, types.UnionType):
-        return any(accepts(one, value) for one in inner)
-    if origin is typing.Literal:
-        return value in inner
-    if origin is not None:
-        of_items = isinstance(value, list) and len(inner) == 1 and all(accepts(inner[0], item) for item in value)
-        return issubclass(list, origin) and of_items
-    if hint is float:
-        return isinstance(value, float)
-    return isinstance(value, typing.cast(type, hint)) and (hint is bool or not isinstance(value, bool))
-
-
-def test_every_verb_has_arguments_of_all_verbs() -> None:
-    shared = set(typing.get_type_hints(EveryVerb))
-    assert all(shared <= set(typing.get_type_hints(hints)) for hints in ARGUMENTS.values())
-    assert {*ARGUMENTS} == {*SETTINGS}  # a verb that is a function needs none
-    assert set(hydractl.__all__) >= {"Evaluation", "Benchmark", "Scores"}
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_the_function_that_its_help_describes(verb: str) -> None:
+    function = getattr(hydractl, function_of(verb))
+    parameters = inspect.signature(function).parameters
+    assert {"config", "force", "output"} <= set(parameters)
+    assert not {"json", "quiet", "verbose"} & set(parameters)
+    described = inspect.getdoc(function) or ""
+    for option in options_of_verb(verb):
+        assert option.name not in parameters or f"    {option.name}: " in described
+    assert set(hydractl.__all__) >= {function_of(verb), "Evaluation", "Benchmark", "Scores"}

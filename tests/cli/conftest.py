@@ -17,8 +17,7 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.errors import InputError
 from hydractl.options.call import current
-from hydractl.options.registry import VERBS, module_of
-from hydractl.options.verbs import SETTINGS
+from hydractl.options.registry import engine_of
 from hydractl.verbs.outcome import Outcome
 from tests.answers import AnyAnswer, result_of
 
@@ -66,20 +65,17 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         seen: list[Any] = []
 
         def record(*arguments: Any, **keywords: Any) -> Outcome:
-            settings, log = (*arguments, None)[:2]
-            if VERBS[verb].signature:
-                settings, log = current().values, keywords["log"]
-            seen.append(
-                SimpleNamespace(**settings, sources=current().sources) if isinstance(settings, dict) else settings
+            seen.append(SimpleNamespace(**current().values, sources=current().sources))
+            return (
+                run(seen[-1], keywords["log"])
+                if run is not None
+                else Outcome(result_of({"schema": "test/1", "answer": 42}))
             )
-            return run(seen[-1], log) if run is not None else Outcome(result_of({"schema": "test/1", "answer": 42}))
 
-        module = types.ModuleType(module_of(verb))
+        module = types.ModuleType(engine_of(verb))
         module.__spec__ = ModuleSpec(module.__name__, None)
-        if not VERBS[verb].settings and not VERBS[verb].signature:  # they are in the file of the verb
-            module.Settings = SETTINGS[verb]  # type: ignore[attr-defined]
         module.run = record  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module_of(verb), module)
+        monkeypatch.setitem(sys.modules, engine_of(verb), module)
         if verb == "prune":  # it has two engines
             monkeypatch.setitem(sys.modules, "hydractl.verbs.prune_weights", module)
         return seen

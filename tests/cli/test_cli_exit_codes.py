@@ -161,7 +161,8 @@ def test_flags_reach_the_verb(hydractl: Run, fake_verb: Run) -> None:
     assert settings.sources["dry_run"] == "flag"
     seen = fake_verb("eval")
     hydractl("eval", "a.st", "--test", "d", "b.st", "--ood", "x=1", "--ood", "y=2", "--require", "a>=1")
-    assert (seen[0].model, seen[0].ood, seen[0].require) == (["a.st", "b.st"], ["x=1", "y=2"], ["a>=1"])
+    assert (seen[0].model, seen[0].ood) == (["a.st", "b.st"], ["x=1", "y=2"])
+    assert [str(requirement) for requirement in seen[0].require] == ["a>=1"]
 
 
 def test_info(hydractl: Run, fake_info: None) -> None:

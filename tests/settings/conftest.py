@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings.common import Common
 from tests.calls import checked
 
 Merge = Callable[..., Any]
@@ -19,9 +18,7 @@ Merge = Callable[..., Any]
 def merged(tmp_path: Path) -> Merge:
     """``merged(verb, flags, env, yaml)``: the settings."""
 
-    def call(
-        verb: str, flags: Mapping[str, Any], env: Mapping[str, str] | None = None, yaml: str | None = None
-    ) -> Common:
+    def call(verb: str, flags: Mapping[str, Any], env: Mapping[str, str] | None = None, yaml: str | None = None) -> Any:
         if yaml is not None:
             (tmp_path / "hydra.yaml").write_text(yaml, encoding="utf-8")
         return checked(verb, flags, env or {}, tmp_path)

@@ -86,8 +86,8 @@ def test_yaml_never_guesses(merged: Callable[..., Any]) -> None:
 
 def test_ood_as_a_mapping(merged: Callable[..., Any]) -> None:
     yaml = "ood: {svhn: b.npz, 'cifar-10:near': 'list.txt?root=/d'}"
-    sets = merged("eval", {"model": ["a.st"], "test": "d"}, yaml=yaml).ood_sets()
-    assert [tuple(s) for s in sets] == [("svhn", None, "b.npz"), ("cifar-10", "near", "list.txt?root=/d")]
+    sets = merged("eval", {"model": ["a.st"], "test": "d"}, yaml=yaml).ood
+    assert sets == ["svhn=b.npz", "cifar-10:near=list.txt?root=/d"]
 
 
 def test_with_is_the_key_of_with(merged: Callable[..., Any]) -> None:

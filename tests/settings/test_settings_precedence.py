@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hydractl.expressions.conditions import parse_requirement
+
 PRUNE = {"model": ["a.st"], "method": "random", "keep": "8"}
 LEVELS = ("flag", "variable", "verb", "shared")
 
@@ -46,7 +48,7 @@ def test_every_combination_of_sources(present: tuple[str, ...], merged: Callable
         ("prune", "data", "no", "no"),
         ("bench", "batch_size", "1, 4", [1, 4]),
         ("fuse", "merge", "mlp,norm", ["mlp", "norm"]),
-        ("eval", "require", "id.ece<=0.1", ["id.ece<=0.1"]),
+        ("eval", "require", "id.ece<=0.1", [parse_requirement("id.ece<=0.1")]),
     ],
 )
 def test_text_means_the_same_in_every_source(

@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SuiteChoice, parse_ood_suite
-from hydractl.settings.evaluating import EvalSettings
+from hydractl.expressions.data_sets import (
+    CORRUPTIONS,
+    FROST,
+    PHOTOGRAPHS,
+    SuiteChoice,
+    corruptions_asked_for,
+    parse_ood_suite,
+)
 from tests.calls import checked
 
 
-def made(folder: Path, **flags: Any) -> EvalSettings:
+def made(folder: Path, **flags: Any) -> Any:
     return checked("eval", {"model": ["a.st"], "test": "d", **flags}, {}, folder)
 
 
@@ -26,7 +32,7 @@ def problems(folder: Path, **flags: Any) -> list[str]:
 
 def test_defaults(tmp_path: Path) -> None:
     settings = made(tmp_path)
-    assert settings.suite() is None and settings.corruption_names() == [] and settings.on_bad == "error"
+    assert settings.ood_suite is None and settings.corruptions == [] and settings.on_bad == "error"
     assert settings.severities == [1, 2, 3, 4, 5]
 
 
@@ -39,11 +45,12 @@ def test_values(tmp_path: Path) -> None:
         severities=["5,1"],
         on_bad="skip",
     )
-    assert settings.suite() == SuiteChoice("openood-cifar10", ("svhn", "mnist"), True)
-    assert settings.corruption_names() == ["shot_noise", "fog"] and settings.severities == [5, 1]
+    assert parse_ood_suite(settings.ood_suite) == SuiteChoice("openood-cifar10", ("svhn", "mnist"), True)
+    assert settings.corruptions == ["fog", "shot_noise"] and settings.severities == [5, 1]
     assert settings.on_bad == "skip"
-    assert made(tmp_path, corruptions=["all"], photographs="d").corruption_names() == list(CORRUPTIONS)
-    assert set(CORRUPTIONS) - {*made(tmp_path, corruptions=["all"]).corruption_names()} == {FROST}
+    assert corruptions_asked_for(settings.corruptions, with_frost=False) == ["shot_noise", "fog"]
+    assert corruptions_asked_for(["all"], with_frost=True) == list(CORRUPTIONS)
+    assert set(CORRUPTIONS) - {*corruptions_asked_for(["all"], with_frost=False)} == {FROST}
     assert parse_ood_suite("sst2-paper") == SuiteChoice("sst2-paper", (), False)
 
 

@@ -1,0 +1,226 @@
+"""The signature of ``calibrate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+    WholeLastBlock,
+    Workers,
+)
+from hydractl.api.validating import (
+    KNN_K,
+    LABEL_MAP,
+    NEGATIVE_WORDS,
+    REUSE,
+    Conformal,
+    ConformalScore,
+    OnBad,
+    OodVal,
+    Threshold,
+    Val,
+    add_problems_of_validation,
+    add_problems_of_words,
+    drop_unused_training_data,
+    features_file,
+    scores_named,
+    temperature_of_all,
+)
+from hydractl.api.values import Data, JsonDocument, Path
+from hydractl.api.verb import verb
+from hydractl.expressions.calibration import check_temperature
+from hydractl.expressions.data_sets import parse_ood_val
+from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
+from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
+from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.making import Calibrated
+
+HEADING = "Calibrating"
+calibrating = partial(opt, group=HEADING)
+
+
+@verb("calibrate", writes="weights", before=drop_unused_training_data)
+def calibrate(
+    model: OneModel,
+    *,
+    temperature: Annotated[
+        str | float | Sequence[str],
+        calibrating(
+            "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
+            "a bias per class), a number, or none to drop that of the checkpoint [default: what the checkpoint has]",
+            metavar="fit|vector|none|T",
+            check=check_temperature,
+            often=True,
+        ),
+    ] = (),
+    ood_score: Annotated[
+        str | Sequence[str],
+        calibrating(
+            "The score that separates OOD from ID samples; of several, or all, the one with the highest mean AUROC of "
+            "--ood-val against --val, of near ties the one that is named first [default: what the checkpoint has, "
+            "else msp]",
+            metavar="NAME,...",
+            check=parse_ood_score,
+            often=True,
+        ),
+    ] = (),
+    train: Annotated[
+        Data | None,
+        calibrating(
+            "Training data, which scores on features are fitted to: "
+            f"{', '.join(filter(needs_training_data, ON_FEATURES))}",
+            metavar="SPEC",
+            often=True,
+        ),
+    ] = None,
+    knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,
+    negative_words: Annotated[Path | None, NEGATIVE_WORDS(group=HEADING)] = None,
+    knn_bank: Annotated[
+        int | None,
+        calibrating(
+            "Keep only N of the training samples for --ood-score knn or nnguide, evenly spaced, as for an exported "
+            "file [samples, default: all]",
+            at_least=1,
+        ),
+    ] = None,
+    features: Annotated[
+        Path | None,
+        features_file(
+            "Keep what the MODEL makes of --train in a file, or read it from the file that is there", group=HEADING
+        ),
+    ] = None,
+    label_map: Annotated[JsonDocument | None, LABEL_MAP(group=HEADING)] = None,
+    reuse: Annotated[Path | Sequence[Path], REUSE(group=HEADING)] = (),
+    note: Annotated[
+        str | None,
+        calibrating("A sentence about how this model was chosen, for the provenance of the checkpoint", metavar="TEXT"),
+    ] = None,
+    val: Val = None,
+    ood_val: OodVal = (),
+    threshold: Threshold = None,
+    conformal: Conformal = None,
+    conformal_score: ConformalScore = "lac",
+    output: Output = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    on_bad: OnBad = "error",
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+    whole_last_block: WholeLastBlock = False,
+) -> Calibrated:
+    """Choose temperature, threshold and OOD score of a model on validation data.
+
+    Args:
+        model: one checkpoint.
+        ood_val: a mapping from names to data, or ``auto``.
+
+    Returns:
+        What was chosen; its ``model`` is the calibrated model. Without ``output`` its file is temporary.
+
+    Raises:
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    temperatures = texts(temperature)
+    scores = texts(ood_score)
+    call = current()
+    with Problems() as problems:
+        add_problems_of_validation(
+            problems, val=val, ood_val=ood_val, temperature=temperatures, threshold=threshold, conformal=conformal
+        )
+        if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal"))):
+            problems.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")
+        for name, values in (("temperature", temperatures), ("ood_score", scores)):
+            for value in values:
+                if "=" in value:  # only eval has several rows
+                    problems.add(f"{call.label(name)} {value}{where(name)} is for the rows of eval")
+
+        # Of several scores one is chosen by the data.
+        names = scores_named(scores)
+        if len(names) > 1 or ALL_SCORES in names:
+            as_written = ALL_SCORES if ALL_SCORES in scores else ",".join(names)
+            for needed in ("val", "ood_val"):
+                if not call.given(needed):
+                    problems.add(f"--ood-score {as_written} needs {call.label(needed)}, to choose one of them on")
+        if len(set(names)) < len(names):
+            problems.add(f"--ood-score has a name twice{where('ood_score')}")
+        add_problems_of_words(problems, scores)
+        problems.goes_with("features", "train")
+
+    from hydractl.api.making import Calibrated, made, place_of_model
+    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, score_options
+    from hydractl.files.calibrate_answer import CalibrateAnswer
+    from hydractl.verbs.calibrate import run
+    from hydractl.verbs.opening import opening_options
+
+    options = EvalOptions(
+        run=EvalRunOptions(
+            batch_size=batch_size,
+            dtype=dtype,
+            device=device,
+            workers=workers,
+            whole_last_block=whole_last_block,
+        ),
+        data=DataOptions(
+            test=None,
+            val=text_or_none(val),
+            ood_val=[parse_ood_val(value) for value in texts(ood_val)],
+            train=text_or_none(train),
+            limit=limit,
+            seed=seed,
+            on_bad=on_bad,
+            label_map=text_or_none(label_map),
+        ),
+        fit=FitOptions(
+            temperature=temperature_of_all(temperatures),
+            threshold=threshold,
+            scores=score_options(scores),
+            knn_k=knn_k,
+            knn_bank=knn_bank,
+            negative_words=text_or_none(negative_words),
+            conformal=conformal,
+            conformal_score=conformal_score,
+        ),
+        seed=seed,
+        reuse=texts(reuse),
+    )
+    path, folder = place_of_model(output, "calibrated.st")
+    outcome = run(
+        text(model),
+        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        options,
+        features=text_or_none(features),
+        note=note,
+        output=path,
+        force=force,
+        dry_run=dry_run,
+        log=log(),
+    )
+    return Calibrated(made(outcome, folder), outcome.returned(CalibrateAnswer))

@@ -1,0 +1,403 @@
+"""The signature of ``eval``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from hydractl.api.options import (
+    SPEC_FORMS,
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    Models,
+    Output,
+    Prompt,
+    Seed,
+    WholeLastBlock,
+    Workers,
+    io,
+)
+from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.validating import (
+    KNN_K,
+    LABEL_MAP,
+    NEGATIVE_WORDS,
+    REUSE,
+    Conformal,
+    ConformalScore,
+    OnBad,
+    OodVal,
+    Threshold,
+    Val,
+    add_problems_of_validation,
+    add_problems_of_words,
+    drop_unused_training_data,
+    features_file,
+    fits_to_training_data,
+    temperature_of_all,
+    validating,
+)
+from hydractl.api.values import Data, JsonDocument, NamedData, Path
+from hydractl.api.verb import verb
+from hydractl.expressions.calibration import check_temperature
+from hydractl.expressions.data_sets import (
+    ALL_CORRUPTIONS,
+    CORRUPTIONS,
+    FROST,
+    OOD_SUITES,
+    PHOTOGRAPHS,
+    SEVERITIES,
+    corruptions_asked_for,
+    parse_ood_set,
+    parse_ood_suite,
+    parse_ood_val,
+)
+from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.options.call import Problems, current, integers, log, text_or_none, texts, to_stdout, where
+from hydractl.options.option import ends_in
+from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.results import Evaluation
+
+HEADING = "Evaluation"
+evaluating = partial(opt, group=HEADING)
+dropping = partial(opt, group="MC dropout")
+
+_PASSES = 10
+
+
+def _check_ood(text: str) -> None:
+    """Check a data set of ``--ood``; ValueError for a name with another meaning in the answer."""
+    name = parse_ood_set(text).name
+    if name == "id":
+        raise ValueError("cannot be named 'id', which is --test")
+    if name == "edges":
+        raise ValueError("cannot be named 'edges', which the answer has a use for")
+
+
+@verb("eval", before=drop_unused_training_data)
+def evaluate(
+    models: Models = (),
+    *,
+    ood: Annotated[
+        NamedData,
+        evaluating(
+            "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
+            metavar="NAME=SPEC",
+            names=True,
+            check=_check_ood,
+            often=True,
+        ),
+    ] = (),
+    ood_score: Annotated[
+        str | Sequence[str],
+        evaluating(
+            f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --train: "
+            f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row; ROW=NAME for one row, "
+            "repeated [default: what the checkpoint has, else msp]",
+            metavar="NAME,...|ROW=NAME",
+            check=parse_ood_score,
+        ),
+    ] = (),
+    train: Annotated[
+        Data | None, evaluating("Training data, which --ood-score on features are fitted to", metavar="SPEC")
+    ] = None,
+    knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,
+    negative_words: Annotated[Path | None, NEGATIVE_WORDS(group=HEADING)] = None,
+    features: Annotated[
+        Path | None,
+        features_file(
+            "Keep what the MODEL makes of --train in a file, or read it from the file that is there, instead of "
+            "running the MODEL on --train again",
+            group=HEADING,
+        ),
+    ] = None,
+    label_map: Annotated[JsonDocument | None, LABEL_MAP(group=HEADING)] = None,
+    bootstrap: Annotated[
+        int,
+        evaluating(
+            "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
+            at_least=0,
+            often=True,
+        ),
+    ] = 0,
+    predictions: Annotated[
+        Path | None,
+        evaluating(
+            "Also write predictions: .jsonl or .csv, one line per sample of --test; .st, the logits of every member on "
+            "all data, which eval takes as a MODEL",
+            metavar="FILE",
+            check=ends_in(".jsonl", ".csv", ".st"),
+            writes=True,
+        ),
+    ] = None,
+    reuse: Annotated[Path | Sequence[Path], REUSE(group=HEADING)] = (),
+    resume: Annotated[
+        bool, evaluating("Resume the unfinished predictions of the same command (--predictions F.st)")
+    ] = False,
+    allow_seen: Annotated[
+        bool,
+        evaluating(
+            "Measure on samples that scores, a circuit, a fine-tuning or a calibration have seen, and mark them"
+        ),
+    ] = False,
+    require: Annotated[
+        Required,
+        requiring("Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more", group=HEADING),
+    ] = (),
+    corruptions: Annotated[
+        str | Sequence[str],
+        evaluating(
+            f"Also measure on corrupted images of --test: {ALL_CORRUPTIONS}, or some of {', '.join(CORRUPTIONS)}",
+            choices=(ALL_CORRUPTIONS, *CORRUPTIONS),
+            metavar="NAME,...",
+            split=True,
+        ),
+    ] = (),
+    photographs: Annotated[
+        Path | None,
+        evaluating(
+            "The folder with photographs of frost, for --corruptions frost, which all has with it only",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    severities: Annotated[
+        int | Sequence[int],
+        evaluating(
+            "How strong the corruptions are, 1 to 5",
+            metavar="N,...",
+            at_least=SEVERITIES[0],
+            at_most=SEVERITIES[-1],
+            split=True,
+        ),
+    ] = SEVERITIES,
+    ood_suite: Annotated[
+        str | None,
+        evaluating(
+            f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, partial to "
+            "continue without those that are missing, or official for all that OpenOOD v1.5 tests",
+            metavar="NAME[:SET,...]",
+            check=parse_ood_suite,
+        ),
+    ] = None,
+    ood_root: Annotated[
+        Path | None, evaluating("The folder that holds the data of --ood-suite", metavar="FOLDER")
+    ] = None,
+    val: Val = None,
+    ood_val: OodVal = (),
+    temperature: Annotated[
+        str | float | Sequence[str],
+        validating(
+            "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
+            "a bias per class), a number, or none to ignore that of the checkpoint; ROW=T for one row, repeated "
+            "[default: what the checkpoint has]",
+            metavar="fit|vector|none|T|ROW=T",
+            check=check_temperature,
+            often=True,
+        ),
+    ] = (),
+    threshold: Threshold = None,
+    conformal: Conformal = None,
+    conformal_score: ConformalScore = "lac",
+    mc_dropout: Annotated[
+        float | None,
+        dropping(
+            "Run every MODEL --passes times with dropout of rate P in the places of finetune --dropout, and measure "
+            "the passes as an ensemble",
+            metavar="P",
+            at_least=0,
+            below=1,
+        ),
+    ] = None,
+    passes: Annotated[
+        int | None, dropping(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2)
+    ] = None,
+    test: Annotated[
+        Data | None, io(f"The data set that is tested on: {SPEC_FORMS}", metavar="SPEC", often=True)
+    ] = None,
+    output: Output = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    on_bad: OnBad = "error",
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+    whole_last_block: WholeLastBlock = False,
+) -> Evaluation:
+    """Measure accuracy, calibration, OOD detection and diversity.
+
+    Args:
+        models: one model, several, or a mapping from the names of rows to models. A list in the mapping is an ensemble
+            whose models run one after another.
+        ood: a mapping from names (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
+        ood_val: a mapping from names to data, or ``auto``.
+
+    Returns:
+        The rows, one for each model, in its ``models``.
+
+    Raises:
+        RequirementError: one of ``require`` is not met.
+    """
+    temperatures = texts(temperature)
+    scores = texts(ood_score)
+    keeps_logits = (text_or_none(predictions) or "").endswith(".st")
+    call = current()
+    with Problems() as problems:
+        add_problems_of_validation(
+            problems, val=val, ood_val=ood_val, temperature=temperatures, threshold=threshold, conformal=conformal
+        )
+        problems.goes_with("passes", "mc_dropout")
+        problems.twice_named("ood")
+        problems.goes_with("ood_root", "ood_suite")
+
+        # Scores, and the data that they are fitted to.
+        _add_problems_of_scores(problems, scores)
+        if call.given("train") and not fits_to_training_data(scores):
+            problems.add(f"--train needs an --ood-score on features: {', '.join(ON_FEATURES)}{where('ood_score')}")
+        add_problems_of_words(problems, scores)
+        problems.goes_with("features", "train")
+        if call.given("features") and mc_dropout is not None:
+            problems.add(f"--features{where('features')} is not for --mc-dropout, which has no scores on features")
+
+        # Further data sets.
+        if ood_suite is not None and not call.given("ood_root"):
+            problems.add(f"--ood-suite {ood_suite} needs --ood-root, the folder of its data")
+        _add_problems_of_corruptions(problems, texts(corruptions))
+
+        # Only an .st file keeps logits, which a later command can resume.
+        if resume and not keeps_logits:
+            problems.add("--resume needs --predictions F.st, which keeps what has been computed")
+        if call.given("reuse") and keeps_logits:
+            problems.add(f"--predictions F.st keeps what is computed, not what --reuse{where('reuse')} reads")
+
+        # Without --test the test sets are those of a predictions file. --limit also applies to validation data.
+        if not call.given("test"):
+            unused = list(filter(call.given, ("ood", "ood_suite", "corruptions", "train")))
+            if call.given("limit") and not call.given("val") and not call.given("ood_val"):
+                unused.append("limit")
+            for name in unused:
+                problems.add(f"{call.label(name)}{where(name)} needs --test")
+
+    from hydractl.api.results import Evaluation
+    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, score_options
+    from hydractl.files.model_records import DropoutRecord
+    from hydractl.verbs.eval import run
+    from hydractl.verbs.opening import opening_options
+
+    options = EvalOptions(
+        run=EvalRunOptions(
+            batch_size=batch_size,
+            dtype=dtype,
+            device=device,
+            workers=workers,
+            whole_last_block=whole_last_block,
+            dropout=None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed),
+        ),
+        data=DataOptions(
+            test=text_or_none(test),
+            ood=[parse_ood_set(value) for value in texts(ood)],
+            val=text_or_none(val),
+            ood_val=[parse_ood_val(value) for value in texts(ood_val)],
+            train=text_or_none(train),
+            limit=limit,
+            seed=seed,
+            on_bad=on_bad,
+            label_map=text_or_none(label_map),
+            corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
+            severities=integers(severities),
+            photographs=text_or_none(photographs),
+            allow_seen=allow_seen,
+        ),
+        fit=FitOptions(
+            temperature=temperature_of_all(temperatures),
+            temperatures={row: value for row, equals, value in (t.rpartition("=") for t in temperatures) if equals},
+            threshold=threshold,
+            scores=score_options(scores),
+            knn_k=knn_k,
+            negative_words=text_or_none(negative_words),
+            conformal=conformal,
+            conformal_score=conformal_score,
+        ),
+        bootstrap=bootstrap,
+        seed=seed,
+        keep_logits=keeps_logits,
+        resume=resume,
+        reuse=texts(reuse),
+    )
+    outcome = run(
+        texts(models),
+        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        options,
+        suite=None if ood_suite is None else parse_ood_suite(ood_suite),
+        suite_root=text_or_none(ood_root),
+        predictions=text_or_none(predictions),
+        features=text_or_none(features),
+        requirements=requirements(require),
+        output=text_or_none(output),
+        to_stdout=to_stdout(),
+        force=force,
+        dry_run=dry_run,
+        log=log(),
+    )
+    return outcome.returned(Evaluation)
+
+
+def _add_problems_of_scores(problems: Problems, ood_score: Sequence[str]) -> None:
+    """Add the problems of ``--ood-score``: a score or a row given twice, and ``all`` beside names of scores."""
+    # A value is ROW=SCORE for one row, or SCORE,SCORE for all rows. Collect the rows as "ROW=" and the scores.
+    scores_of_all: list[str] = []
+    rows: list[str] = []
+    for value in ood_score:
+        row, _, scores = value.rpartition("=")
+        if row:
+            rows.append(f"{row}=")
+        else:
+            scores_of_all += [score.strip() for score in scores.split(",")]
+
+    earlier: set[str] = set()
+    for name in scores_of_all + rows:
+        if name in earlier:
+            problems.add(f"--ood-score has {name} twice{where('ood_score')}")
+        earlier.add(name)
+    if ALL_SCORES in scores_of_all and len(set(scores_of_all)) > 1:
+        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others{where('ood_score')}")
+
+
+def _add_problems_of_corruptions(problems: Problems, names: Sequence[str]) -> None:
+    """Add the problems of ``--corruptions``, ``--photographs`` and ``--severities`` with each other.
+
+    Severities from a file are no problem without corruptions: they may be meant for another command.
+    """
+    call = current()
+    if ALL_CORRUPTIONS in names and len(names) > 1:
+        problems.add(
+            f"--corruptions {ALL_CORRUPTIONS} names every corruption: leave out the others{where('corruptions')}"
+        )
+    has_photographs = call.given("photographs")
+    may_have_frost = FROST in names or ALL_CORRUPTIONS in names  # all includes frost if there are photographs
+    if FROST in names and not has_photographs:
+        needed = PHOTOGRAPHS.format("the folder of photographs of frost")
+        problems.add(f"--corruptions {FROST}{where('corruptions')} needs --photographs, {needed}")
+    if has_photographs and not may_have_frost:
+        problems.add(f"--photographs{where('photographs')} needs --corruptions {FROST}, or {ALL_CORRUPTIONS}")
+    if call.sources["severities"] == "flag" and not call.given("corruptions"):
+        problems.add(f"--severities{where('severities')} needs --corruptions")
