@@ -92,7 +92,8 @@ class _Differences:
         Raises:
             HydraError: if the difference is above the tolerance.
         """
-        difference = _largest_difference(outputs[name], wanted[name])
+        differences = outputs[name].double() - wanted[name].double()
+        difference = float(differences.abs().max())
         agrees = difference <= self.allowed
         self._refuse_unless_allowed(name, size, difference, self.allowed, agrees=agrees)
         return difference
@@ -262,11 +263,7 @@ def compare_with_model(
 
 def _largest_logit(expected: Sequence[Expectation]) -> float:
     """Return the largest absolute logit of any member of the model, over all inputs."""
-    largest_logits = []
-    for expectation in expected:
-        member_logits = expectation.outputs[MEMBER_LOGITS]
-        largest_logits.append(float(member_logits.abs().max()))
-    return max(largest_logits)
+    return max(float(expectation.outputs[MEMBER_LOGITS].abs().max()) for expectation in expected)
 
 
 def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
@@ -288,12 +285,8 @@ def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> Expor
         score = worst.chosen.score
         score_max_abs = _three_digits(worst.score)
         score_tolerance = _three_digits(worst.score_allowed)
-    flags_changed = None
-    if IS_OOD in outputs:
-        flags_changed = worst.flags
-    sets_changed = None
-    if CONFORMAL_SET in outputs:
-        sets_changed = worst.sets
+    flags_changed = worst.flags if IS_OOD in outputs else None
+    sets_changed = worst.sets if CONFORMAL_SET in outputs else None
 
     return ExportCheck(
         runtime=worst.runtime,
@@ -310,18 +303,9 @@ def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> Expor
     )
 
 
-def _largest_difference(output: Tensor, wanted: Tensor) -> float:
-    """Return the largest absolute difference of two tensors, computed in float64."""
-    differences = output.double() - wanted.double()
-    return float(differences.abs().max())
-
-
 def _shapes_of(inputs: NamedTensors) -> dict[str, list[int]]:
     """Return the shape of each input, by name."""
-    shapes = {}
-    for name, tensor in inputs.items():
-        shapes[name] = list(tensor.shape)
-    return shapes
+    return {name: list(tensor.shape) for name, tensor in inputs.items()}
 
 
 def _size_in_words(inputs: NamedTensors) -> str:

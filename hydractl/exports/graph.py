@@ -212,8 +212,9 @@ def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) 
     """
     outputs = reference_outputs(model, inputs_of_model)
     samples = outputs[MEMBER_LOGITS].shape[1]
-    by_rounding = torch.zeros(samples)
-    if model.detector is not None:
+    if model.detector is None:
+        by_rounding = torch.zeros(samples)
+    else:
         by_rounding = _moved_by_rounding(model, inputs_of_model, outputs[OOD_SCORE])
     return Expectation(inputs, outputs, by_rounding)
 
@@ -231,9 +232,7 @@ def _moved_by_rounding(model: HydraModel, inputs: Any, scores: Tensor) -> Tensor
     logits, features = read_features(model, inputs)
 
     # Disturb features and logits of all members by random numbers of the size of rounding errors.
-    disturbed_features = []
-    for features_of_member in features:
-        disturbed_features.append(_rounded_otherwise(features_of_member, generator))
+    disturbed_features = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]
     disturbed_logits = _rounded_otherwise(logits, generator)
 
     # The detector returns the scores by name; a model has exactly one score on features.

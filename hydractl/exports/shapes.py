@@ -75,9 +75,7 @@ def shapes_of_outputs(example: Mapping[str, Tensor]) -> Shapes:
     shapes = {}
     for name, tensor in example.items():
         sizes: list[Size] = list(tensor.shape)
-        batch_dimension = 0
-        if name == MEMBER_LOGITS:
-            batch_dimension = 1  # [members, batch, classes]
+        batch_dimension = 1 if name == MEMBER_LOGITS else 0  # member logits are [members, batch, classes]
         sizes[batch_dimension] = "batch"
         shapes[name] = TensorShape(_dtype(tensor), tuple(sizes))
     return shapes

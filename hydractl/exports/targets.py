@@ -10,7 +10,7 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.exports.comparison import compare_with_model
 from hydractl.exports.formats import FORMATS, WeightsFile, relocated
-from hydractl.exports.graph import Expectation, Graph, expectations, traced
+from hydractl.exports.graph import Graph, expectations, traced
 from hydractl.exports.metadata import metadata_of
 from hydractl.exports.shapes import Shapes
 from hydractl.families import classes_of
@@ -57,9 +57,7 @@ class Target:
 
     def planned(self) -> ExportedFileRecord:
         """Return the record of the file for the answer of ``export``, before the file is written."""
-        data = None
-        if self.data is not None:
-            data = str(self.data)
+        data = None if self.data is None else str(self.data)
         return ExportedFileRecord(format=self.kind, path=str(self.path), data=data)
 
 
@@ -125,9 +123,8 @@ def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
 
     # One file has a limit of size. Larger weights go into a second file, if the format allows one.
     fits = _BYTES_PER_WEIGHT * weights + fitted_bytes <= MOST_IN_ONE_FILE
-    data = None
-    if export_format.has_weights_beside and not fits:
-        data = path.with_name(f"{name}.data")
+    goes_beside = export_format.has_weights_beside and not fits
+    data = path.with_name(f"{name}.data") if goes_beside else None
     return Target(kind, path, data)
 
 
@@ -188,9 +185,7 @@ class Claim:
             HydraError: if a file does not run, or differs from the model.
         """
         model = build()
-        image_format = None
-        if uint8:
-            image_format = model.family.image_format(model.description.preprocess)
+        image_format = model.family.image_format(model.description.preprocess) if uint8 else None
         longest = model.family.longest_text(model.description.preprocess)
 
         # Compute the model's own answers first, because tracing changes the model so that it cannot run any more.
@@ -203,7 +198,9 @@ class Claim:
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
                 self._write_temporary(target, graph, {**metadata, "format": target.kind})
-                check = self._check_against_model(target, expected, chosen, log)
+                run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
+                check = compare_with_model(target.path, run, runtime, expected, chosen)
+                log.detail(f"{target.path}: {runtime} runs it as the model does")
                 self._name_weights_finally(target)
                 written.append(self._written_record(target, graph, check))
                 progress.advance()
@@ -221,26 +218,6 @@ class Claim:
                 "check": check,
             }
         )
-
-    def _check_against_model(
-        self, target: Target, expected: Sequence[Expectation], chosen: Chosen, log: Log
-    ) -> ExportCheck:
-        """Run a written file under its temporary name, and compare its outputs with those of the model.
-
-        Args:
-            target: the file.
-            expected: several inputs, each with the model's outputs for them.
-            chosen: the choices of ``calibrate`` for the model.
-            log: receives one line.
-
-        Raises:
-            HydraError: if the file does not run, or differs from the model.
-        """
-        temporary = self._outputs[target.path].temporary
-        run, runtime = FORMATS[target.kind].runner(temporary)
-        check = compare_with_model(target.path, run, runtime, expected, chosen)
-        log.detail(f"{target.path}: {runtime} runs it as the model does")
-        return check
 
     def _write_temporary(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
         """Write the files of one target under their temporary names.
