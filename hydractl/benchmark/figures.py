@@ -28,9 +28,8 @@ def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, se
     # The distribution of the times of one call.
     quarter, three_quarters = np.percentile(milliseconds, [25, 75])
     median = float(np.median(milliseconds))
-    deviation = None  # a single run has no standard deviation
-    if len(milliseconds) > 1:
-        deviation = float(milliseconds.std(ddof=1))
+    # A single run has no standard deviation.
+    deviation = float(milliseconds.std(ddof=1)) if len(milliseconds) > 1 else None
     latency = LatencyRecord(
         median=median,
         mean=float(milliseconds.mean()),

@@ -92,12 +92,11 @@ def measure_rows(
             peak_before = peak_macs_per_s(device, torch_dtype)
             measured = _measure_dtype(options, rows, costs, device, dtype, progress)
             peak_after = peak_macs_per_s(device, torch_dtype)
-            peak = None
-            if peak_before and peak_after:
-                peak = max(peak_before, peak_after)
+            peak = max(peak_before, peak_after) if peak_before and peak_after else None
             peaks[dtype] = peak
             for row in measured:
-                share = _peak_share(row, peak)
+                # The share of the machine's peak rate of mult-adds that the row reaches; None if the peak is not known.
+                share = None if peak is None else row.macs * row.throughput_per_s / peak
                 results.append(row.model_copy(update={"peak_share": share}))
         machine = _describe_machine(device, thread_count, peaks)
     possible_warnings.append(_warning_of_noise(results, options.rounds))
@@ -105,22 +104,6 @@ def measure_rows(
     for warning in warnings:
         log.warn(warning)
     return BenchAnswer(results=results, machine=machine, warnings=warnings)
-
-
-def _peak_share(row: BenchRow, peak: float | None) -> float | None:
-    """Return which share of the machine's peak rate of mult-adds a row reaches.
-
-    Args:
-        row: a measured row.
-        peak: the most mult-adds per second that the machine computes with floats; None if not measured.
-
-    Returns:
-        The share; None if the peak is not known.
-    """
-    if peak is None:
-        return None
-    macs_per_s = row.macs * row.throughput_per_s
-    return macs_per_s / peak
 
 
 def _measure_dtype(
@@ -140,9 +123,8 @@ def _measure_dtype(
         where = f"batch {batch_size}, {dtype}, {device}"
 
         # Samples of the data set, or random inputs (None).
-        inputs = None
-        if options.data is not None:
-            inputs = _full_batches_by_row(options.data, rows, batch_size, device, dtype)
+        data = options.data
+        inputs = None if data is None else _full_batches_by_row(data, rows, batch_size, device, dtype)
 
         # Time all models in turn. The reference of all ratios is the first one.
         contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
@@ -207,10 +189,7 @@ def _full_batches_by_row(
 
 def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
     """Return a warning that names up to three rows whose times scatter too much; None if there are none."""
-    rows = []
-    for row in results:
-        if row.noisy:
-            rows.append(f"{row.model} (batch {row.batch_size}, {row.dtype})")
+    rows = [f"{row.model} (batch {row.batch_size}, {row.dtype})" for row in results if row.noisy]
     if not rows:
         return None
     # Name at most three.
@@ -284,9 +263,7 @@ class Contest:
 
     def _draw_inputs(self, batch_size: int, seed: int) -> dict[str, list[Inputs]]:
         """Return one batch of random inputs for each model; models with the same kind of inputs get the same object."""
-        drawn = {}
-        for name, model in self.models.items():
-            drawn[name] = model.example_inputs(batch_size, seed)
+        drawn = {name: model.example_inputs(batch_size, seed) for name, model in self.models.items()}
         shared = _shared_where_equal(drawn)
         return {name: [batch] for name, batch in shared.items()}
 
@@ -497,9 +474,7 @@ def _shared_where_equal(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 def _form(tensor: Tensor) -> _Form:
     """Return the shape and dtype of a tensor, and its numbers if it holds token ids."""
-    ids = None
-    if not tensor.is_floating_point():
-        ids = tensor.cpu().numpy().tobytes()
+    ids = None if tensor.is_floating_point() else tensor.cpu().numpy().tobytes()
     return _Form(tuple(tensor.shape), tensor.dtype, ids)
 
 
@@ -526,9 +501,7 @@ def _describe_machine(device: torch.device, thread_count: int, peaks: Mapping[st
         thread_count: the number of torch's CPU threads.
         peaks: by dtype, the most mult-adds per second; None if not measured.
     """
-    device_name = None
-    if device.type == "cuda":
-        device_name = torch.cuda.get_device_name(device)
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return MachineRecord(
         python=platform.python_version(),
         torch=torch.__version__,

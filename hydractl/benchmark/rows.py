@@ -68,7 +68,8 @@ class BenchModel:
         if self.kind == STOCK:
             size = stock_cost(sources[0])
         else:
-            size = total_cost(self._cost_of_member(source) for source in sources)
+            whole = self.whole_last_block
+            size = total_cost(cost_of(source.description, source.tensors, whole_last_block=whole) for source in sources)
         members = sum(len(source.description.masks) for source in sources)
 
         # Ratios compare rows, so they follow when all rows are known.
@@ -83,10 +84,6 @@ class BenchModel:
             params_nonzero=size.get("params_nonzero"),
             mac_ratio=None,
         )
-
-    def _cost_of_member(self, source: Source) -> dict[str, int]:
-        """Return parameters, mult-adds of one sample, and bytes of one model."""
-        return cost_of(source.description, source.tensors, whole_last_block=self.whole_last_block)
 
 
 def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:
@@ -110,9 +107,7 @@ def bench_rows(
     """
     first = models[0]
     most_members = max(map(_fused_members, models))
-    stock = None
-    if len(first.sources) == 1:
-        stock = unsliced(first.sources[0])
+    stock = unsliced(first.sources[0]) if len(first.sources) == 1 else None
     problems = _comparison_problems(first, compare, has_fused=most_members > 1, has_stock=stock is not None)
 
     rows: list[BenchModel] = []
