@@ -44,7 +44,7 @@ WRONG = {
     "hydractl.prune('vit.st', keep=2.5)": 'Argument "keep" to "prune" has incompatible type "float"',
     "hydractl.prune('vit.st', scope='everywhere')": 'Argument "scope" to "prune" has incompatible type',
     "hydractl.evaluate('vit.st', test=3)": 'Argument "test" to "evaluate" has incompatible type "int"',
-    "hydractl.evaluate('vit.st').verdict": '"Evaluation" has no attribute "verdict"',
+    "hydractl.evaluate('vit.st').verdict": '"EvalAnswer" has no attribute "verdict"',
     "hydractl.predict('vit.st', 3)": 'Argument 2 to "predict" has incompatible type "int"',
     "hydractl.fuse('a.st', merge='head')": 'Argument "merge" to "fuse" has incompatible type',
 }
