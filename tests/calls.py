@@ -16,6 +16,7 @@ from hydractl.options.verbs import declared
 from hydractl.studies.request import StudyRequest
 from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.outcome import Outcome
+from tests.answers import result_of
 
 
 class _Ready(BaseException):
@@ -67,7 +68,7 @@ def training_request(**arguments: Any) -> TrainingRequest:
 
     def run(request: TrainingRequest, log: Log) -> Outcome:
         asked.append(request)
-        return Outcome({})
+        return Outcome(result_of({"schema": "test/1"}))
 
     with patch("hydractl.verbs.finetune.run", run):
         call = gather_arguments(declared("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments})
