@@ -290,7 +290,7 @@ def test_verbs_and_folders_give_the_answer_alone(tmp_path: Path, monkeypatch: py
         rows = hydractl.predict("a", data=texts, batch_size=size).rows
         assert [row["confidence"] for row in rows] == pytest.approx(alone.softmax(-1).amax(1).tolist(), abs=1e-5)
         (row,) = hydractl.evaluate("a", test="test.jsonl", batch_size=size).models
-        assert row["id"]["nll"] == pytest.approx(float(nll), abs=1e-5)
+        assert row.id.nll == pytest.approx(float(nll), abs=1e-5)
     # The library reads such a folder one text at a time; where its texts do not end in padding, together.
     hydractl.prune("a", method="random", keep=2, output="b/")
     assert "pad_token_id" not in json.loads(Path("b/config.json").read_text())

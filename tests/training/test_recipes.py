@@ -13,8 +13,9 @@ from hydractl.api.finetune import recipe_options
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.options.call import gather_arguments
+from hydractl.options.verbs import declared
 from hydractl.options.yaml_files import RECIPES, recipe_names
-from tests.calls import checked, function, values_when_ready
+from tests.calls import checked, values_when_ready
 
 BASES = ["base-cifar100", "base-imagenet1k", "base-imagenet21k"]
 NAMES = [*BASES, "cifar100", "clip-locked-image", "default", "imagenet1k", "sst2"]
@@ -45,7 +46,7 @@ PAPER: dict[str, dict[str, Any]] = {
 def settings(**arguments: Any) -> Any:
     """The values in effect of a call by a program, with its notes."""
     given = {"model": ["x.st"], "train": "d", "val": "v", **arguments}
-    call = gather_arguments(function("finetune"), {name: value for name, value in given.items() if value is not None})
+    call = gather_arguments(declared("finetune"), {name: value for name, value in given.items() if value is not None})
     return SimpleNamespace(**values_when_ready(call), notes=call.notes)
 
 

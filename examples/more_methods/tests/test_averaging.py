@@ -23,6 +23,7 @@ from hydractl.report.terminal import render
 from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import Training, TrainingContext
+from tests.answers import result_of
 from tests.pico import source_of, stock
 from tests.running import answer, run, tensors
 from tests.spread import marked_long, marked_release
@@ -130,7 +131,7 @@ def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.Captur
     run(*SWAG, "-o", "t.st", "--dry-run")
     assert "would write t.1.st, t.2.st" in " ".join(capsys.readouterr().out.split())
     console = Console(record=True, width=80, file=io.StringIO())
-    console.print(render(found, 80))
+    console.print(render(result_of(found), 80))
     assert ["2", "whole.2.st"] in [line.split() for line in console.export_text().splitlines()]
     run(*TRAIN, "--ensemble", "swa:0.9,9", "-o", "t.st", "--dry-run", code=2)
     assert "collect weights 9 times in 2 steps" in capsys.readouterr().err
