@@ -35,6 +35,7 @@ from hydractl.api.validating import (
     OodVal,
     Threshold,
     Val,
+    add_problem_of_all_scores,
     add_problems_of_validation,
     add_problems_of_words,
     drop_unused_training_data,
@@ -171,6 +172,7 @@ def calibrate(
                     problems.add(f"--ood-score {as_written} needs {call.label(needed)}, to choose one of them on")
         if len(set(names)) < len(names):
             problems.add(f"--ood-score has a name twice{where('ood_score')}")
+        add_problem_of_all_scores(problems, names)
         add_problems_of_words(problems, scores)
         problems.goes_with("features", "train")
 

@@ -38,6 +38,7 @@ from hydractl.api.validating import (
     OodVal,
     Threshold,
     Val,
+    add_problem_of_all_scores,
     add_problems_of_validation,
     add_problems_of_words,
     drop_unused_training_data,
@@ -378,8 +379,7 @@ def _add_problems_of_scores(problems: Problems, ood_score: Sequence[str]) -> Non
         if name in earlier:
             problems.add(f"--ood-score has {name} twice{where('ood_score')}")
         earlier.add(name)
-    if ALL_SCORES in scores_of_all and len(set(scores_of_all)) > 1:
-        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others{where('ood_score')}")
+    add_problem_of_all_scores(problems, scores_of_all)
 
 
 def _add_problems_of_corruptions(problems: Problems, names: Sequence[str]) -> None:

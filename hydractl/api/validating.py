@@ -154,6 +154,13 @@ def add_problems_of_validation(
         problems.add(f"--temperature is given twice{for_row}{current().where('temperature')}")
 
 
+def add_problem_of_all_scores(problems: Problems, names: Sequence[str]) -> None:
+    """Add a problem if ``all`` stands beside other names of scores."""
+    if ALL_SCORES in names and len(set(names)) > 1:
+        where = current().where("ood_score")
+        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others{where}")
+
+
 def add_problems_of_words(problems: Problems, ood_score: Sequence[str]) -> None:
     """Add a problem if ``--negative-words`` is given and no OOD score uses it."""
     call = current()

@@ -76,6 +76,11 @@ M = {"model": ["a.st"]}
             {"model": ["a.st"], "test": "d", "ood": ["edges=s"]},
             ["--ood cannot be named 'edges', which the answer has a use for (flag)"],
         ),
+        (
+            "calibrate",
+            {**M, "val": "d", "ood_val": ["auto"], "ood_score": ["msp,all"]},
+            ["--ood-score all names every score: leave out the others (flag)"],
+        ),
         ("bench", {**M, "quiet": True, "verbose": True}, ["--quiet (flag) and --verbose (flag) exclude each other"]),
     ],
 )
