@@ -404,7 +404,7 @@ class Measuring:
             "macs": models.macs(place.model),
             "mac_ratio": models.macs(place.model) / models.macs(SINGLE),
             "operators": models.operators(place.model),
-            **figures.to_json(),
+            **figures.to_dict(),
             "device_ms": statistics.median(on_device) * 1e3,
             "device_runs_ms": [seconds * 1e3 for seconds in on_device],
             "device_ratio": device_ratio,

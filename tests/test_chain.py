@@ -422,6 +422,7 @@ def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str])
 
     from hydractl.report.terminal import render
     from hydractl.verbs.info import describe
+    from tests.answers import result_of
 
     made = [describe(file).to_dict(), json.loads(Path("c.avg.json").read_text())]
     commands = [
@@ -450,7 +451,7 @@ def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str])
         run(*command)
         made.append(document(capsys))
     for answer in made:
-        drawn = render(answer, 120)
+        drawn = render(result_of(answer), 120)
         assert drawn is not None, answer["schema"]
         console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
         console.print(drawn)

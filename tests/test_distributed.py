@@ -33,6 +33,7 @@ import hydractl.api.models, hydractl.api.prune, hydractl.cli.running
 from hydractl.cli.app import main
 from hydractl.verbs.outcome import Outcome
 from hydractl.distributed import processes
+from tests.answers import result_of
 
 def gather(group):
     answers = [group.gather({"rank": group.rank, "text": "ü", "pair": (1, None)})]

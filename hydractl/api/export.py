@@ -89,7 +89,7 @@ def export(
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
         formats=texts(format),
         graph_input=input,
-        output=text_or_none(path or output),
+        output=text_or_none(output) if path is None else os.fspath(path),
         seed=seed,
         force=force,
         dry_run=dry_run,
