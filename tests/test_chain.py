@@ -448,6 +448,10 @@ def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str])
     ]
     capsys.readouterr()
     for command in commands if file == "base.st" else []:
+        if "--dry-run" in command:  # a plan is no whole result, so its table is seen as the command prints it
+            run(*(word for word in command if word != "--json"))
+            assert len(capsys.readouterr().out.splitlines()) >= 2
+            continue
         run(*command)
         made.append(document(capsys))
     for answer in made:
