@@ -19,14 +19,12 @@ from hydractl.files.results import Result
 from hydractl.jsonio import HeldDocument, json_bytes, parse_json
 from hydractl.options.option import Option
 from hydractl.options.registry import VERBS, function_of
+from hydractl.options.signature import OF_A_TERMINAL
 from hydractl.options.suggestions import Door, about_option
 from hydractl.options.verbs import options_of_verb
 
 OnLog = Callable[[Mapping[str, object]], None]
 """What takes the lines of the log of a training, each as a dict with what its line of JSON has."""
-
-OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
-"""Options of the command line that functions do not have as keyword arguments."""
 
 
 def _as_argument(name: str) -> str:
@@ -48,18 +46,9 @@ def _as_function(verb: str) -> str:
     return f"hydractl.{function_of(verb)}"
 
 
-_PYTHON = Door(_as_argument, _as_function, lacks=[name.replace("_", "-") for name in OF_A_TERMINAL])
+_PYTHON = Door(_as_argument, _as_function, lacks=["model", *OF_A_TERMINAL])
 
 _LOGGER = logging.getLogger("hydractl")
-
-
-def arguments_of(verb: str) -> dict[str, Option]:
-    """Return the options of a verb that its function takes as keyword arguments, by the name of the argument."""
-    taken = {}
-    for option in options_of_verb(verb):
-        if option.name not in OF_A_TERMINAL:
-            taken[option.name] = option
-    return taken
 
 
 def unknown_argument(verb: str, name: str) -> UsageError:

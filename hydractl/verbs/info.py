@@ -30,9 +30,7 @@ from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
 from hydractl.jsonio import json_list, parse_json, shown
 
-INFO_SCHEMA = "hydractl.info/1"
 TRAINING_SCHEMA = "hydractl.training/1"
-OVERLAP_SCHEMA = "hydractl.overlap/1"
 _MOST_COMPARED = 1 << 21
 """The most comparisons of heads that are made: two thousand pairs of masks with a thousand heads each."""
 

@@ -43,8 +43,6 @@ from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import check_criterion, score_source, site_paths
 
-_SCHEMA = "hydractl.prune/1"
-
 Fixed = dict[str, tuple[int, ...]]
 """By the path of a site (attention module): the heads to keep there, at the sites where ``--with-mask`` decides."""
 
