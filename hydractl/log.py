@@ -20,7 +20,14 @@ class Progress:
 
 
 class Log:
-    """A log that writes nothing. :class:`hydractl.cli.console.ConsoleLog` is the one that writes."""
+    """A log that writes nothing. :class:`hydractl.cli.console.ConsoleLog` is the one that writes.
+
+    Attributes:
+        warnings: the warnings so far; the result of a verb has those of its run.
+    """
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
 
     def info(self, message: str) -> None:
         """Log something that a person wants to know."""
@@ -29,7 +36,8 @@ class Log:
         """Log something that is only shown with ``-v``."""
 
     def warn(self, message: str) -> None:
-        """Log something that may make the result other than expected."""
+        """Log something that may make the result other than expected; the result has it in ``warnings``."""
+        self.warnings.append(message)
 
     def line_of_training(self, line: Mapping[str, object]) -> None:
         """Take a line of the log of a training, as ``finetune --log`` writes it."""
@@ -49,6 +57,7 @@ class PassedOn(Log):
     """A log that passes everything on to another log; subclasses change some of it."""
 
     def __init__(self, log: Log) -> None:
+        super().__init__()
         self._log = log
 
     def info(self, message: str) -> None:
@@ -58,6 +67,7 @@ class PassedOn(Log):
         self._log.detail(message)
 
     def warn(self, message: str) -> None:
+        super().warn(message)
         self._log.warn(message)
 
     def line_of_training(self, line: Mapping[str, object]) -> None:
@@ -86,4 +96,4 @@ class SayOnce(PassedOn):
     def warn(self, message: str) -> None:
         if message not in self._said:
             self._said.add(message)
-            self._log.warn(message)
+            super().warn(message)

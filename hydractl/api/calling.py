@@ -68,6 +68,7 @@ class PythonLog(ShowsProgress):
     """A log for Python: warnings are Python warnings, tasks have progress bars, the rest goes to a logger."""
 
     def __init__(self, said: Callable[[str], str], on_log: OnLog | None) -> None:
+        super().__init__()
         self._said = said
         self._on_log = on_log
 
@@ -83,6 +84,7 @@ class PythonLog(ShowsProgress):
 
     def warn(self, message: str) -> None:
         """Issue a Python warning that points to the line of the program that called hydractl."""
+        super().warn(message)
         frames_of_hydractl = 0
         frame = inspect.currentframe()
         while frame is not None:

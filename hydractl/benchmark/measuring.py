@@ -76,9 +76,8 @@ def measure_rows(
         log: receives the warnings, and the progress in rounds.
 
     Returns:
-        The results by dtype, then batch size, then row, each in the given order; the machine; and the warnings.
+        The results by dtype, then batch size, then row, each in the given order; the machine; the warnings.
     """
-    possible_warnings: list[str | None] = []
     rounds_at_each = options.warmup + options.rounds
     total_rounds = len(options.dtypes) * len(options.batch_sizes) * rounds_at_each
     results: list[BenchRow] = []
@@ -86,7 +85,9 @@ def measure_rows(
     with threads(options.threads) as thread_count, log.progress("bench", total_rounds, "rounds") as progress:
         for dtype in options.dtypes:
             torch_dtype = resolve_dtype(dtype)
-            possible_warnings.append(slow_format(torch_dtype, device))
+            slow = slow_format(torch_dtype, device)
+            if slow is not None:
+                log.warn(slow)
             # Measure the peak before and after, and take the higher one: other work on the machine may lower it, and
             # then the shares would be too large.
             peak_before = peak_macs_per_s(device, torch_dtype)
@@ -99,11 +100,10 @@ def measure_rows(
                 share = None if peak is None else row.macs * row.throughput_per_s / peak
                 results.append(row.model_copy(update={"peak_share": share}))
         machine = _describe_machine(device, thread_count, peaks)
-    possible_warnings.append(_warning_of_noise(results, options.rounds))
-    warnings = [warning for warning in possible_warnings if warning is not None]
-    for warning in warnings:
-        log.warn(warning)
-    return BenchAnswer(results=results, machine=machine, warnings=warnings)
+    noise = _warning_of_noise(results, options.rounds)
+    if noise is not None:
+        log.warn(noise)
+    return BenchAnswer(results=results, machine=machine, warnings=log.warnings)
 
 
 def _measure_dtype(

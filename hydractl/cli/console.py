@@ -123,6 +123,7 @@ class ConsoleLog(Log):
     def __init__(
         self, *, quiet: bool = False, verbose: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self.quiet = quiet
         self.verbose = verbose
         self._clock = clock
@@ -137,6 +138,7 @@ class ConsoleLog(Log):
             self._line(message)
 
     def warn(self, message: str) -> None:
+        super().warn(message)
         self._line(f"warning: {message}")
 
     @contextlib.contextmanager

@@ -318,19 +318,32 @@ def skipped_document(dataset: Dataset) -> SkippedSamples | None:
 
 def report_skipped(dataset: Dataset, log: Log) -> None:
     """Warn how many samples were skipped and name the first few; log the reason of each one as a detail."""
-    if not dataset.skipped:
-        return
+    ids = reasons_of_skipped(dataset, log)
+    if ids:
+        log.warn(warning_of_skipped(dataset, len(ids), ids))
+
+
+def reasons_of_skipped(dataset: Dataset, log: Log) -> list[str]:
+    """Log, as details, why samples were skipped so far; return their ids."""
     ids = []
-    for index, why in sorted(dataset.skipped.items()):
+    for index, why in sorted((dataset.skipped or {}).items()):
         sample_id = dataset.ids[index]
         ids.append(sample_id)
         log.detail(f"skipped {sample_id}: {why}")
+    return ids
 
-    # One warning names the first few.
-    count = len(ids)
+
+def warning_of_skipped(dataset: Dataset, count: int, ids: Sequence[str]) -> str:
+    """Return the warning of skipped samples, which names the first few.
+
+    Args:
+        dataset: the data set.
+        count: how many of its samples were skipped, at least one.
+        ids: the ids of the first of them.
+    """
     verb = "is" if count == 1 else "are"
     listed = ", ".join(ids[:_MOST_SAID])
     unlisted = count - _MOST_SAID
     if unlisted > 0:
         listed += f" and {unlisted} more"
-    log.warn(f"{dataset.where}: {count} of {len(dataset)} images {verb} left out, as they cannot be read: {listed}")
+    return f"{dataset.where}: {count} of {len(dataset)} images {verb} left out, as they cannot be read: {listed}"

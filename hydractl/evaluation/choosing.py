@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hydractl.errors import InputError
-from hydractl.evaluation.doubts import signed_features
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
 from hydractl.evaluation.gathering import LogitsReader, Reading, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.plausibility import unsuited, warning_of_unsuited, warnings_of_constants
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches
 from hydractl.evaluation.providers.running import RunningModel
@@ -43,14 +43,12 @@ class Choice:
         score: the chosen OOD score.
         compared: the AUROCs of all scores that were compared, by name; empty if there was only one score.
         near_ties: other scores that are about as good as the chosen one.
-        warnings: sentences about scores that are constant on the training data, or do not suit the features.
     """
 
     fitted: RowFit
     score: str
     compared: Mapping[str, ComparedScore] = field(default_factory=dict)
     near_ties: Sequence[str] = ()
-    warnings: Sequence[str] = ()
 
 
 def choose_for(
@@ -66,58 +64,56 @@ def choose_for(
         sets: the validation sets, and the training data for scores on features.
         options: the options of the command.
         features: a file for the features of the training data; None means no file.
-        log: shows the progress.
+        log: receives warnings about scores that are constant on the training data, or do not suit the features; shows
+            the progress.
 
     Raises:
         InputError: if all scores are constant for the model, or a set has no sample that can be read.
     """
     # Fit the scores on features to the training data. This also sets the detector of the model.
     scores = row_scores(model, options)
-    warnings: list[str] = []
     if scores.on_features:
-        warnings = _fit_scores(model, scores, sets, options.fit, features)
+        _fit_scores(model, scores, sets, options.fit, features, log)
+    unsuited_scores = unsuited(model, scores.beside or [scores.leading])
+    if unsuited_scores:
+        log.warn(warning_of_unsuited(model.name, unsuited_scores))
 
     # With a single score there is nothing to compare.
     validation_sets = [dataset for dataset in sets if dataset.role != TRAIN]
     read = _KeptReading(Reading(model, validation_sets, None, log))
     if not scores.beside:
         fitted = fit_on_validation(model, sets, options.fit, scores, read)
-        return Choice(fitted, scores.leading, warnings=[*warnings, *_signed_features(model, [scores.leading])])
+        return Choice(fitted, scores.leading)
 
     # Calibrate, compare the scores with calibrated predictions, and fit the rest for the best score.
     calibration = _fitted_calibration(model, sets, options.fit, scores, read)
     compared = _compare_scores(model, sets, scores, calibration, read)
     chosen_score, *near_ties = _as_good_as_the_best(compared, model.name)
     fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen_score), read)
-    return Choice(fitted, chosen_score, compared, near_ties, [*warnings, *_signed_features(model, scores.beside)])
-
-
-def _signed_features(model: RunningModel, scores: Sequence[str]) -> list[str]:
-    """Return a list with a warning if some of the scores expect non-negative features, and features are negative."""
-    if model.detector is None:
-        return []
-    doubtful = [name for name in model.detector.doubtful if name in scores]
-    if not doubtful:
-        return []
-    return [signed_features(model.name, doubtful)]
+    return Choice(fitted, chosen_score, compared, near_ties)
 
 
 def _fit_scores(
-    model: RunningModel, scores: RowScores, sets: Sequence[EvalSet], options: FitOptions, features: FeaturesFile | None
-) -> list[str]:
+    model: RunningModel,
+    scores: RowScores,
+    sets: Sequence[EvalSet],
+    options: FitOptions,
+    features: FeaturesFile | None,
+    log: Log,
+) -> None:
     """Fit the OOD scores on features to the training data, if there are any, and set the model's detector.
 
-    Returns:
-        A warning for each score that is constant on the training data.
+    Warns of each score that is constant on the training data.
     """
     training = next(iter(of_role(sets, TRAIN)), None)
     model.fit_scores(scores.on_features, training, options.knn_k, features)
     if model.detector is None:
-        return []
+        return
     # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
     if training is not None and options.knn_bank is not None:
         model.detector = model.detector.with_bank(options.knn_bank)
-    return [f"{model.name}: {name} is constant on the training data" for name in model.detector.constant]
+    for warning in warnings_of_constants(model):
+        log.warn(warning)
 
 
 def _fitted_calibration(

@@ -35,7 +35,7 @@ class RowFit:
         threshold: the threshold of the OOD score.
         conformal: the fit from which prediction sets are made.
         validation: the uncalibrated predictions on the ID validation set; None if it was not needed.
-        doubts: sentences on what is odd about what was fitted, such as a temperature by few samples.
+        warnings: sentences on what is odd about what was fitted, such as a temperature by few samples.
     """
 
     calibration: Calibration | None = None
@@ -44,7 +44,7 @@ class RowFit:
     threshold: ThresholdEntry | None = None
     conformal: Conformal | None = None
     validation: Samples | None = None
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def calibration_record(self) -> CalibrationRecord | None:
         """Return the record of the calibration for the row; None if there is none."""
@@ -113,7 +113,7 @@ class _RowFitting:
         self._options = options
         self._score = score
         self._read = read
-        self._doubts: list[str] = []  # grows while the parts are fitted
+        self._warnings: list[str] = []  # grows while the parts are fitted
         self._validation: _Validation | None = None
         if options.uses_val and of_role(sets, VAL):
             self._validation = self._read_validation()
@@ -133,13 +133,13 @@ class _RowFitting:
             threshold=threshold,
             conformal=conformal,
             validation=validation_samples,
-            doubts=tuple(self._doubts),
+            warnings=tuple(self._warnings),
         )
 
-    def _note(self, doubt: str | None) -> None:
+    def _note(self, warning: str | None) -> None:
         """Keep a sentence on what was fitted; None is none."""
-        if doubt is not None:
-            self._doubts.append(doubt)
+        if warning is not None:
+            self._warnings.append(warning)
 
     def _read_validation(self) -> _Validation:
         """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""

@@ -10,12 +10,17 @@ from typing import Any
 import numpy.typing as npt
 
 from hydractl.evaluation.answer import row_of
-from hydractl.evaluation.doubts import row_doubts, signed_features
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
 from hydractl.evaluation.gathering import Gathered, LogitsSink, Reading, gather
 from hydractl.evaluation.keeping import KeptRow, open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
+from hydractl.evaluation.plausibility import (
+    unsuited,
+    warning_of_unsuited,
+    warnings_of_constants,
+    warnings_of_row,
+)
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
@@ -51,14 +56,10 @@ class Measuring:
     Args:
         sets: all data sets of the command, the ID set first.
         options: the options of the command.
-        log: receives messages and progress.
-
-    Attributes:
-        warnings: the warnings about all rows so far.
+        log: receives messages, warnings and progress.
     """
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
-        self.warnings: list[str] = []
         self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
         self._training = _only_set(sets, TRAIN)
         self._options = options
@@ -160,8 +161,6 @@ class Measuring:
     ) -> tuple[EvalRow, Gathered]:
         """Fit everything that the options ask for, run the test sets, and measure the model.
 
-        Warnings are added to :attr:`warnings`.
-
         Args:
             model: the model.
             writer: the predictions file to which logits are written; None if there is none.
@@ -188,7 +187,7 @@ class Measuring:
 
         # Stored logits are calibrated by the command that reads them, as in a study.
         no_temperature_was_fitted = fitted.fitted_on is None and not self._options.keep_logits
-        self.warnings += row_doubts(
+        warnings = warnings_of_row(
             model,
             id_predictions.samples,
             fitted,
@@ -196,7 +195,9 @@ class Measuring:
             test_sets,
             advises_temperature=no_temperature_was_fitted,
         )
-        self._warn_of_signed_features(model)
+        for warning in warnings:
+            self._log.warn(warning)
+        self._warn_of_unsuited_scores(model)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
                 read(dataset),
@@ -230,7 +231,7 @@ class Measuring:
         return row, id_predictions
 
     def _row_scores(self, model: LogitsProvider) -> RowScores:
-        """Return the OOD scores of a row, and add a warning about those that are constant for a single member.
+        """Return the OOD scores of a row, and warn of those that are constant for a single member.
 
         A line in the log says if the leading score comes from the model's file.
         """
@@ -243,31 +244,22 @@ class Measuring:
         constant_scores = [name for name in distinct_names if says_nothing(name, model.members)]
         if constant_scores:
             names = " and ".join(constant_scores)
-            self.warnings.append(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")
+            self._log.warn(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")
         return scores
 
     def _fit_scores(self, model: LogitsProvider, scores: RowScores, kept_features: FeaturesFile | None) -> None:
-        """Fit the OOD scores on features to the training data, and add a warning about each that is constant."""
+        """Fit the OOD scores on features to the training data, and warn of each that is constant."""
         model.fit_scores(scores.on_features, self._training, self._options.fit.knn_k, kept_features)
-        if model.detector is None:
-            return
-        for name in model.detector.constant:
-            self.warnings.append(
-                f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it "
-                "is constant; give data that the model was not trained on"
-            )
+        for warning in warnings_of_constants(model):
+            self._log.warn(warning)
 
-    def _warn_of_signed_features(self, model: LogitsProvider) -> None:
-        """Add a warning about OOD scores that expect non-negative features if features are negative.
-
-        Each score is mentioned only in the first row for which it is doubtful.
-        """
-        if model.detector is None:
-            return
-        doubtful = [name for name in model.detector.doubtful if name not in self._warned_of]
-        if doubtful:
-            self.warnings.append(signed_features(model.name, doubtful))
-            self._warned_of.update(doubtful)
+    def _warn_of_unsuited_scores(self, model: LogitsProvider) -> None:
+        """Warn of scores that expect features that are not negative, of each in the first row that it does not suit."""
+        scores = row_scores(model, self._options)
+        unsuited_scores = [name for name in unsuited(model, scores.on_features) if name not in self._warned_of]
+        if unsuited_scores:
+            self._log.warn(warning_of_unsuited(model.name, unsuited_scores))
+            self._warned_of.update(unsuited_scores)
 
     def _gather_tests(self, model: LogitsProvider, fitted: RowFit, scores: RowScores, read: Reading) -> _OnTests:
         """Run the clean test sets, the ID set first; return the predictions and everything that is counted meanwhile.

@@ -103,7 +103,6 @@ class BenchAnswer(Result):
     calls: Count | None = optional("How often a model would run; of a dry run.")
     files_: Sequence[str] | None = optional("What a dry run would write.")
     machine: MachineRecord | None = optional("What the times were taken on.")
-    warnings: Sequence[str] | None = optional("What to know before trusting the times.")
     conventions: Mapping[str, object] | None = optional("A sentence on each key.")
 
     @property

@@ -47,6 +47,5 @@ class CalibrateAnswer(Result):
     ood_val: Mapping[str, DataSetRecord] | None = optional("By name the OOD validation sets that it was chosen on.")
     train: DataSetRecord | None = optional("The training data that OOD scores were fitted to.")
     note: str | None = optional("How the model was chosen, as the command said it.")
-    warnings: Sequence[str] | None = optional("What makes the choice less than it seems.")
     samples: Mapping[str, Count] | None = optional("Number of samples of each data set; of a dry run.")
     files_: Sequence[str] | None = optional("What a dry run would write.")

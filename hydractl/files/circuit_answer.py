@@ -142,7 +142,6 @@ class CircuitAnswer(Result):
     tower: str | None = optional("The tower that the search was kept to, of a model with two.")
     start_mask: MaskRecord | None = optional("The heads that the search began with, where some were gone.")
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
-    warnings: Sequence[str] | None = optional("What is odd about the data.")
 
     def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
         return [removal.to_dict() for removal in self.removed]

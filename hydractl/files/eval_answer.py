@@ -301,7 +301,6 @@ class EvalAnswer(Result):
     conventions: Conventions = optional("A sentence on each metric that is in the rows.", {})
     note: str | None = optional("How the model was chosen, as the command said it.")
     suite: OodSuite | None = optional("The OOD suite that was asked for.")
-    warnings: Sequence[str] | None = optional("What makes the result less than it seems.")
     bootstrap: BootstrapOptions | None = optional("How intervals were drawn.")
     over: Literal["seed", "data"] | None = optional("What the runs of a row differ in.")
     samples: Mapping[str, Count] | None = optional("Number of samples of each data set; of a dry run.")

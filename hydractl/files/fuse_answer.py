@@ -135,6 +135,5 @@ class FuseAnswer(Result):
     self_check: SelfCheckRecord | None = optional("The check of the fused model.")
     averaging: AveragingRecord | None = optional("What averaging does; not there with `--merge none`.")
     on_data: OnDataRecord | None = optional("What averaging does on the data of `--val`.")
-    warnings: Sequence[str] | None = optional("What makes the result less than it seems.")
     sha256: str | None = optional("SHA-256 of the fused checkpoint.")
     note: str | None = optional("What a dry run does not know.")

@@ -177,6 +177,7 @@ class Result(Record):
 
     schema_: str = schema("")
     dry_run: bool | None = optional("True of a dry run, which leaves out what is not known.")
+    warnings: Sequence[str] = sparse("What makes the result less than it seems, in sentences.", [])
 
     _text: ClassVar[Callable[[Result], str]] = repr
     _html: ClassVar[Callable[[Result], str]] = repr
@@ -240,9 +241,12 @@ class Result(Record):
         return cls.partly(**known, dry_run=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object, its schema first; that of a dry run has only what is known."""
-        document = self.model_dump(exclude_unset=bool(self.dry_run))
-        return {"schema": self.schema_, **_with_lists(document)}
+        """Return the JSON object, its schema first, its warnings last; that of a dry run has only what is known."""
+        document = _with_lists(self.model_dump(exclude_unset=bool(self.dry_run)))
+        warnings = document.pop("warnings", None)
+        if warnings:
+            document["warnings"] = warnings
+        return {"schema": self.schema_, **document}
 
     @classmethod
     def form(cls) -> str:

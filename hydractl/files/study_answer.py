@@ -194,7 +194,6 @@ class StudyAnswer(Result):
     rows: Annotated[Sequence[StudyRowRecord], Field(min_length=1), told("All rows, the single model first.")]
     steps: Annotated[Sequence[Sequence[str]], told("The commands in order, without `hydractl`.")]
     next: Sequence[NextCommandRecord] | None = optional("What to do with `best.st`, on the data of the study.")
-    warnings: Sequence[str] | None = optional("What makes the result less than it seems.")
     latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; what is printed has it.", [])
     cut: Sequence[str] | None = optional("What is left out to stay within the time; of a dry run.")
     seconds: float | None = optional("About how long it takes; of a dry run.")

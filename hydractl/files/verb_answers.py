@@ -53,7 +53,6 @@ class TrainingPlan(Record):
     cost: Annotated[Mapping[str, Count], told("What the model takes: parameters, multiply-adds of a sample, bytes.")]
     files_: Sequence[TrainedFile] | None = optional("The files, where the training has several.")
     val_left_out: Count | None = optional("Validation samples that are left out, as they are training data.")
-    warnings: Sequence[str] = sparse("What is odd about the data and the course, in sentences.", [])
 
 
 class FinetuneAnswer(TrainingPlan, Result):
@@ -104,7 +103,6 @@ class PosteriorPlan(Record):
     members: Annotated[Count, told("Number of members, each of which has a posterior of its own.")]
     samples: Annotated[Count, told("Number of training samples.")]
     pseudo_data: Annotated[int | float, told("Number of samples that the curvature counts as.")]
-    warnings: Sequence[str] = sparse("What is odd about the data, in sentences.", [])
 
 
 class LaplaceAnswer(PosteriorPlan, Result):

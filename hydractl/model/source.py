@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -212,6 +212,16 @@ def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = 
     if options.labels is not None or options.prompt:
         source = with_labels(source, options.labels, options.prompt)
     return source
+
+
+def warnings_of_opening(sources: Iterable[Source]) -> list[str]:
+    """Return what is odd about models as they were opened, without repetition: class names, outdated contents."""
+    warnings: list[str] = []
+    for source in sources:
+        for warning in (source.renamed, source.outdated):
+            if warning is not None and warning not in warnings:
+                warnings.append(warning)
+    return warnings
 
 
 def need_classifier(source: Source) -> None:

@@ -451,7 +451,7 @@ def _all_warnings(answers: Answers) -> list[str]:
     """Return the warnings of all answers, and a warning for each test set that is missing in some answers."""
     warnings = []
     for path, answer in answers.items():
-        for text in answer.warnings or ():
+        for text in answer.warnings:
             warnings.append(f"{path}: {text}")
     for name in _set_names(answers):
         paths_without = [path for path, answer in answers.items() if name not in answer.test]

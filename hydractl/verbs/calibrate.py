@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,10 +10,10 @@ from hydractl.data.base import report_skipped
 from hydractl.evaluation.answer import records_of_sets
 from hydractl.evaluation.calibrated import kept_conformal, write_calibrated
 from hydractl.evaluation.choosing import Choice, choose_for
-from hydractl.evaluation.doubts import calibration_doubts, eval_data_doubts
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import EvalOptions
+from hydractl.evaluation.plausibility import warnings_before, warnings_of_fit
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
 from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
@@ -69,13 +70,11 @@ def run(
     for note in opened.notes:
         log.info(note)
 
-    # Warn of odd data.
-    doubts = [*opened.warnings, *eval_data_doubts([model], opened.sets, options)]
-    for doubt in doubts:
-        log.warn(doubt)
+    for warning in [*opened.warnings, *warnings_before([model], opened.sets, options)]:
+        log.warn(warning)
     if dry_run:
         check_outputs([path], force=force)
-        return _dry_run(model, opened, path, features_path)
+        return _dry_run(model, opened, path, features_path, log)
 
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
@@ -93,15 +92,15 @@ def run(
             choice = choose_for(model, opened.sets, options, features_file, log)
         finally:
             model.release()
-        for warning in choice.warnings:
-            log.warn(warning)
         if choice.near_ties:
             ties = ", ".join(choice.near_ties)
             log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
 
-        doubts_of_result = _doubts_of_result(model, choice, options)
-        for doubt in doubts_of_result:
-            log.warn(doubt)
+        for warning in warnings_of_fit(model, choice.fitted):
+            log.warn(warning)
+        left_out = _left_out(model, choice, options)
+        if left_out is not None:
+            log.warn(left_out)
 
         # Write the checkpoint. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
@@ -111,18 +110,8 @@ def run(
     for eval_set in opened.sets:
         if eval_set.dataset is not None:
             report_skipped(eval_set.dataset, log)
-    warnings = [*doubts, *choice.warnings, *doubts_of_result]
-    answer = _make_answer(model, opened, choice, score, options, note, warnings)
+    answer = _make_answer(model, opened, choice, score, options, note, log.warnings)
     return Outcome(answer, files=[path])
-
-
-def _doubts_of_result(model: RunningModel, choice: Choice, options: EvalOptions) -> list[str]:
-    """Return what is odd about what was chosen, and what of the old file is no longer in the new one."""
-    doubts = calibration_doubts(model, choice.fitted)
-    left_out = _left_out(model, choice, options)
-    if left_out is not None:
-        doubts.append(left_out)
-    return doubts
 
 
 def _left_out(model: RunningModel, choice: Choice, options: EvalOptions) -> str | None:
@@ -156,7 +145,7 @@ def _open_features(path: Path, stack: ExitStack) -> FeaturesFile:
     return FeaturesFile(output)
 
 
-def _dry_run(model: RunningModel, opened: OpenedSets, path: Path, features: Path | None) -> Outcome:
+def _dry_run(model: RunningModel, opened: OpenedSets, path: Path, features: Path | None, log: Log) -> Outcome:
     """Return which data would be used and which files written.
 
     Args:
@@ -164,6 +153,7 @@ def _dry_run(model: RunningModel, opened: OpenedSets, path: Path, features: Path
         opened: the data sets that something is chosen on.
         path: the path of the calibrated model.
         features: the file that stores features, written if it does not exist; None if features are not stored.
+        log: has the warnings so far.
     """
     files = [path]
     if features is not None and not features.exists():
@@ -171,7 +161,8 @@ def _dry_run(model: RunningModel, opened: OpenedSets, path: Path, features: Path
     samples_by_set = {dataset.name: len(dataset) for dataset in opened.sets}
     names = [str(file) for file in files]
     planned_model = CalibratedModelRecord.partly(name=model.name)
-    return Outcome(CalibrateAnswer.planned(model=planned_model, samples=samples_by_set, files_=names))
+    planned = CalibrateAnswer.planned(model=planned_model, samples=samples_by_set, files_=names, warnings=log.warnings)
+    return Outcome(planned)
 
 
 def _make_answer(
@@ -181,7 +172,7 @@ def _make_answer(
     score: str | None,
     options: EvalOptions,
     note: str | None,
-    warnings: list[str],
+    warnings: Sequence[str],
 ) -> CalibrateAnswer:
     """Return the answer: what was chosen, and on which data.
 
@@ -192,7 +183,7 @@ def _make_answer(
         score: the OOD score that was written to the checkpoint; None if none was.
         options: the options of the choice.
         note: a text that the checkpoint keeps; None for none.
-        warnings: everything that is odd about data or choice.
+        warnings: all warnings of the run.
     """
     fitted = choice.fitted
     records = records_of_sets(opened.sets, options, all_used=bool(choice.compared))
@@ -214,7 +205,7 @@ def _make_answer(
         ood_val=records.ood_val or None,
         train=records.train,
         note=note,
-        warnings=warnings or None,
+        warnings=warnings,
     )
 
 

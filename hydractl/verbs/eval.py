@@ -88,12 +88,10 @@ def _dry_run(plan: Plan, log: Log) -> Outcome:
     new_features = [file for file in plan.features.values() if not file.exists()]
     check_outputs(new_features, force=False)
     files += new_features
-    for doubt in plan.doubts:
-        log.warn(doubt)
     samples = {dataset.name: len(dataset) for dataset in plan.sets}
     rows = [EvalRow.partly(name=model.name) for model in plan.models]
     names = [str(file) for file in files]
-    return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names))
+    return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names, warnings=log.warnings))
 
 
 def plan_of(
@@ -113,7 +111,7 @@ def plan_of(
 ) -> Plan:
     """Find the models and the data, and check everything that can be checked before any work.
 
-    Notes on the data are logged here; the doubts go into the plan and are logged before measuring.
+    Notes on the data, and what is odd about them, are logged here.
 
     Args:
         models: the MODELs.
@@ -134,7 +132,7 @@ def plan_of(
     """
     with importing():
         from hydractl.evaluation.answer import known_keys
-        from hydractl.evaluation.doubts import eval_data_doubts
+        from hydractl.evaluation.plausibility import warnings_before
         from hydractl.evaluation.rows import check_scores, check_writable, find_rows
         from hydractl.evaluation.sets import open_sets, seen_samples
         from hydractl.model.loading import resolve_device
@@ -170,7 +168,8 @@ def plan_of(
     seen = seen_samples(rows, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)
-    doubts = [*opened.warnings, *eval_data_doubts(rows, sets, options)]
+    for warning in [*opened.warnings, *warnings_before(rows, sets, options)]:
+        log.warn(warning)
 
     plan = Plan(
         models=rows,
@@ -183,7 +182,6 @@ def plan_of(
         suite=found_suite,
         requirements=requirements,
         force=force,
-        doubts=doubts,
     )
     _check_distinct([*plan.files(), *feature_files.values()])
     return plan
@@ -243,7 +241,6 @@ class Plan:
         suite: the suite of OOD sets; None if no suite was asked for.
         requirements: what has to hold in the rows.
         force: whether files that exist are replaced.
-        doubts: sentences on what is odd about the data.
     """
 
     models: Sequence[LogitsProvider]
@@ -256,7 +253,6 @@ class Plan:
     suite: FoundSuite | None
     requirements: Sequence[Requirement]
     force: bool
-    doubts: Sequence[str] = ()
 
     def files(self) -> list[Path]:
         """Return every file that is written, the answer first. Files of features are not among them."""
@@ -315,16 +311,13 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             row = measuring.row(model, predictions_output, seen, features_by_row.get(model.name))
             rows.append(row)
 
-        # Warn of what is odd about the figures.
-        doubts = [*plan.doubts, *measuring.warnings]
-        answer = _make_answer(plan, rows, doubts)
-        all_warnings = list(answer.warnings or ())
-        new_warnings = all_warnings[len(plan.doubts) :]  # the doubts of the plan come first, and were logged before
-        for warning in new_warnings:
-            log.warn(warning)
+            warning = little_diversity(row.diversity["id"].metrics, plan.sets[0].option_and_spec())
+            if warning is not None:
+                log.warn(f"{row.name}: {warning}")
         _report_skipped(plan, log)
 
         # Write the answer.
+        answer = _make_answer(plan, rows, log.warnings)
         named_rows = [(row.name, row.to_dict()) for row in rows]
         unmet = unmet_in(named_rows, plan.requirements, skip_first=False)
         if plan.path is not None:
@@ -349,8 +342,6 @@ def _report_before(plan: Plan, log: Log) -> None:
     _report_labels(plan, log)
     for dataset in unused_sets(plan.sets, plan.options):
         log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
-    for doubt in plan.doubts:
-        log.warn(doubt)
 
 
 def _write_answer(output: Output, document: dict[str, object], *, resume: bool) -> Path:
@@ -366,19 +357,11 @@ def _write_answer(output: Output, document: dict[str, object], *, resume: bool) 
     return output.path
 
 
-def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str]) -> EvalAnswer:
-    """Return the answer: the rows, the data sets they were measured on, and all warnings.
-
-    The warnings are ``doubts``, followed by one for each row whose members hardly differ.
-    """
+def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -> EvalAnswer:
+    """Return the answer: the rows, the data sets they were measured on, and all warnings."""
     from hydractl.evaluation.answer import conventions, records_of_sets
 
     records = records_of_sets(plan.sets, plan.options)
-    warnings = list(doubts)
-    for row in rows:
-        warning = little_diversity(row.diversity["id"].metrics, plan.sets[0].option_and_spec())
-        if warning is not None:
-            warnings.append(f"{row.name}: {warning}")
     suite = None
     if plan.suite is not None:
         suite = OodSuite.model_validate(plan.suite.document())
@@ -393,7 +376,7 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str]) -> 
         train=records.train,
         conventions=conventions(rows, plan.models),
         suite=suite,
-        warnings=warnings or None,
+        warnings=warnings,
         bootstrap=intervals,
     )
 

@@ -63,7 +63,7 @@ def run(
         exports=[target.planned() for target in targets],
     )
     if dry_run:
-        plan = plan.model_copy(update={"dry_run": True})
+        plan = plan.model_copy(update={"dry_run": True, "warnings": log.warnings})
         return Outcome(plan)
 
     # Write them under temporary names, and move them into place when all are checked.
@@ -79,7 +79,7 @@ def run(
             log,
             uint8=graph_input == "uint8",
         )
-        answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports})
+        answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports, "warnings": log.warnings})
         return Outcome(answer, files=claim.commit())
 
 

@@ -28,7 +28,6 @@ from hydractl.model.source import Source, open_sources
 from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
-from hydractl.training.doubts import course_doubts, data_doubts
 from hydractl.training.grid import CandidateResult, Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
@@ -36,12 +35,13 @@ from hydractl.training.options import (
     TrainOptions,
 )
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
+from hydractl.training.plausibility import warnings_of_course, warnings_of_data
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.verbs.finetune_members import check_files, train_members
 from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.finetune_request import TrainingRequest
-from hydractl.verbs.opening import announce_reading, opening_doubts
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/2"
@@ -163,22 +163,16 @@ def _train_member(request: TrainingRequest, log: Log, signals: Interruptions) ->
 def _train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
     """Train one model with all processes of a team; return early for a dry run, or if the training is finished already.
 
-    Warnings of odd data are logged here, and also go into the plan.
-
     Returns:
         The answer. In a team only the outcome of rank 0 is shown; those of the other processes are silent.
     """
     prepared = _prepare(request, log)
     source = prepared.opened.source
     files = prepared.files
-    doubts_of_model = opening_doubts([source])  # announce_reading() logs these
-    doubts_of_data = data_doubts(prepared.opened, in_passing=request.dry_run)
-    for doubt in doubts_of_data:
-        log.warn(doubt)
-    plan = prepared.plan.model_copy(update={"warnings": [*doubts_of_model, *doubts_of_data]})
-
+    for warning in warnings_of_data(prepared.opened, in_passing=request.dry_run):
+        log.warn(warning)
     if request.dry_run:
-        return _dry_run(plan, files, request, team)
+        return _dry_run(prepared.plan, files, request, team, log)
     is_first = team.rank == 0
     if is_first and not request.resume:
         check_files(files, request)
@@ -191,12 +185,12 @@ def _train_one_model(request: TrainingRequest, log: Log, team: Processes, signal
         if earlier is not None:
             names = " ".join(map(str, files.paths))
             log.info(f"the training of {names} is finished: nothing to do")
-            answer = _answer_of_finished(files, earlier, plan)
+            answer = _answer_of_finished(files, earlier, prepared.plan, log.warnings)
             return Outcome(answer, files=list(files.paths), silent=not is_first)
-    return _train_and_write(replace(prepared, plan=plan), state, log, team, signals)
+    return _train_and_write(prepared, state, log, team, signals)
 
 
-def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team: Processes) -> Outcome:
+def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team: Processes, log: Log) -> Outcome:
     """Return the plan of the training, after a check that its outputs can be written.
 
     In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
@@ -205,7 +199,7 @@ def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team
         return Outcome(None, silent=True)
     may_replace = request.force or request.resume
     check_outputs(files.paths, force=may_replace, folder=files.folder)
-    return Outcome(FinetuneAnswer.planned(**dict(plan), recipe=request.recipe))
+    return Outcome(FinetuneAnswer.planned(**dict(plan), recipe=request.recipe, warnings=log.warnings))
 
 
 def _prepare(request: TrainingRequest, log: Log) -> Prepared:
@@ -372,12 +366,9 @@ def _train_and_write(
         digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
 
-    # Warn of what is odd about the course of the training.
-    doubts_of_course = course_doubts(trained.outcome, opened.val_set, _classes_of_loss(prepared))
-    for doubt in doubts_of_course:
-        log.warn(doubt)
-    plan = plan.model_copy(update={"warnings": [*plan.warnings, *doubts_of_course]})
-    answer = _answer_of_training(trained, plan, digests)
+    for warning in warnings_of_course(trained.outcome, opened.val_set, _classes_of_loss(prepared)):
+        log.warn(warning)
+    answer = _answer_of_training(trained, plan, digests, log.warnings)
     return Outcome(answer, files=list(files.paths))
 
 
@@ -471,13 +462,16 @@ def _classes_of_loss(prepared: Prepared) -> int | None:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer_of_training(trained: Trained, plan: TrainingPlan, digests: Sequence[str]) -> FinetuneAnswer:
+def _answer_of_training(
+    trained: Trained, plan: TrainingPlan, digests: Sequence[str], warnings: Sequence[str]
+) -> FinetuneAnswer:
     """Return the answer of a training that has just ended.
 
     Args:
         trained: the trained model and its history.
         plan: the plan of the training.
         digests: SHA-256 of each weight file that was written; the answer names the last.
+        warnings: the warnings of the run.
     """
     outcome = trained.outcome
     trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
@@ -491,16 +485,20 @@ def _answer_of_training(trained: Trained, plan: TrainingPlan, digests: Sequence[
         grid=_trials(trained.grid),
         loss_curve=outcome["loss_curve"],
         sha256=digests[-1],
+        warnings=warnings,
     )
 
 
-def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: TrainingPlan) -> FinetuneAnswer:
+def _answer_of_finished(
+    files: RunFiles, earlier: FinishedTraining, plan: TrainingPlan, warnings: Sequence[str]
+) -> FinetuneAnswer:
     """Return the answer of a training that was finished before this command.
 
     Args:
         files: the files that the training wrote.
         earlier: the record of the training that its output file holds.
         plan: the plan of the training.
+        warnings: the warnings of this command.
     """
     digests = [sha256_file(path) for path in files.weights()]
     return FinetuneAnswer(
@@ -511,6 +509,7 @@ def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: Traini
         lr=earlier.lr,
         grid=_trials(earlier.grid),
         sha256=digests[-1],
+        warnings=warnings,
     )
 
 

@@ -35,8 +35,9 @@ SCHEMA = "hydractl.finetunes/2"
 
 Check = Callable[[TrainingRequest, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
-Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan], FinetuneAnswer]
-"""Returns the answer of a training that was finished before, from its files, the record in its output and its plan."""
+Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan, Sequence[str]], FinetuneAnswer]
+"""Returns the answer of a training that was finished before, from its files, the record in its output, its plan and
+warnings."""
 Train = Callable[[TrainingRequest, Log, Interruptions], FinetuneAnswer]
 """Trains one member and returns its answer; a signal that has come before, too, stops it as soon as it can save."""
 
@@ -67,6 +68,7 @@ class _OfMember(PassedOn):
         self._log.info(f"{self._name}: {message}")
 
     def warn(self, message: str) -> None:
+        self.warnings.append(message)
         self._log.warn(f"{self._name}: {message}")
 
 
@@ -95,7 +97,7 @@ def train_members(request: TrainingRequest, log: Log, check: Check, answer: Fini
     members = members_of(request)
     answers, plans = _check_members(members, log, check, answer)
     if request.dry_run:
-        return _dry_run(members, plans, answers)
+        return _dry_run(members, plans, answers, log)
 
     # Train the members that were not finished before.
     for name in answers:
@@ -133,7 +135,7 @@ def train_members(request: TrainingRequest, log: Log, check: Check, answer: Fini
         training = answers[member.name]
         trained.append(TrainedMember(name=member.name, seed=member.request.seed, **dict(training)))
         files += member.files.paths
-    answer_of_all = FinetunesAnswer(members=trained)
+    answer_of_all = FinetunesAnswer(members=trained, warnings=log.warnings)
     return Outcome(answer_of_all, files=files)
 
 
@@ -267,7 +269,7 @@ def _check_members(
         if may_be_finished:
             earlier = finished(member.files, fingerprint(), force=request.force)
             if earlier is not None:
-                finished_before[member.name] = answer(member.files, earlier, plan)
+                finished_before[member.name] = answer(member.files, earlier, plan, log_of_check.warnings)
     to_train = [member for member in members if member.name not in finished_before]
     _check_files_of_members(to_train)
     return finished_before, plans
@@ -319,7 +321,7 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
 
 
 def _dry_run(
-    members: Sequence[Member], plans: dict[str, TrainingPlan], finished_before: dict[str, FinetuneAnswer]
+    members: Sequence[Member], plans: dict[str, TrainingPlan], finished_before: dict[str, FinetuneAnswer], log: Log
 ) -> Outcome:
     """Return what would be trained, and with which request.
 
@@ -327,6 +329,7 @@ def _dry_run(
         members: the trainings.
         plans: the plans of all members, by name.
         finished_before: the answers of the members that are finished, by name.
+        log: has the warnings so far.
     """
     planned = []
     for member in members:
@@ -334,7 +337,8 @@ def _dry_run(
         plan = plans[member.name]
         seed = member.request.seed
         planned.append(TrainedMember.partly(name=member.name, seed=seed, **dict(plan), finished=is_finished))
-    return Outcome(FinetunesAnswer.planned(members=planned, recipe=members[0].request.recipe))
+    recipe = members[0].request.recipe
+    return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
 
 # --- members that are not trained -------------------------------------------------------------------------------------

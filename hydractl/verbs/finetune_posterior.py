@@ -51,9 +51,8 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
     source = _without_fitted(open_source(request.models[0], request.opening), log)
     path = file_path(request.output or f"{source.name}.laplace.st")
     data, val, named = _open_data_sets(source, request, log)
-    doubts = _doubts(source, data, val, in_passing=request.dry_run)
-    for doubt in doubts:
-        log.warn(doubt)
+    for warning in _warnings_of_data(source, data, val, in_passing=request.dry_run):
+        log.warn(warning)
     samples = options.counted_samples(len(data), are_pairs=_needs_pairs(source))
     plan = PosteriorPlan(
         output=str(path),
@@ -62,11 +61,10 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         members=len(source.description.masks),
         samples=len(data),
         pseudo_data=samples,
-        warnings=doubts,
     )
     if request.dry_run:
         check_outputs([path], force=request.force)
-        return Outcome(LaplaceAnswer.planned(**dict(plan)))
+        return Outcome(LaplaceAnswer.planned(**dict(plan), warnings=log.warnings))
 
     announce_reading([source], log)
     with Output(path, force=request.force) as output:
@@ -85,7 +83,7 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         record = _PosteriorRecord(priors, chosen_by, samples)
         description = _description(source, request, record, data, val)
         digest = write_checkpoint(output, tensors, description.to_json())
-    answer = LaplaceAnswer(**dict(plan), prior=priors, chosen_by=chosen_by, sha256=digest)
+    answer = LaplaceAnswer(**dict(plan), prior=priors, chosen_by=chosen_by, sha256=digest, warnings=log.warnings)
     return Outcome(answer, files=[path])
 
 
@@ -240,16 +238,16 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
     return data, validation.dataset, named
 
 
-def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
-    """Return what is odd about the data, one sentence each; :func:`sample_warnings` explains ``in_passing``."""
-    doubts = sample_warnings(data, in_passing=in_passing)
+def _warnings_of_data(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
+    """Return the warnings of the data; :func:`sample_warnings` explains ``in_passing``."""
+    warnings = sample_warnings(data, in_passing=in_passing)
     if val is None:
-        return doubts
-    doubts += sample_warnings(val)
+        return warnings
+    warnings += sample_warnings(val)
     trained_on_val = trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))
     if trained_on_val is not None:
-        doubts.append(trained_on_val)
-    return doubts
+        warnings.append(trained_on_val)
+    return warnings
 
 
 def _fits(

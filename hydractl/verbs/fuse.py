@@ -222,12 +222,10 @@ def _report_and_write(
             "on_data": measured.on_data,
         }
     )
-    warnings = _say_what_was_found(answer_without_file, plan, log)
+    _say_what_was_found(answer_without_file, plan, log)
     description = _description_of_file(plan, sources, measured, seed)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
-    answer = answer_without_file.model_copy(
-        update={"warnings": warnings or None, "sha256": digest}
-    )  # an empty list is not shown
+    answer = answer_without_file.model_copy(update={"warnings": log.warnings, "sha256": digest})
     return Outcome(answer, files=[output.path])
 
 
@@ -239,12 +237,8 @@ def _description_of_file(plan: FusionPlan, sources: Sequence[Source], measured: 
     return replace(plan.description, extra=measured.to_extra(), provenance=made_by)
 
 
-def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
-    """Log what was decided, what it costs, and new warnings.
-
-    Returns:
-        All warnings. Those of the plan come first; they were logged before.
-    """
+def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> None:
+    """Log what was decided, what it costs, and warnings about both."""
     for sentence in (averaging_words(answer), sharing_words(answer)):
         if sentence is not None:
             log.info(sentence)
@@ -256,7 +250,6 @@ def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[
         new_warnings += _diversity_warnings(answer)
     for warning in new_warnings:
         log.warn(warning)
-    return [*plan.warnings, *new_warnings]
 
 
 def _diversity_warnings(answer: FuseAnswer) -> list[str]:

@@ -9,7 +9,7 @@ from hydractl.files.state_dict import StateDict
 from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
-from hydractl.model.source import ModelOptions, Source
+from hydractl.model.source import ModelOptions, Source, warnings_of_opening
 from hydractl.options.call import text, texts
 
 _BIG_BYTES = 200_000_000
@@ -39,21 +39,11 @@ def opening_options(
     )
 
 
-def opening_doubts(sources: Iterable[Source]) -> list[str]:
-    """Return what is odd about models as they were opened, without repetition: class names, outdated contents."""
-    doubts: list[str] = []
-    for source in sources:
-        for doubt in (source.renamed, source.outdated):
-            if doubt is not None and doubt not in doubts:
-                doubts.append(doubt)
-    return doubts
-
-
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
     """Log what is special about models to be read: big weights, drawn or pickled ones, foreign tokens, and so on."""
     sources = list(sources)
-    for doubt in opening_doubts(sources):
-        log.warn(doubt)
+    for warning in warnings_of_opening(sources):
+        log.warn(warning)
     for source in sources:
         _announce_odd_weights(source, log)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.data import Dataset
-from hydractl.data.base import report_skipped
+from hydractl.data.base import reasons_of_skipped, report_skipped, warning_of_skipped
 from hydractl.data.joined import STANDARD_INPUT, open_inputs
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, Interrupted, UsageError, install_hint
@@ -471,8 +471,12 @@ def _sum_up(plan: _Plan, tally: PredictionTally, path: Path | None, report: Outp
     model = plan.model
     record = predicting_model_record(model.name, model.sha256, len(model.description.masks), plan.chosen)
     answer = tally.answer(record, output_name)
+    # Samples that a stopped run or another process skipped are in the tally, and not in the data set.
+    reasons_of_skipped(plan.dataset, log)
+    if answer.skipped is not None:
+        log.warn(warning_of_skipped(plan.dataset, answer.skipped.n, answer.skipped.ids))
+    answer = answer.model_copy(update={"warnings": log.warnings})
     log.info(_summary_in_words(answer))
-    report_skipped(plan.dataset, log)
     if report is not None:
         write_json(report, answer.to_dict())
     return answer

@@ -641,13 +641,13 @@ def _write(
                 digest = write_tensors(handle, tensors, description.to_json())
             mask_in_folder = folder / "hydractl.mask.json"
             mask_in_folder.write_bytes(json_bytes(mask_document))
-        answer = answer.model_copy(update={"sha256": digest})
+        answer = answer.model_copy(update={"sha256": digest, "warnings": log.warnings})
         return Outcome(answer, files=[output.commit()])
 
     # Or write a checkpoint, and the mask beside it.
     digest = write_checkpoint(output, tensors, description.to_json())
     mask_file = write_json(mask_output, mask_document)
-    answer = answer.model_copy(update={"sha256": digest})
+    answer = answer.model_copy(update={"sha256": digest, "warnings": log.warnings})
     return Outcome(answer, files=[output.path, mask_file])
 
 

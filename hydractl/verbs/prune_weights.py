@@ -116,7 +116,9 @@ def run(
     announce_reading([source], log)
     with Output(path, force=force, folder=as_folder) as target:
         cost, digest = _write(source, plan, on, max_length, target, log)
-        answer = answer.model_copy(update={"output": str(path), "cost": cost, "sha256": digest})
+        answer = answer.model_copy(
+            update={"output": str(path), "cost": cost, "sha256": digest, "warnings": log.warnings}
+        )
         return Outcome(answer, files=[path])
 
 

@@ -166,7 +166,7 @@ def _one_eval(documents: Documents, over: str | None, log: Log) -> EvalAnswer:
         (answer,) = answers.values()  # several documents without --over were refused before
         return answer
     mean = means(answers, over)
-    for warning in mean.warnings or ():
+    for warning in mean.warnings:
         log.warn(warning)
     return mean
 

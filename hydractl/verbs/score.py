@@ -67,11 +67,15 @@ def run(
         return Outcome(plan)
     announce_reading([source], log)
     if to_stdout:
-        scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
-        return Outcome(scores, print_document=True)
+        return Outcome(_scored(source, scoring, log), print_document=True)
     with Output(path, force=force) as target:
-        scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
+        scores = _scored(source, scoring, log)
         return Outcome(scores, files=[write_json(target, scores.to_dict())])
+
+
+def _scored(source: Source, scoring: Scoring, log: Log) -> ScoresAnswer:
+    scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
+    return scores.model_copy(update={"warnings": log.warnings})
 
 
 def check_criterion(source: Source, criterion: Criterion, tower: str | None) -> None:

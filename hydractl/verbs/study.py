@@ -702,8 +702,7 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
     scale, seconds = _scale_within_time(request, source, folder, log)
     plan = _plan_study(request, source, folder, scale)
     commands = [step.argv() for step in plan.outlined_steps()]
-    warnings = list(sets.warnings) or None
-    return Outcome(StudyAnswer.planned(steps=commands, cut=scale.cut, seconds=seconds, warnings=warnings))
+    return Outcome(StudyAnswer.planned(steps=commands, cut=scale.cut, seconds=seconds, warnings=sets.warnings))
 
 
 def _scale_within_time(request: StudyRequest, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:

@@ -30,6 +30,7 @@ class Heard(Log):
     """Keeps what is said."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lines: list[str] = []
 
     def info(self, message: str) -> None:

@@ -527,7 +527,7 @@ def test_a_file_of_an_earlier_version_with_a_reference_opens_without_it(
     data = (images(8).permute(0, 2, 3, 1).clamp(0, 1).mul(255).byte().numpy(), [0, 1, 2, 0, 1, 2, 0, 1])
     with pytest.warns(UserWarning, match=said):
         evaluated = hydractl.evaluate(path, test=data, device="cpu")
-    assert any(said in warning for warning in evaluated.warnings or ())
+    assert any(said in warning for warning in evaluated.warnings)
 
 
 def test_a_pruned_file_holds_exactly_the_heads_it_keeps(pico: Source, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Finds implausible data and results of an evaluation; each doubt is a sentence for its warnings."""
+"""Implausible data and results of an evaluation: each function returns warnings, which its caller gives to the log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from hydractl.data.overlap import GivenSet, trained_on_warning
@@ -23,6 +23,7 @@ from hydractl.metrics.plausibility import (
     nll_doubt,
 )
 from hydractl.metrics.samples import Samples
+from hydractl.model.source import Source, warnings_of_opening
 
 
 class Counted(Protocol):
@@ -35,21 +36,25 @@ class Counted(Protocol):
         """The mean number of classes in a set; None if there are no samples."""
 
 
-def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
-    """Return the doubts about class names and data sets that can be found before anything runs.
+def warnings_before(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
+    """Return the warnings about class names and data sets that can be found before anything runs.
 
     Args:
         models: the models of all rows.
         sets: all data sets of the command.
         options: the options of the command.
     """
-    doubts = _doubts_of_opening(models)
+    sources: list[Source] = []
+    for model in models:
+        if isinstance(model, RunningModel):
+            sources += model.argument.sources
+    warnings = warnings_of_opening(sources)
 
     # Implausible samples. Sets made from the samples of another set are skipped, because that set is checked.
     for dataset in sets:
         is_made_of_others = dataset.role == CORRUPTION or isinstance(dataset.dataset, PseudoOod)
         if dataset.dataset is not None and not is_made_of_others:
-            doubts += sample_warnings(dataset.dataset)
+            warnings += sample_warnings(dataset.dataset)
 
     # Validation data on which a model was trained.
     chosen_on = _sets_chosen_on(sets, options)
@@ -58,23 +63,10 @@ def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], 
             if dataset.dataset is None:
                 continue
             validation = GivenSet(option_of(dataset), dataset.dataset)
-            doubt = trained_on_warning(model.name, model.seen, validation)
-            if doubt is not None:
-                doubts.append(doubt)
-    return doubts
-
-
-def _doubts_of_opening(models: Sequence[LogitsProvider]) -> list[str]:
-    """Return the sentences about what is odd about models as they were opened, without repetitions."""
-    sentences: list[str] = []
-    for model in models:
-        if not isinstance(model, RunningModel):
-            continue
-        for source in model.argument.sources:
-            for sentence in (source.renamed, source.outdated):
-                if sentence is not None and sentence not in sentences:
-                    sentences.append(sentence)
-    return sentences
+            warning = trained_on_warning(model.name, model.seen, validation)
+            if warning is not None:
+                warnings.append(warning)
+    return warnings
 
 
 def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
@@ -87,7 +79,7 @@ def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalS
     return [dataset for dataset in validation_sets if dataset.name not in unused_names]
 
 
-def row_doubts(
+def warnings_of_row(
     model: LogitsProvider,
     inside: Samples,
     fitted: RowFit,
@@ -96,7 +88,7 @@ def row_doubts(
     *,
     advises_temperature: bool,
 ) -> list[str]:
-    """Return the doubts about the results of one row.
+    """Return the warnings about the results of one row.
 
     Args:
         model: the model of the row.
@@ -109,61 +101,76 @@ def row_doubts(
     # The name of the data says which is meant where the command is a step of a study, and --test its validation data.
     id_set = sets[0]
     id_option = id_set.option_and_spec()
-    doubts: list[str | None] = []  # None for a check that found nothing
+    warnings: list[str | None] = []  # None for a check that found nothing
 
     # The accuracy on the ID test data should be close to the one that the training recorded.
     training_accuracy = _recorded_accuracy(model)
     expected_on_val = training_accuracy
     if inside.labels is not None:
-        doubts.append(_id_doubt(model, inside, id_option, training_accuracy, advises_temperature))
+        warnings.append(_id_warning(model, inside, id_option, training_accuracy, advises_temperature))
         test_accuracy = inside.mean("correct")
         expected_on_val = ExpectedAccuracy(test_accuracy, samples=len(inside), where=f"that on {id_option}")
 
     # The accuracy on the validation data should be close to that on the test data, or without labels of the test data
     # to the one that the training recorded.
-    doubts += _fit_doubts(model, fitted, expected_on_val)
+    warnings += _warnings_of_validation(model, fitted, expected_on_val)
 
     # Prediction sets with nearly all classes say nothing.
     if counts is not None:
-        doubts.append(full_sets_doubt(counts.fitted, counts.mean_size, model.classes))
-    return [f"{model.name}: {doubt}" for doubt in doubts if doubt is not None]
+        warnings.append(full_sets_doubt(counts.fitted, counts.mean_size, model.classes))
+    return [f"{model.name}: {warning}" for warning in warnings if warning is not None]
 
 
-def calibration_doubts(model: LogitsProvider, fitted: RowFit) -> list[str]:
-    """Return the doubts about what was fitted for a model that is not measured.
+def warnings_of_fit(model: LogitsProvider, fitted: RowFit) -> list[str]:
+    """Return the warnings about what was fitted for a model that is not measured.
 
     Args:
         model: the model.
         fitted: everything that was fitted for it, with its predictions on the validation data.
     """
     recorded = _recorded_accuracy(model)
-    return [f"{model.name}: {doubt}" for doubt in _fit_doubts(model, fitted, recorded)]
+    return [f"{model.name}: {warning}" for warning in _warnings_of_validation(model, fitted, recorded)]
 
 
-def _fit_doubts(model: LogitsProvider, fitted: RowFit, expected: ExpectedAccuracy | None) -> list[str]:
-    """Return the doubts about the accuracy on the validation data, and about what was fitted to them.
+def _warnings_of_validation(model: LogitsProvider, fitted: RowFit, expected: ExpectedAccuracy | None) -> list[str]:
+    """Return the warnings about the accuracy on the validation data, and about what was fitted to them.
 
     Args:
         model: the model.
         fitted: everything that was fitted for it, with its predictions on the validation data.
         expected: an accuracy of the model that is known from elsewhere, or None.
     """
-    doubts = []
+    warnings = []
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
-        doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
-        if doubt is not None:
-            doubts.append(f"--val: {doubt}")
-    return [*doubts, *fitted.doubts]
+        warning = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
+        if warning is not None:
+            warnings.append(f"--val: {warning}")
+    return [*warnings, *fitted.warnings]
 
 
-def signed_features(name: str, scores: Sequence[str]) -> str:
-    """Return the warning about OOD scores that expect non-negative features, although some features are negative.
+def warnings_of_constants(model: LogitsProvider) -> list[str]:
+    """Return a warning for each OOD score on features that the training data make constant."""
+    if model.detector is None:
+        return []
+    warnings = []
+    for name in model.detector.constant:
+        warnings.append(
+            f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it is "
+            "constant; give data that the model was not trained on"
+        )
+    return warnings
 
-    Args:
-        name: the name of the row.
-        scores: the names of the scores.
-    """
+
+def unsuited(model: LogitsProvider, scores: Collection[str]) -> list[str]:
+    """Return those of the scores that expect features that are not negative, although some here are."""
+    if model.detector is None:
+        return []
+    return [name for name in model.detector.doubtful if name in scores]
+
+
+def warning_of_unsuited(name: str, scores: Sequence[str]) -> str:
+    """Return the warning about scores that :func:`unsuited` returned, at least one, for a row of this name."""
     listed = " and ".join(scores)
     verb = "was" if len(scores) == 1 else "were"
     effects = ", ".join(f"{score} {OF_UNSIGNED[score]}" for score in scores)
@@ -171,14 +178,14 @@ def signed_features(name: str, scores: Sequence[str]) -> str:
     return f"{name}: {made_for}, and some here are: {effects}"
 
 
-def _id_doubt(
+def _id_warning(
     model: LogitsProvider,
     inside: Samples,
     option: str,
     recorded: ExpectedAccuracy | None,
     advises_temperature: bool,
 ) -> str | None:
-    """Return the doubt about the accuracy or the NLL on the ID test data; None if both are plausible.
+    """Return the warning about the accuracy or the NLL on the ID test data; None if both are plausible.
 
     If both are implausible, only the accuracy is reported, because a wrong accuracy implies wrong probabilities.
 
@@ -190,15 +197,15 @@ def _id_doubt(
         advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
     assert inside.labels is not None and inside.label_log_probs is not None
-    doubt = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
-    if doubt is not None:
-        return f"{option}: {doubt}"
-    doubt = nll_doubt(inside.label_log_probs, model.classes)
-    if doubt is None:
+    warning = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
+    if warning is not None:
+        return f"{option}: {warning}"
+    warning = nll_doubt(inside.label_log_probs, model.classes)
+    if warning is None:
         return None
     if not advises_temperature:
-        return f"{option}: {doubt}"
-    return f"{option}: {doubt}: fit a temperature with --temperature fit --val SPEC"
+        return f"{option}: {warning}"
+    return f"{option}: {warning}: fit a temperature with --temperature fit --val SPEC"
 
 
 def _recorded_accuracy(model: LogitsProvider) -> ExpectedAccuracy | None:

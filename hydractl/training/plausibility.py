@@ -1,4 +1,4 @@
-"""Oddities in the data and the result of a training: one sentence each, for its warnings."""
+"""Implausible data and results of a training: each function returns warnings, which its caller gives to the log."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hydractl.training.loop import TrainingOutcome
 from hydractl.training.start import Opened
 
 
-def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
-    """Return oddities of the training and the validation data; see :func:`sample_warnings`."""
-    doubts = sample_warnings(opened.train_set, in_passing=in_passing)
+def warnings_of_data(opened: Opened, *, in_passing: bool) -> list[str]:
+    """Return warnings of the training and the validation data; see :func:`sample_warnings`."""
+    warnings = sample_warnings(opened.train_set, in_passing=in_passing)
     if opened.val_set is not None:
-        doubts += sample_warnings(opened.val_set, in_passing=in_passing)
-    return doubts
+        warnings += sample_warnings(opened.val_set, in_passing=in_passing)
+    return warnings
 
 
-def course_doubts(outcome: TrainingOutcome, val_set: Dataset | None, classes: int | None) -> list[str]:
-    """Return oddities in the course of a training.
+def warnings_of_course(outcome: TrainingOutcome, val_set: Dataset | None, classes: int | None) -> list[str]:
+    """Return warnings of the course of a training.
 
     Args:
         outcome: the epochs and the loss curve.
@@ -30,20 +30,20 @@ def course_doubts(outcome: TrainingOutcome, val_set: Dataset | None, classes: in
         classes: the number of classes if the loss is the cross-entropy of one model. None for other losses, which are
             not compared with the loss of a uniform prediction.
     """
-    doubts: list[str | None] = []
+    warnings: list[str | None] = []
     curve = outcome["loss_curve"]
     if classes is not None and classes > 1:
         quarter = math.ceil(len(curve) / 4)
         points = max(2, quarter)  # at least two, to see how much they vary
         last_quarter = curve[-points:]
         losses = np.array(last_quarter)
-        doubts.append(loss_doubt(losses, classes))
+        warnings.append(loss_doubt(losses, classes))
     if val_set is not None:
-        doubts.append(_validation_doubt(outcome, val_set))
-    return [doubt for doubt in doubts if doubt is not None]
+        warnings.append(_warning_of_validation(outcome, val_set))
+    return [warning for warning in warnings if warning is not None]
 
 
-def _validation_doubt(outcome: TrainingOutcome, val_set: Dataset) -> str | None:
+def _warning_of_validation(outcome: TrainingOutcome, val_set: Dataset) -> str | None:
     """Return what is odd about the validation accuracy after the last epoch, or None.
 
     The kept epoch says less: if labels are in another order, it is one of the first, before anything was learned.
@@ -52,7 +52,9 @@ def _validation_doubt(outcome: TrainingOutcome, val_set: Dataset) -> str | None:
     if accuracy is None or val_set.labels is None:
         return None
     correct = round(accuracy * len(val_set))
-    doubt = count_doubt(correct, val_set.labels)
-    if doubt is None:
+    warning = count_doubt(correct, val_set.labels)
+    if warning is None:
         return None
-    return f"--val at the end: {doubt}: are these samples of the same classes, in the same order, as those of --train?"
+    return (
+        f"--val at the end: {warning}: are these samples of the same classes, in the same order, as those of --train?"
+    )
