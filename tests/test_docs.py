@@ -128,7 +128,7 @@ def test_the_text_commands_of_the_readme(tmp_path: Path, shell: Shell) -> None:
         .replace("--max-length 128", "--max-length 8")
     )
     shell(commands, tmp_path)
-    assert (tmp_path / "hydra.eval.json").is_file()
+    assert (tmp_path / "hydra.st").is_file()
 
 
 def test_the_zero_shot_commands_of_the_readme(workplace: Path, shell: Shell) -> None:
@@ -137,7 +137,7 @@ def test_the_zero_shot_commands_of_the_readme(workplace: Path, shell: Shell) -> 
     (workplace / "names.txt").write_text("ant\nbee\ncat\n")
     commands = block_with("names.txt").replace("open_clip:ViT-B-32/laion2b_s34b_b79k", "clip")
     shell(commands.replace("--remove 24", "--remove 2"), workplace)
-    assert (workplace / "a.eval.json").is_file()
+    assert (workplace / "a.st").is_file()
 
 
 def test_the_python_of_the_readme(workplace: Path) -> None:

@@ -13,19 +13,19 @@ from hydractl.api.options import (
     Device,
     DryRun,
     DtypeName,
+    Figures,
     Force,
     Labels,
     Limit,
     MaxLength,
     Models,
-    Output,
     Prompt,
     Seed,
     WholeLastBlock,
 )
 from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.verb import verb
-from hydractl.options.call import Call, Problems, integers, log, text_or_none, texts, to_stdout, where
+from hydractl.options.call import Call, Problems, integers, log, text_or_none, texts, where
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def bench(
             group="Measuring",
         ),
     ] = (),
-    output: Output = None,
+    output: Figures = None,
     data: DataSet = None,
     limit: Limit = None,
     max_length: MaxLength = None,
@@ -159,7 +159,6 @@ def bench(
         requirements=requirements(require),
         device=device,
         output=text_or_none(output),
-        to_stdout=to_stdout(),
         force=force,
         dry_run=dry_run,
         log=log(),

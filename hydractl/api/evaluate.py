@@ -14,12 +14,12 @@ from hydractl.api.options import (
     Device,
     DryRun,
     Dtype,
+    Figures,
     Force,
     Labels,
     Limit,
     MaxLength,
     Models,
-    Output,
     Prompt,
     Seed,
     WholeLastBlock,
@@ -64,7 +64,7 @@ from hydractl.expressions.data_sets import (
 )
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
-from hydractl.options.call import Problems, current, integers, log, text_or_none, texts, to_stdout, where
+from hydractl.options.call import Problems, current, integers, log, text_or_none, texts, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -227,7 +227,7 @@ def evaluate(
     test: Annotated[
         Data | None, io(f"The data set that is tested on: {SPEC_FORMS}", metavar="SPEC", often=True)
     ] = None,
-    output: Output = None,
+    output: Figures = None,
     limit: Limit = None,
     max_length: MaxLength = None,
     labels: Labels = None,
@@ -354,7 +354,6 @@ def evaluate(
         features=text_or_none(features),
         requirements=requirements(require),
         output=text_or_none(output),
-        to_stdout=to_stdout(),
         force=force,
         dry_run=dry_run,
         log=log(),

@@ -66,15 +66,14 @@ SPEC_FORMS = (
 )
 """The forms that the SPEC of a data set can have, for help texts."""
 
+_output = partial(io, metavar="PATH", short="-o", writes=True, often=True)
+
 Output: TypeAlias = Annotated[
     Path | None,
-    io(
-        "Output file; - is standard output for JSON [default: named after the input and what was done]",
-        metavar="PATH",
-        short="-o",
-        writes=True,
-        often=True,
-    ),
+    _output("Output file; - is standard output for JSON [default: named after the input and what was done]"),
+]
+Figures: TypeAlias = Annotated[
+    Path | None, _output("File for the figures as JSON; - is standard output [default: the table alone]")
 ]
 DataSet: TypeAlias = Annotated[Data | None, io(f"The data set: {SPEC_FORMS}", metavar="SPEC", often=True)]
 Limit: TypeAlias = Annotated[

@@ -256,7 +256,7 @@ class Printing:
             return
         # The first of these cases that applies decides.
         has_printed_rows = outcome.lines is not None and self._prints_rows()
-        as_json = self.as_json or outcome.print_document
+        as_json = self.as_json or self.to_stdout
         is_for_script = not self.answer.to_terminal and not VERBS[self.verb].prints_table
         only_paths = is_for_script and bool(outcome.files) and not as_json
         if has_printed_rows:

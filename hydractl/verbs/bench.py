@@ -66,7 +66,6 @@ def run(
     requirements: Sequence[Requirement],
     device: str,
     output: str | None,
-    to_stdout: bool,
     force: bool,
     dry_run: bool,
     log: Log,
@@ -84,8 +83,7 @@ def run(
         limit: the most samples to use of them; None for all.
         requirements: what has to hold of the rows.
         device: the device, or ``auto``.
-        output: the file; None to name it after the first model.
-        to_stdout: whether the figures go to standard output, or to the program, instead of a file.
+        output: the file; None or ``-`` for no file.
         force: whether the file may be replaced.
         dry_run: whether only to plan.
         log: the log.
@@ -106,8 +104,8 @@ def run(
         largest_batch = max(options.batch_sizes)
         options = replace(options, data=open_samples(rows, data, limit, options.seed, largest_batch))
     path = None
-    if not to_stdout:
-        path = file_path(output or f"{rows[0].name}.bench.json")
+    if output is not None and output != "-":
+        path = file_path(output)
     costs = with_ratios([row.cost() for row in rows])
     if dry_run:
         files_to_write = []
@@ -135,7 +133,7 @@ def run(
             files.append(write_json(output_file, answer.to_dict()))
     results = [result.to_dict() for result in measured.results]
     unmet = unmet_of_bench(results, requirements, names_of_compared_rows)
-    return Outcome(answer, files=files, unmet=unmet, print_document=path is None)
+    return Outcome(answer, files=files, unmet=unmet)
 
 
 def _check_mode(compile_mode: str | None, kind: str) -> None:

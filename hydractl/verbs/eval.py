@@ -14,7 +14,7 @@ from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
 from hydractl.jsonio import read_json_file
@@ -44,7 +44,6 @@ def run(
     features: str | None,
     requirements: Sequence[Requirement],
     output: str | None,
-    to_stdout: bool,
     force: bool,
     dry_run: bool,
     log: Log,
@@ -53,7 +52,7 @@ def run(
 
     Args:
         dry_run: whether to stop when everything is checked.
-        models, opening, options, suite, suite_root, predictions, features, requirements, output, to_stdout, force, log:
+        models, opening, options, suite, suite_root, predictions, features, requirements, output, force, log:
             those of :func:`plan_of`.
     """
     plan = plan_of(
@@ -66,7 +65,6 @@ def run(
         features=features,
         requirements=requirements,
         output=output,
-        to_stdout=to_stdout,
         force=force,
         log=log,
     )
@@ -105,7 +103,6 @@ def plan_of(
     features: str | None = None,
     requirements: Sequence[Requirement] = (),
     output: str | None,
-    to_stdout: bool = False,
     force: bool = False,
     log: Log,
 ) -> Plan:
@@ -122,8 +119,7 @@ def plan_of(
         predictions: the path of the file of predictions; None for none.
         features: the path of the file that keeps features; an existing file is read. None to keep none.
         requirements: what has to hold in the rows.
-        output: the path of the answer; None names it after the first row.
-        to_stdout: whether the answer goes to standard output, and to no file.
+        output: the path of the answer; None or ``-`` for no file.
         force: whether files that exist are replaced.
         log: receives notes.
 
@@ -163,8 +159,8 @@ def plan_of(
     keys = known_keys(options, sets, rows)
     check_known(requirements, names, keys, skip_first=False)
     path = None
-    if not to_stdout:
-        path = file_path(output or _default_name(names[0], options))
+    if output is not None and output != "-":
+        path = file_path(output)
     seen = seen_samples(rows, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)
@@ -202,14 +198,6 @@ def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> No
             raise UsageError(f"{flag} {name}=...: no row has this name{guess}", hint=hint)
 
 
-def _default_name(first: str, options: EvalOptions) -> str:
-    """Return the file name of the answer: the name of the first row, and the seed if it changes the figures."""
-    seed_decides = options.bootstrap or options.run.dropout is not None
-    if seed_decides:
-        return f"{first}{seed_mark(options.seed)}.eval.json"
-    return f"{first}.eval.json"
-
-
 def _find_suite(choice: SuiteChoice, root: str, ood: Sequence[OodSet], log: Log) -> FoundSuite:
     """Find the data sets of ``--ood-suite`` under ``--ood-root``; ``ood`` are the other OOD sets of the command."""
     suite = find_suite(choice, root, taken=[ood_set.name for ood_set in ood])
@@ -234,7 +222,7 @@ class Plan:
         models: the rows.
         sets: all data sets.
         options: the options of the evaluation.
-        path: the file of the answer; None if the answer goes to standard output.
+        path: the file of the answer; None for no file.
         predictions: by row name, the file that its predictions are written to.
         features: by row name, the file that keeps its features of the training data; an existing file is read.
         seen: by row name, the test samples that the model was trained on, if ``--allow-seen`` allows such samples.
@@ -324,7 +312,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             resumes = plan.options.resume and not plan.force
             answer_file = _write_answer(outputs[plan.path], answer.to_dict(), resume=resumes)
             files.insert(0, answer_file)
-    return Outcome(answer, files=files, unmet=unmet, print_document=plan.path is None)
+    return Outcome(answer, files=files, unmet=unmet)
 
 
 def _report_before(plan: Plan, log: Log) -> None:

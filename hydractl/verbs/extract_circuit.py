@@ -173,7 +173,7 @@ def _search_and_write(
             if outputs:
                 files.append(write_json(outputs[objective], answer.to_dict()))
         if not outputs:
-            return Outcome(answers[0], print_document=True)
+            return Outcome(answers[0])
     if len(answers) == 1:
         return Outcome(answers[0], files=files)
     return Outcome(CircuitsAnswer(circuits=answers), files=files)

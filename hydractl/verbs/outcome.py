@@ -21,7 +21,6 @@ class Outcome:
         result: the result; None if another process gives it, or as long as ``lines`` are not read.
         files: the files that were written, in the order a person should read them; empty after ``--dry-run``.
         unmet: the ``--require`` expressions that are not met, each with the value found.
-        print_document: whether the result is printed as JSON because standard output is the output file (``-o -``).
         silent: whether nothing is printed because another process gives the answer.
         lines: rows, one for each sample, that are computed while the caller reads them. The caller must read them
             all; only then are ``result``, ``files`` and ``unmet`` complete. None if there are no rows.
@@ -30,7 +29,6 @@ class Outcome:
     result: Result | None
     files: list[Path] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
-    print_document: bool = False
     silent: bool = False
     lines: Iterator[dict[str, object]] | None = None
 

@@ -144,17 +144,16 @@ def _report_on_eval(
     names = [name for name, _ in rows]
 
     files: list[Path] = []
-    prints_document = output == "-"
     with ExitStack() as stack:
         output_file = None
-        if output is not None and not prints_document:
+        if output is not None and output != "-":
             output_file = stack.enter_context(Output(file_path(output), force=options.force))
         reports = stack.enter_context(claimed_reports(options, names))
         if not dry_run:
             if output_file is not None:
                 files.append(write_json(output_file, answer.to_dict()))
             files += write_reports(answer, reports)
-    return Outcome(answer, files=files, unmet=unmet, print_document=prints_document)
+    return Outcome(answer, files=files, unmet=unmet)
 
 
 def _one_eval(documents: Documents, over: str | None, log: Log) -> EvalAnswer:

@@ -67,7 +67,7 @@ def run(
         return Outcome(plan)
     announce_reading([source], log)
     if to_stdout:
-        return Outcome(_scored(source, scoring, log), print_document=True)
+        return Outcome(_scored(source, scoring, log))
     with Output(path, force=force) as target:
         scores = _scored(source, scoring, log)
         return Outcome(scores, files=[write_json(target, scores.to_dict())])

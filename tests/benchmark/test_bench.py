@@ -255,21 +255,18 @@ def test_peak_memory_leaves_out_the_other_models(clock: Clock, monkeypatch: pyte
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_named_after_the_first_model() -> None:
-    outcome = measure()
-    assert outcome.files == [Path("base.bench.json")] and not outcome.print_document
-    assert json.loads(Path("base.bench.json").read_text()) == outcome.result.to_dict()
+@pytest.mark.fault(110)
+@pytest.mark.parametrize("changes", [{}, {"output": "-"}, {"json": True}])
+def test_without_a_named_output_no_file_is_written(changes: dict[str, Any], tmp_path: Path) -> None:
+    for _ in range(2):
+        outcome = measure(**changes)
+        assert outcome.files == [] and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [{"output": "-"}, {"json": True}])
-def test_standard_output_writes_no_file(changes: dict[str, Any], tmp_path: Path) -> None:
-    outcome = measure(**changes)
-    assert outcome.print_document and outcome.files == [] and list(tmp_path.iterdir()) == []
-
-
-def test_json_with_a_named_output_writes_it() -> None:
+def test_a_named_output_holds_the_figures() -> None:
     outcome = measure(json=True, output="b.json")
-    assert outcome.files == [Path("b.json")] and not outcome.print_document
+    assert outcome.files == [Path("b.json")]
+    assert json.loads(Path("b.json").read_text()) == outcome.result.to_dict()
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -288,7 +285,7 @@ def test_a_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
     base, deep = document["results"]
     assert deep["params"] == 2 * base["params"] and deep["macs"] == 2 * base["macs"] and deep["mac_ratio"] == 2
     assert "latency_ms" not in base and "ratio" not in base
-    assert document["files"] == ["base.bench.json"]
+    assert document["files"] == []
     assert document["calls"] == 2 * 2 * (1 + 1 + 3)
 
 

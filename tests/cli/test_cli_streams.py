@@ -78,7 +78,7 @@ def test_a_measuring_verb_prints_its_table_always(hydractl: Run, fake_verb: Run)
 
 
 def test_print_document(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("score", lambda settings, log: Outcome(result_of({"name": "é"}), print_document=True))
+    fake_verb("score", lambda settings, log: Outcome(result_of({"name": "é"})))
     assert hydractl("score", "vit.st", "--method", "random", "-o", "-").out == '{\n  "name": "é"\n}\n'
 
 

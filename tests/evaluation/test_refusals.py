@@ -40,6 +40,15 @@ def test_resume_replaces_no_file_but_predictions(run: Any, capsys: Any) -> None:
     assert read_predictions("copy.st").model.name == "c"
 
 
+@pytest.mark.fault(110)
+def test_without_an_output_the_table_is_printed_and_nothing_written(run: Any, capsys: Any) -> None:
+    before = sorted(Path().iterdir())
+    for _ in range(2):
+        run("eval", "c.st", *TEST, "-q")
+        assert "accuracy" in capsys.readouterr().out
+    assert sorted(Path().iterdir()) == before
+
+
 def test_a_dry_run_of_resume_is_refused_where_the_run_is(run: Any) -> None:
     run("eval", "c.st", *TEST, "--predictions", "p.st", "-o", "e.json")
     again = ["eval", "c.st", *TEST, "--predictions", "p.st", "--resume", "-o", "f.json"]
