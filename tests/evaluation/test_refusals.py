@@ -45,7 +45,7 @@ def test_without_an_output_the_table_is_printed_and_nothing_written(run: Any, ca
     before = sorted(Path().iterdir())
     for _ in range(2):
         run("eval", "c.st", *TEST, "-q")
-        assert "accuracy" in capsys.readouterr().out
+        assert "acc" in capsys.readouterr().out
     assert sorted(Path().iterdir()) == before
 
 
