@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import pkgutil
 import re
@@ -173,14 +172,6 @@ def test_a_file_of_defaults_counts_only_where_it_is_named(tmp_path: Path, monkey
         assert {len(kept) for kept in made.description.mask.kept.values()} == {1}
     finally:
         Path("hydra.yaml").unlink()
-
-
-def test_functions_tell_their_options() -> None:
-    parameters = inspect.signature(hydractl.prune).parameters
-    assert list(parameters)[:2] == ["model", "method"] and parameters["samples"].default == 512
-    assert parameters["samples"].annotation is int
-    assert "dry_run" in parameters and "    keep: Heads to keep" in str(hydractl.prune.__doc__)
-    assert list(inspect.signature(hydractl.export).parameters)[:3] == ["model", "path", "format"]
 
 
 def test_warnings_and_problems_name_arguments() -> None:

@@ -177,19 +177,9 @@ def test_info(hydractl: Run, fake_info: None) -> None:
     assert result.err == "error: 2 of 3 files cannot be described\n  - bad1 is bad\n  - bad2 is bad\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        (["prune", "a.st", "--keep", "8", "--keep", "6"], "--keep is given as 8 and as 6; prune takes one"),
-        (
-            ["extract-circuit", "a.st", "--sites", "1", "--sites", "2"],
-            "--sites is given as 1 and as 2; extract-circuit takes one",
-        ),
-    ],
-)
-def test_an_option_that_takes_one_value_is_given_once(command: list[str], line: str, hydractl: Run) -> None:
-    result = hydractl(*command)
-    assert (result.code, result.err) == (2, f"error: {line}\nhint: give it once\n")
+def test_an_option_that_takes_one_value_is_given_once(hydractl: Run) -> None:
+    result = hydractl("prune", "a.st", "--keep", "8", "--keep", "6")
+    assert result.err == "error: --keep is given as 8 and as 6; prune takes one\nhint: give it once\n"
 
 
 def test_alone_it_prints_the_help(hydractl: Run) -> None:

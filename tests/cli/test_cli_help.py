@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 
 from hydractl.cli.help import APP_EXAMPLES, INFO_EXAMPLES, verb_help
-from hydractl.cli.running import request_function
 from hydractl.criteria import CRITERIA
 from hydractl.data.corruptions import TABLE
 from hydractl.data.suites import SUITES
-from hydractl.errors import UsageError
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.options.registry import VERBS
 from hydractl.options.verbs import options_of_verb
 from hydractl.options.yaml_files import recipe_names
-from tests.calls import checked
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = {"hydractl": [], "info": ["--info"], **{name: [name] for name in VERBS}}
@@ -59,13 +56,6 @@ def test_the_short_help_fits_a_screen(columns: int) -> None:
         assert max(map(len, lines[: lines.index("Examples:")])) <= columns
 
 
-def test_groups_come_in_the_same_order() -> None:
-    for name in VERBS:
-        titles = re.findall(r"^(\S.*):$", verb_help(name, 100), flags=re.MULTILINE)
-        last = ["Input and output", "Running", "General", "Examples"]
-        assert titles[0] == "Arguments" and titles[-len(last) :] == last
-
-
 def test_options_without_effect_are_not_there(hydractl: Callable[..., Any], fake_verb: Callable[..., Any]) -> None:
     result = hydractl("bench", "a.st", "--tower", "text")
     assert result.code == 2 and "no such option: --tower" in result.err
@@ -83,27 +73,6 @@ def test_lines_fit(columns: int) -> None:
     for name in VERBS:
         text = verb_help(name, columns).split("Examples:")[0]
         assert max(map(len, text.splitlines())) <= max(60, min(columns, 100))
-
-
-def test_every_option_is_shown_with_its_default() -> None:
-    for name in VERBS:
-        rows = re.split(r"\n  (?=    --|-\w, --|MODEL)", verb_help(name, 100))
-        shown = {re.search(r"MODEL|--[\w-]+", row)[0]: " ".join(row.split()) for row in rows[1:]}  # type: ignore[index]
-        for one in options_of_verb(name):
-            if one.flagless:
-                assert one.key in " ".join(verb_help(name, 100).partition("have no flag")[0].split())
-                assert one.flag not in shown
-                continue
-            assert one.label == "MODEL" or one.help[:20] in shown[one.label]
-            if one.label != "MODEL" and one.default_words():
-                assert f"default: {one.default_words()}]" in shown[one.label]
-            if one.unit:
-                assert f"[{one.unit}" in shown[one.label]
-
-
-def test_every_declared_verb_has_a_command() -> None:
-    for name in VERBS:
-        assert callable(request_function(name))
 
 
 def examples() -> list[str]:
@@ -126,11 +95,6 @@ def test_examples_are_valid(hydractl: Callable[..., Any], fake_verb: Callable[..
         if (result.code, len(seen)) != (0, 1):
             wrong.append((command, result.err))
     assert wrong == []
-
-
-def test_an_example_can_fail(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        checked("prune", {"model": ["vit.st"]}, {}, tmp_path)
 
 
 @pytest.mark.parametrize(

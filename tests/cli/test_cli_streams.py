@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -214,22 +213,3 @@ def test_a_file_name_that_is_not_utf8_is_printed_as_it_is(
 )
 def test_plain_lines(value: Any, lines: list[str]) -> None:
     assert plain_lines(value) == lines
-
-
-@pytest.mark.fault(14)
-def test_closed_standard_error_is_no_reason_to_fail(
-    monkeypatch: pytest.MonkeyPatch, fake_verb: Run, hydractl: Run
-) -> None:
-    fake_verb("prune", talkative)
-    monkeypatch.setattr(sys, "stderr", None)
-    result = hydractl(*PRUNE)
-    assert (result.code, result.out) == (0, "a.st\na.mask.json\n")
-
-
-@pytest.mark.fault(14)
-def test_closed_standard_output_is_no_reason_to_fail(
-    monkeypatch: pytest.MonkeyPatch, fake_verb: Run, hydractl: Run
-) -> None:
-    fake_verb("prune", talkative)
-    monkeypatch.setattr(sys, "stdout", None)
-    assert hydractl(*PRUNE).code == 0

@@ -15,7 +15,6 @@ import pytest
 import hydractl as package
 from hydractl.errors import UsageError
 from hydractl.options.registry import VERBS, Verb
-from hydractl.options.verbs import options_of_verb
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "way-of-a-command.md"
 (FILE, LINE) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -35,9 +34,6 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_runs(hydractl: Callable[..., Any]) -> None:
     result = hydractl("echo", "a.st", "--times", "2")
     assert (result.code, result.out, result.err) == (0, "schema: hydractl.echo/1\nsaid: a.st a.st\n", "")
-
-
-def test_it_answers_with_json(hydractl: Callable[..., Any]) -> None:
     assert json.loads(hydractl("echo", "a.st", "--json").out) == {"schema": "hydractl.echo/1", "said": "a.st"}
 
 
@@ -74,8 +70,3 @@ def test_its_function() -> None:
     assert "times: How often it is said" in (package.echo.__doc__ or "")
     with pytest.raises(UsageError, match="times=0: must be at least 1"):
         package.echo("a.st", times=0)
-
-
-def test_the_table_is_whole_again() -> None:
-    """What the fixture adds is one verb, in the table and therefore in the settings."""
-    assert options_of_verb("echo")

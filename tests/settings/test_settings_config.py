@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.options.sources import unknown_variables
 from tests.calls import checked
 
 Refused = Callable[..., list[str]]
@@ -34,8 +33,6 @@ FLAGS: dict[str, Any] = {"model": ["a.st"], "method": "random", "keep": "8"}
         ("a: 1\n---\nb: 2", "hydra.yaml line 2: expected a single document in the stream, but found another document"),
         ("seed: \x07", "hydra.yaml: a character that YAML does not allow at position 6"),
         ("sead: 1", "hydra.yaml line 1: unknown key 'sead'; did you mean 'seed'?"),
-        ("seed: 1\nsead:\n  1", "hydra.yaml line 2: unknown key 'sead'; did you mean 'seed'?"),
-        ("prun: {}", "hydra.yaml line 1: unknown key 'prun'; did you mean 'prune'?"),
         ("config: other.yaml", "hydra.yaml line 1: unknown key 'config'"),
         (
             "eval:\n  keep: 1",
@@ -98,12 +95,6 @@ def test_with_is_the_key_of_with(merged: Callable[..., Any]) -> None:
 def test_a_verb_may_be_written_with_an_underscore(merged: Callable[..., Any]) -> None:
     flags = {"model": ["a.st"], "val": ["d"], "objective": ["acc"]}
     assert merged("extract-circuit", flags, yaml="extract_circuit: {budget: 4}").budget == 4
-
-
-def test_unknown_variables() -> None:
-    environ = {"HYDRACTL_SEEED": "1", "HYDRACTL_DEBUG": "1", "HYDRACTL_KEEP": "1", "HYDRACTL_CONFIG": "x", "OTHER": ""}
-    line = "the environment variable HYDRACTL_SEEED is not read by hydractl; did you mean HYDRACTL_SEED?"
-    assert unknown_variables(environ) == [line]
 
 
 def test_keys_for_others_are_passed_over(merged: Callable[..., Any]) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from hydractl.cli.app import main
 from hydractl.errors import UsageError
-from hydractl.options.call import gather_arguments
 from hydractl.options.registry import VERBS
-from hydractl.options.verbs import declared, options_of_verb
-from tests.calls import checked, values_when_ready
+from hydractl.options.verbs import options_of_verb
+from tests.calls import checked
 
 Merge = Callable[..., Any]
 Refused = Callable[..., list[str]]
@@ -41,13 +39,6 @@ def test_no_variable_sets_force(text: str, refused: Refused, merged: Merge) -> N
     assert refused("score", SCORE, {"HYDRACTL_FORCE": text}) == [f"HYDRACTL_FORCE: {NO_DEFAULT}"]
     assert merged("score", {**SCORE, "force": True}).force is True
     assert merged("score", SCORE, {"HYDRACTL_FORCE": ""}).force is False
-
-
-@pytest.mark.fault(94)
-def test_force_is_an_argument_in_python() -> None:
-    signature = declared("score")
-    assert signature is not None
-    assert values_when_ready(gather_arguments(signature, {**SCORE, "force": True}))["force"] is True
 
 
 def outputs() -> list[tuple[str, str]]:
@@ -115,21 +106,6 @@ def test_no_text_file_from_elsewhere_is_copied_into_an_output(key: str, tmp_path
     assert expected.startswith(f"--{key.replace('_', '-')} ../token (hydra.yaml:{key}) leads out of this folder; ")
     for path in ("names", "imagenet", "../classes", "A photo of ../a {label}"):  # a folder has no lines
         assert not leading_out(problems_of("calibrate", {"model": ["a.st"]}, folder, f"{key}: {path}"))
-
-
-@pytest.mark.fault(94)
-def test_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "foreign"
-    folder.mkdir()
-    notes = tmp_path / "notes.json"
-    notes.write_text("precious")
-    (folder / "hydra.yaml").write_text("model: a.st\nforce: yes\nscore: {method: random, output: ../notes.json}\n")
-    monkeypatch.chdir(folder)
-    assert main(["score"]) == 2
-    err = capsys.readouterr().err
-    assert "force cannot be a default" in err
-    assert "--output ../notes.json (hydra.yaml:score.output) leads out of this folder" in err
-    assert notes.read_text() == "precious"
 
 
 def problems_of(

@@ -133,9 +133,3 @@ def test_a_value_of_another_form_is_answered_by_an_example_of_the_right_one(flag
     items = [item for example in examples for item in (example.split(",") if option.split else [example])]
     for item in items:
         assert option.complaints([item] if option.many else item) == [], item
-
-
-@pytest.mark.fault(73)
-def test_the_time_of_a_study_is_shown_by_example(refused: Refused) -> None:
-    problems = refused("study", {"time": "an hour"})
-    assert "--time must be TIME, such as 90s, 10m or 8h, not 'an hour' (flag)" in problems

@@ -86,12 +86,6 @@ def test_model_from_file_and_from_flags(merged: Callable[..., Any]) -> None:
     assert merged("fuse", {}, {"HYDRACTL_MODEL": "a b.st\nc.st"}).model == ["a b.st", "c.st"]
 
 
-def test_the_literal_line_of_the_contract(merged: Callable[..., Any]) -> None:
-    yaml = "model: vit.st\nprune: {data: cal.npz, samples: 512}\n"
-    settings = merged("prune", {"method": "taylor", "keep": "8"}, yaml=yaml)
-    assert (settings.model, settings.data, settings.keep) == (["vit.st"], "cal.npz", 8)
-
-
 def test_config_by_flag_then_variable_then_hydra_yaml(tmp_path: Any, merged: Callable[..., Any]) -> None:
     for name, seed in (("flag.yaml", 1), ("variable.yaml", 2)):
         (tmp_path / name).write_text(f"seed: {seed}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import (
     CORRUPTIONS,
     FROST,
@@ -17,34 +15,14 @@ from hydractl.expressions.data_sets import (
     corruptions_asked_for,
     parse_ood_suite,
 )
-from tests.calls import checked
+
+NEEDED = {"model": ["a.st"], "test": "d"}
 
 
-def made(folder: Path, **flags: Any) -> Any:
-    return checked("eval", {"model": ["a.st"], "test": "d", **flags}, {}, folder)
-
-
-def problems(folder: Path, **flags: Any) -> list[str]:
-    with pytest.raises(UsageError) as caught:
-        made(folder, **flags)
-    return caught.value.problems or [caught.value.message]
-
-
-def test_defaults(tmp_path: Path) -> None:
-    settings = made(tmp_path)
-    assert settings.ood_suite is None and settings.corruptions == [] and settings.on_bad == "error"
-    assert settings.severities == [1, 2, 3, 4, 5]
-
-
-def test_values(tmp_path: Path) -> None:
-    settings = made(
-        tmp_path,
-        ood_suite="openood-cifar10:svhn, mnist,partial",
-        ood_root="d",
-        corruptions=["fog,shot_noise"],
-        severities=["5,1"],
-        on_bad="skip",
-    )
+def test_values(merged: Callable[..., Any]) -> None:
+    suite = {"ood_suite": "openood-cifar10:svhn, mnist,partial", "ood_root": "d"}
+    flags = {"corruptions": ["fog,shot_noise"], "severities": ["5,1"], "on_bad": "skip"}
+    settings = merged("eval", {**NEEDED, **suite, **flags})
     assert parse_ood_suite(settings.ood_suite) == SuiteChoice("openood-cifar10", ("svhn", "mnist"), True)
     assert settings.corruptions == ["fog", "shot_noise"] and settings.severities == [5, 1]
     assert settings.on_bad == "skip"
@@ -101,5 +79,5 @@ WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("flags", "expected"), WRONG)
-def test_refused(flags: Mapping[str, Any], expected: list[str], tmp_path: Path) -> None:
-    assert problems(tmp_path, **flags) == expected
+def test_refused(flags: Mapping[str, Any], expected: list[str], refused: Callable[..., list[str]]) -> None:
+    assert refused("eval", {**NEEDED, **flags}) == expected

@@ -117,16 +117,6 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
     assert merged("fuse", M, {"HYDRACTL_VAL": "d"}, "val: d\nlimit: 3").val is None  # meant for other verbs
 
 
-def test_settings_built_in_python_are_checked_too() -> None:
-    checked("finetune", {"model": ["a.st"], "train": "d"})
-    with pytest.raises(UsageError) as caught:
-        checked("extract-circuit", {**M, "val": ["d"], "objective": ["best"], "budget": "0"})
-    assert caught.value.problems == [
-        "--objective must be one of acc, ood, avg, nll, brier, not 'best' (flag)",
-        "--budget must be at least 1, not 0 (flag)",
-    ]
-
-
 FOREIGN = ["h.pt", "h.PTH", "h.json", "h.npz", "h.onnx", "h.int8.onnx", "h.PT2", "h.csv", "h.md", "h.tar", "h.gguf"]
 
 

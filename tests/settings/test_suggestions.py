@@ -14,7 +14,7 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.options.registry import GONE_VERBS, VERBS
 from hydractl.options.sources import unknown_variables
-from hydractl.options.suggestions import COMMAND_LINE, about_option, about_word
+from hydractl.options.suggestions import about_word
 from tests.calls import checked
 
 
@@ -49,25 +49,12 @@ def test_words_of_a_command_line(verb: str | None, flag: str, said: str) -> None
     assert about_word(flag, verb) == said
 
 
-def test_the_whole_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "vit.st", "--tme", "1h"]) == 2
-    assert (
-        capsys.readouterr().err == "error: no such option: --tme; did you mean --time?\nhint: hydractl study --help\n"
-    )
-
-
-def test_a_budget_is_never_taken_for_quiet() -> None:
-    for verb in VERBS:
-        assert "quiet" not in about_option("budget", verb, COMMAND_LINE)
-
-
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
         ("study: {budget: 1h}", "hydra.yaml line 1: unknown key 'budget' of study; see hydractl extract-circuit"),
         ("bench: {rows: 1}", "hydra.yaml line 1: unknown key 'rows' of bench; see hydractl study"),
         ("prune: {kep: 1}", "hydra.yaml line 1: unknown key 'kep' of prune; did you mean 'keep'?"),
-        ("sead: 1", "hydra.yaml line 1: unknown key 'sead'; did you mean 'seed'?"),
         ("pruning: {}", "hydra.yaml line 1: unknown key 'pruning'; did you mean 'prune'?"),
     ],
 )
@@ -79,7 +66,7 @@ def test_keys_of_a_file(yaml: str, message: str, tmp_path: Path) -> None:
 
 
 def test_variables() -> None:
-    (line,) = unknown_variables({"HYDRACTL_SEDE": "1"})
+    (line,) = unknown_variables({"HYDRACTL_SEDE": "1", "HYDRACTL_DEBUG": "1", "HYDRACTL_CONFIG": "x", "OTHER": ""})
     assert line.endswith("HYDRACTL_SEDE is not read by hydractl; did you mean HYDRACTL_SEED?")
     (line,) = unknown_variables({"HYDRACTL_FORC": "1"})  # no variable sets --force
     assert "HYDRACTL_FORCE" not in line
