@@ -92,16 +92,6 @@ def test_predictions_of_minilm_are_the_librarys(
 
 
 @pytest.mark.long
-def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    test = str(real_data / "text" / "sst2_test.jsonl.gz")
-    run("eval", str(real_data / REAL["BertForSequenceClassification"]), "--test", test, "-o", "e.json", "-q")
-    inside = json.loads(Path("e.json").read_text())["models"][0]["id"]
-    # A recorded fact; one sample more or less may be the rounding of another machine.
-    assert inside["n"] == 436 and inside["accuracy"] == pytest.approx(377 / 436, abs=1.5 / 436)
-
-
-@pytest.mark.long
 @torch.no_grad()
 def test_pruned_and_fused_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -230,24 +220,9 @@ def test_from_a_language_model_to_an_ensemble(
         run("prune", "base.st", "--circuit", f"paper.{objective}.json", "-o", f"{objective}.st", "-q")
         run("finetune", f"{objective}.st", *data, "--steps", "10", "-o", f"{objective}.tuned.st", "-q")
     run("fuse", "acc.tuned.st", "ood.tuned.st", "avg.tuned.st", "-o", "hydra.st", "-q")
-    sets = [
-        "--ood",
-        f"reviews:near={text / 'customer_reviews.jsonl.gz'}",
-        "--ood",
-        f"trec:far={text / 'trec.jsonl.gz'}",
-    ]
-    run(
-        "eval",
-        "base.st",
-        "hydra.st",
-        "--test",
-        str(text / "sst2_test.jsonl.gz"),
-        *sets,
-        "--limit",
-        "300",
-        "-o",
-        "e.json",
-    )
+    near, far = f"reviews:near={text / 'customer_reviews.jsonl.gz'}", f"trec:far={text / 'trec.jsonl.gz'}"
+    test = ["--test", str(text / "sst2_test.jsonl.gz"), "--limit", "300"]
+    run("eval", "base.st", "hydra.st", *test, "--ood", near, "--ood", far, "-o", "e.json")
     single, hydra = json.loads(Path("e.json").read_text())["models"]
     assert single["id"]["accuracy"] > 0.6 and hydra["id"]["accuracy"] > 0.55, "more than the half of a guess"
     assert len(hydra["members"]) == 3 and {*hydra["ood"]} == {"reviews", "trec"}

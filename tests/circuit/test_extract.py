@@ -179,6 +179,7 @@ def test_another_search_is_refused(more: list[str], names: list[str], capsys: py
 def test_what_is_there_is_not_overwritten_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     run(*SEARCH, "--budget", "1", "-o", "o.json")
     run(*SEARCH, "--budget", "1", "-o", "o.json", code=5)
+    run(*SEARCH, "--budget", "1", "-o", "o.json", "--dry-run", code=5)
     os.unlink("o.json")
     capsys.readouterr()
     run(*SEARCH, "--budget", "1", "-o", "o.json", code=5)
