@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from hydractl.cli.app import main
 
 if TYPE_CHECKING:
-    import pytest
     import torch
 
 
@@ -39,6 +42,18 @@ def control_characters(text: str, allowed: str = "\n") -> list[str]:
         if (number < 0x20 and character not in allowed) or 0x7F <= number < 0xA0:
             found.append(character)
     return found
+
+
+def script(path: Path) -> Any:
+    """A file of no package as a module, which finds the files beside it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        patch.setitem(sys.modules, path.stem, module)  # where dataclasses look for themselves
+        spec.loader.exec_module(module)
+    return module
 
 
 def tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:

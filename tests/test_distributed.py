@@ -197,19 +197,6 @@ except HydraError as error:
 
 
 @pytest.mark.long
-def test_as_torchrun_starts_it(tmp_path: Path) -> None:
-    script = tmp_path / "search.py"
-    script.write_text(SEARCH)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
-    process = subprocess.run(
-        [*torchrun, script, "20"], env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    # Both write to one stream, so their lines may run into each other.
-    said = process.stdout.replace("\n", "")
-    assert (process.returncode, said) == (0, "['0', '1']" * 2), process.stderr
-
-
-@pytest.mark.long
 def test_alone_where_others_should_be(tmp_path: Path) -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     process = subprocess.run(

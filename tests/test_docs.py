@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
 import shutil
@@ -19,8 +18,10 @@ from PIL import Image
 from hydractl.cli.app import main
 from tests.pico import publish, stock
 from tests.pico_clip import pico_clip, publish_clip
+from tests.running import script
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 Shell = Callable[[str, Path], None]
 BASE = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=2&num_heads=12&num_classes=3"
@@ -148,7 +149,7 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
 
 
 def test_parts_that_are_joined_have_the_rows_of_the_whole(workplace: Path, shell: Shell) -> None:
-    page = (ROOT / "docs" / "many-inputs.md").read_text(encoding="utf-8")
+    page = (DOCS / "many-inputs.md").read_text(encoding="utf-8")
     (parts,) = (block for block in blocks(page, "sh") if "?part=" in block)
     (joining,) = blocks(page, "py")
     (workplace / "vit.st").rename(workplace / "best.st")
@@ -176,7 +177,7 @@ def test_the_comparison_of_inputs_finds_those_that_have_changed(
     assert main(["calibrate", "base.st", "--val", "builtin:digits/val", "--threshold", "id:0.05", "-o", "cal.st"]) == 0
     for name, data in {"known": "builtin:digits/test", "new": "builtin:letters"}.items():
         assert main(["predict", "cal.st", data, "-o", f"{name}.jsonl", "-q"]) == 0
-    (comparison,) = (block for block in blocks((ROOT / "docs" / "deploy.md").read_text(), "py") if "scipy" in block)
+    (comparison,) = (block for block in blocks((DOCS / "deploy.md").read_text(), "py") if "scipy" in block)
     capsys.readouterr()
     scope: dict[str, Any] = {}
     exec(comparison, scope)
@@ -190,21 +191,12 @@ def test_the_comparison_of_inputs_finds_those_that_have_changed(
     assert scope["scores"].pvalue == scope["shares"].pvalue == 1
 
 
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 SAMPLE = ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "eva02_base_patch16_clip_224", "cait_xxs24_224"]
 
 
 def test_the_tables_of_models_are_true_of_a_sample() -> None:
-    module = script("make_models")
-    lines = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
+    module = script(DOCS / "make_models.py")
+    lines = (DOCS / "models.md").read_text(encoding="utf-8").splitlines()
     rows = module.timm_rows({name: [name] for name in SAMPLE})
     assert {(kind, bool(reason)) for kind, _, reason in rows} == {
         ("VisionTransformer", False),
@@ -219,17 +211,17 @@ def test_the_tables_of_models_are_true_of_a_sample() -> None:
 
 @pytest.mark.long
 def test_the_table_of_transformers_is_current() -> None:
-    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    assert script("make_models").transformers_text() in text, "run: python docs/make_models.py"
+    text = (DOCS / "models.md").read_text(encoding="utf-8")
+    assert script(DOCS / "make_models.py").transformers_text() in text, "run: python docs/make_models.py"
 
 
 def test_the_command_reference_is_current() -> None:
-    module = script("make_cli")
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == module.text(), "run: make docs"
+    module = script(DOCS / "make_cli.py")
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == module.text(), "run: make docs"
 
 
 def test_tables_of_studies_are_those_of_their_results() -> None:
-    module = script("make_results")
+    module = script(DOCS / "make_results.py")
     for page in module.PAGES:
         text = page.read_text(encoding="utf-8")
         assert module.filled(text) == text, f"{page.name} is not what python docs/make_results.py writes"
@@ -253,7 +245,7 @@ FIGURES_OF_A_GPU = {
 
 @pytest.mark.parametrize("page", FIGURES_OF_A_GPU)
 def test_figures_of_a_gpu_are_those_of_its_file(page: str) -> None:
-    module = script("make_results")
+    module = script(DOCS / "make_results.py")
     said = module.filled_sentence(FIGURES_OF_A_GPU[page], module.gpu_rows("gpu-cost"))
     text = (ROOT / page).read_text(encoding="utf-8")
     assert " ".join(said.split()) in " ".join(text.split())
@@ -266,7 +258,7 @@ def of_a_training(accuracy: float, **aurocs: float) -> dict[str, Any]:
 
 
 def test_figures_over_trainings_are_paired_by_training() -> None:
-    module = script("make_results")
+    module = script(DOCS / "make_results.py")
     trainings = [
         {"single": of_a_training(0.80, msp=0.70), "fused": of_a_training(0.79, msp=0.75, mi=0.6)},
         {"single": of_a_training(0.90, msp=0.50), "fused": of_a_training(0.92, msp=0.54, mi=0.8)},

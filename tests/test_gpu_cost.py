@@ -85,39 +85,6 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(
     assert "at most 1.07" in printed
 
 
-@pytest.mark.long
-def test_a_second_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    file = tmp_path / "g.json"
-    few = ["--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--modes", "eager,compiled", "--shared", "2"]
-    whole = run(*few, "--batched", "on", "-o", file)
-    of_one_launch = ["single", "whole + circuit, last 2", "fused, 2 shared"]
-    names = [*of_one_launch, *NAMES[-4:], *of_one_launch]
-    assert [row["model"] for row in whole["rows"]] == names
-    shortened = {**whole, "rows": whole["rows"][:4]}
-    file.write_text(json.dumps(shortened), encoding="utf-8")
-    again = run(*few, "--batched", "on", "--seconds", "300", "-o", file)
-    assert again["rows"][:4] == whole["rows"][:4], "what is there is not measured again"
-    assert [row["model"] for row in again["rows"]] == names
-    with pytest.raises(SystemExit, match=r"other settings \(shared\)"):
-        run(*few[:-1], "1", "--batched", "on", "-o", file)
-    file.write_text(json.dumps({**whole, "machine": {**whole["machine"], "device": "another"}}), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"measured elsewhere \(device\)"):
-        run(*few, "--batched", "on", "-o", file)
-
-
-@pytest.mark.long
-def test_what_the_time_does_not_allow_is_said(tmp_path: Path) -> None:
-    words = ["--device", "cpu", "--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--shared", "0"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_cost.py"), *words, "--seconds", "0"]
-    ended = subprocess.run([*command, "-o", str(tmp_path / "g.json")], capture_output=True, text=True, check=True)
-    document = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
-    assert document["rows"] == []
-    place = f"{SMALL}, float32, batch 1"
-    assert document["missing"][0] == f"{place}, eager: single: no time left"
-    assert f"{place}, compiled: fused, 0 shared: no time left" in document["missing"]
-    assert "not measured" in ended.stdout
-
-
 def test_the_rows_that_say_most_come_first(script: ModuleType) -> None:
     options = Namespace(
         arch=["vit", "bert"],
@@ -249,18 +216,25 @@ def test_a_row_that_cannot_be_measured_is_no_end(script: ModuleType) -> None:
     script.measure_all(places, record, script.Clock(1e6, time.perf_counter()), measure)
     assert [row["model"] for row in record.rows] == ["a", "c"]
     assert record.document()["missing"] == [f"{places[1]}: does not compile"]
+    late = script.Record(None, {})
+    script.measure_all(places[1:2], late, script.Clock(0, time.perf_counter()), measure)
+    assert late.document()["missing"] == [f"{places[1]}: no time left"]
 
 
 def test_what_is_there_is_not_measured_again(script: ModuleType, tmp_path: Path) -> None:
     file, clock = tmp_path / "g.json", script.Clock(1e6, time.perf_counter())
     places = [script.Place("vit", "bfloat16", 4, "compiled", name) for name in "abc"]
-    script.measure_all(places[:2], script.Record(file, {"rounds": 2}), clock, lambda place: {"ratio": 1.0})
+    first = script.Record(file, {"rounds": 2})
+    first.set_machine({"device": "one"})
+    script.measure_all(places[:2], first, clock, lambda place: {"ratio": 1.0})
     again = script.Record(file, {"rounds": 2})
     script.measure_all(places, again, clock, lambda place: {"ratio": 2.0})
     assert [(row["model"], row["ratio"]) for row in again.rows] == [("a", 1.0), ("b", 1.0), ("c", 2.0)]
     assert json.loads(file.read_text(encoding="utf-8"))["rows"] == again.rows
     with pytest.raises(SystemExit, match=r"other settings \(rounds\)"):
         script.Record(file, {"rounds": 3})
+    with pytest.raises(SystemExit, match=r"measured elsewhere \(device\)"):
+        script.Record(file, {"rounds": 2}).set_machine({"device": "another"})
 
 
 @pytest.mark.parametrize("off", [0.0, 1.0])

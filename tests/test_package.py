@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from hydractl import __version__
-from hydractl.criteria.cahp import Cahp
 from hydractl.data import open_data
 from hydractl.errors import EXTRAS as EXTRA_OF
 from hydractl.errors import UsageError, distribution_of, failure_of
@@ -65,28 +64,15 @@ def test_a_hint_names_what_pip_takes_for_every_package_that_may_be_missing() -> 
         assert (failure.message, failure.hint) == (f"the package {distribution_of(module)} is not installed", hint)
 
 
-def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a package look as if it were not installed."""
-    there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else there(name))
-
-
 @pytest.mark.fault(71)
 @pytest.mark.parametrize("name", ["digits/val", "photos"])
 def test_builtin_data_of_scikit_learn_name_it_as_pip_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    without("sklearn", monkeypatch)
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == "sklearn" else there(module))
     with pytest.raises(UsageError, match="needs scikit-learn, which is not installed") as refused:
         open_data(f"builtin:{name}")
     assert refused.value.hint == "pip install 'hydractl[demo]'"
     assert len(open_data("builtin:letters")), "which are not of scikit-learn"
-
-
-@pytest.mark.fault(71)
-def test_the_packages_of_cahp_are_named_as_pip_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    without("sklearn", monkeypatch)
-    with pytest.raises(UsageError, match="needs scikit-learn, not installed here") as refused:
-        Cahp().check([])
-    assert refused.value.hint == "pip install 'hydractl[cahp]'"
 
 
 def test_extras_that_are_spoken_of_exist() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -10,11 +9,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.running import script
 from tests.test_numbers import refused
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,23 +27,13 @@ OTHER_TABLES = ("sun397", "food101", "cifar10", "dtd", "eurosat", "caltech101")
 """Data sets of zero-shot classification that a small run leaves out."""
 
 
-def printed(script: str, **variables: str) -> list[tuple[list[str], str]]:
+def printed(name: str, **variables: str) -> list[tuple[list[str], str]]:
     """The commands that a script prints, and the output of each."""
-    command = ["sh", str(SCRIPTS / f"{script}.sh")]
+    command = ["sh", str(SCRIPTS / f"{name}.sh")]
     environment = {"PATH": os.environ["PATH"], "DRY": "1", **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     parts = [line.rpartition("  # ") for line in done.stdout.splitlines()]
     return [(shlex.split(line), output) for line, _, output in parts]
-
-
-def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A file of the folder as a module."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -82,11 +71,11 @@ def test_tables_have_a_value_in_each_column() -> None:
 def test_commands_are_those_of_today(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {name: f"/data/{name.lower()}" for name in PATHS}
     problems = []
-    for script in NAMES:
-        commands = printed(script, SMALL=small, PHOTOGRAPHS="/data/frost", **paths)
-        assert len(commands) > 1, script
+    for name in NAMES:
+        commands = printed(name, SMALL=small, PHOTOGRAPHS="/data/frost", **paths)
+        assert len(commands) > 1, name
         assert all(output.startswith("runs/paper") for _, output in commands), script
-        problems += refused([(script, words) for words, _ in commands], tmp_path, monkeypatch)
+        problems += refused([(name, words) for words, _ in commands], tmp_path, monkeypatch)
     assert problems == []
 
 
@@ -112,8 +101,8 @@ def test_no_row_is_pretrained_without_the_images_for_it() -> None:
 # --- one's own figures ------------------------------------------------------------------------------------------------
 
 
-def test_own_figures_stand_below_the_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = module("beside", monkeypatch)
+def test_own_figures_stand_below_the_published_ones(tmp_path: Path) -> None:
+    beside = script(SCRIPTS / "beside.py")
     row = {"name": "fused", "id": {"accuracy": 0.81239, "brier": 0.2}, "ood_avg": {"auroc": None}}
     row["std"] = {"id.brier": 0.0123}
     (tmp_path / "imagenet").mkdir()
@@ -149,10 +138,10 @@ GROUPS = {
 
 @pytest.mark.release
 @pytest.mark.parametrize("group", GROUPS)
-def test_small_runs_fill_the_tables(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_runs_fill_the_tables(group: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     scripts, tables = (text.split(", ") if text else [] for text in GROUPS[group])
-    play, beside = module("play", monkeypatch), module("beside", monkeypatch)
+    play, beside = (script(SCRIPTS / f"{name}.py") for name in ("play", "beside"))
     for line in scripts:
         text = _commands(line, tmp_path)
         play.play(text, tmp_path / "data")
@@ -174,8 +163,8 @@ def test_small_runs_fill_the_tables(group: str, tmp_path: Path, monkeypatch: pyt
 
 def _commands(line: str, runs: Path) -> str:
     """The commands of a small run of a script, as it prints them."""
-    script, *words = line.split()
-    command = ["sh", str(SCRIPTS / f"{script}.sh"), *words]
+    name, *words = line.split()
+    command = ["sh", str(SCRIPTS / f"{name}.sh"), *words]
     environment = {"PATH": os.environ["PATH"], "DRY": "1", "SMALL": "1", "RUNS": str(runs), "PYTHON": sys.executable}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 import io
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from rich.console import Console
 
 from hydractl.cli.app import main
 from hydractl.errors import InputError
 from hydractl.files.header import read_header
 from hydractl.files.results import Result
+from hydractl.report.terminal import render
+from tests.running import script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -29,16 +29,7 @@ QUIET = ["-q", "--device", "cpu"]
 Documents = list[tuple[str, Any]]
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_schemas", DOCS / "make_schemas.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where pydantic looks for the types of fields
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
+SCRIPT = script(DOCS / "make_schemas.py")
 FORMS: dict[str, type[Result]] = {result.form(): result for result in SCRIPT.RESULTS}
 
 
@@ -140,6 +131,17 @@ def test_what_the_verbs_write_is_described(documents: Documents) -> None:
         form = FORMS[document["schema"]]
         form.model_validate(document)
         assert undescribed(form, document) == [], name
+
+
+@pytest.mark.long
+def test_every_answer_has_a_table(documents: Documents) -> None:
+    for name, document in documents:
+        if document["schema"] in ("hydractl.mask/1", "hydractl.predictions/3"):  # these are no answers
+            continue
+        drawn = render(FORMS[document["schema"]].model_validate(document), 120)
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(drawn)
+        assert drawn is not None and len(console.export_text().splitlines()) >= 2, name
 
 
 def _drop(key: str) -> Callable[[Any], Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gzip
-import importlib.util
 import json
 import os
 import pkgutil
@@ -22,6 +21,7 @@ import yaml
 
 from tests.browsing import BROWSER, browse
 from tests.pico import WORDS, publish, stock
+from tests.running import script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -123,11 +123,7 @@ def test_quoted_messages_are_those_of_the_program() -> None:
 
 @pytest.fixture(scope="module")
 def make_notebook() -> Any:
-    spec = importlib.util.spec_from_file_location("make_notebook", DOCS / "make_notebook.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(DOCS / "make_notebook.py")
 
 
 def test_the_notebook_is_current(make_notebook: Any) -> None:

@@ -17,13 +17,14 @@ from PIL import Image
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse
 from tests.calls import checked
+from tests.running import script
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
     "&embed_dim=12&depth=2&num_heads=3&mlp_ratio=1&num_classes=3"
 )
-MODULES = ("intervals", "chain", "fashion_mnist", "shared_sites", "ood_validation")
+MODULES = ("intervals", "chain", "study", "fashion_mnist", "shared_sites", "ood_validation", "seeds")
 
 
 @pytest.fixture
@@ -121,14 +122,9 @@ def test_circuits_by_every_kind_of_ood_sample(
 
 
 def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    for name in ("intervals", "study", "seeds"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    seeds = importlib.import_module("seeds")
-    for name in ("intervals", "study", "seeds"):
-        monkeypatch.delitem(sys.modules, name)
+    seeds = modules["seeds"]
     commands: list[list[str]] = []
     auroc = {"ood": {"mnist": {"auroc": 0.75}}, "ood_avg": {"auroc": 0.75}}
     nothing = {"ood": {"mnist": {"auroc": None}}, "ood_avg": {"auroc": None}}
@@ -189,20 +185,16 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     assert [training["rows"][-1]["shared"] for training in written.values()] == [True, True, True]
 
 
-def test_cifar10_is_cut_from_folders_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    for name in ("intervals", "study", "seeds"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    seeds = importlib.import_module("seeds")
-    for name in ("intervals", "study", "seeds"):
-        monkeypatch.delitem(sys.modules, name)
+def test_cifar10_is_cut_from_folders_of_images(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    seeds = modules["seeds"]
     shades = {"bird": 10, "cat": 20}
+    folder = tmp_path / "images"
     for name, shade in shades.items():
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir(parents=True)
         for number in range(3):
             colour = (shade, number, 0)
-            Image.new("RGB", (32, 32), colour).save(tmp_path / name / f"{number}.png")
-    pixels, labels, classes = seeds.images_of(tmp_path)
+            Image.new("RGB", (32, 32), colour).save(folder / name / f"{number}.png")
+    pixels, labels, classes = seeds.images_of(folder)
     assert pixels.shape == (6, 32, 32, 3)
     assert pixels[:, 0, 0, 0].tolist() == [10, 10, 10, 20, 20, 20]
     assert pixels[:, 0, 0, 1].tolist() == [0, 1, 2, 0, 1, 2]
@@ -211,11 +203,8 @@ def test_cifar10_is_cut_from_folders_of_images(tmp_path: Path, monkeypatch: pyte
     assert seeds.in_colour(np.full((2, 28, 28), 7, dtype=np.uint8)).shape == (2, 32, 32, 3)
 
 
-def test_an_interval_over_seeds_covers_seeds_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.delitem(sys.modules, "effort", raising=False)
-    effort = importlib.import_module("effort")
-    monkeypatch.delitem(sys.modules, "effort")
+def test_an_interval_over_seeds_covers_seeds_and_samples() -> None:
+    effort = script(EXAMPLES / "effort.py")
     rounds = np.random.default_rng(0).normal(size=1000)
 
     def figures(values: list[float], spread: float) -> list[object]:

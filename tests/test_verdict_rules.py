@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.running import script
+
 ROUNDS = 101
 
 
-@pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import verdict_rules
-
-    return verdict_rules
+@pytest.fixture(scope="module")
+def rules() -> Any:
+    return script(Path(__file__).resolve().parents[1] / "benchmarks" / "verdict_rules.py")
 
 
 def validation(rules: Any, aurocs: dict[tuple[int, str], list[float]], spread: float = 0.002) -> Any:
@@ -60,39 +58,36 @@ def test_a_resampled_auroc_is_that_of_the_samples_as_often_as_they_were_drawn(ru
         assert rules.auroc(drawn_inside, drawn_outside) == pytest.approx(value, abs=1e-12)
 
 
-def test_harm_on_one_set_excludes_the_best_mean(rules: Any) -> None:
-    seen = validation(rules, {(0, "msp"): [0.7, 0.7], (0, "margin"): [0.95, 0.66], (0, "energy"): [0.75, 0.70]})
-    assert decided(rules, seen) == (0, "energy")
-    assert decided(rules, seen, bound="none") == (0, "margin")
+HARM = {(0, "msp"): [0.7, 0.7], (0, "margin"): [0.95, 0.66], (0, "energy"): [0.75, 0.70]}
+BLIND = {(0, "msp"): [0.7, 0.55], (0, "energy"): [0.8, 0.50]}
+DEARER = {(0, "msp"): [0.7], (0, "energy"): [0.8], (1, "msp"): [0.7], (1, "energy"): [0.808]}
+WITHIN = {(0, "msp"): [0.7], (0, "energy"): [0.8], (0, "vim"): [0.806]}
+ROWS = {(0, "msp"): [0.7], (0, "energy"): [0.8], (1, "energy"): [0.801], (1, "vim"): [0.9]}
 
 
-def test_a_blind_set_has_no_vote(rules: Any) -> None:
-    seen = validation(rules, {(0, "msp"): [0.7, 0.55], (0, "energy"): [0.8, 0.50]})
-    assert decided(rules, seen) == (0, "energy")
-    assert decided(rules, seen, blind=0) == (0, "msp")
-    only_blind = validation(rules, {(0, "msp"): [0.51], (0, "energy"): [0.58]})
-    assert decided(rules, only_blind) == (0, "msp")
+@pytest.mark.parametrize(
+    ("aurocs", "changes", "taken"),
+    [
+        (HARM, {}, (0, "energy")),  # harm on one set excludes the best mean
+        (HARM, {"bound": "none"}, (0, "margin")),
+        (BLIND, {}, (0, "energy")),  # a blind set has no vote
+        (BLIND, {"blind": 0}, (0, "msp")),
+        ({(0, "msp"): [0.51], (0, "energy"): [0.58]}, {}, (0, "msp")),
+        (DEARER, {}, (0, "energy")),  # a dearer row is taken for more than the margin alone
+        (DEARER, {"margin": 0.005}, (1, "energy")),
+        (DEARER | {(1, "energy"): [0.85]}, {}, (1, "energy")),
+        (WITHIN, {}, (0, "vim")),  # the order of scores counts within the margin
+        (WITHIN, {"pick": "order"}, (0, "energy")),
+        (WITHIN, {"pick": "significantly"}, (0, "vim")),
+        (ROWS, {}, (1, "vim")),  # with one score rows are compared under that of the single model
+        (ROWS, {"scores": "one"}, (0, "energy")),
+    ],
+)
+def test_what_a_rule_takes(aurocs: Any, changes: dict[str, Any], taken: tuple[int, str], rules: Any) -> None:
+    assert decided(rules, validation(rules, aurocs), **changes) == taken
 
 
-def test_a_dearer_row_is_taken_for_more_than_the_margin_alone(rules: Any) -> None:
-    aurocs = {(0, "msp"): [0.7], (0, "energy"): [0.8], (1, "msp"): [0.7], (1, "energy"): [0.808]}
-    assert decided(rules, validation(rules, aurocs)) == (0, "energy")
-    assert decided(rules, validation(rules, aurocs), margin=0.005) == (1, "energy")
-    dearer = validation(rules, aurocs | {(1, "energy"): [0.85]})
-    assert decided(rules, dearer) == (1, "energy")
+def test_a_row_beyond_the_limits_is_not_taken(rules: Any) -> None:
+    dearer = validation(rules, DEARER | {(1, "energy"): [0.85]})
     dearer.within[1] = False
     assert decided(rules, dearer) == (0, "energy")
-
-
-def test_the_order_of_scores_counts_within_the_margin(rules: Any) -> None:
-    seen = validation(rules, {(0, "msp"): [0.7], (0, "energy"): [0.8], (0, "vim"): [0.806]})
-    assert decided(rules, seen) == (0, "vim")
-    assert decided(rules, seen, pick="order") == (0, "energy")
-    assert decided(rules, seen, pick="significantly") == (0, "vim")
-
-
-def test_with_one_score_rows_are_compared_under_that_of_the_single_model(rules: Any) -> None:
-    aurocs = {(0, "msp"): [0.7], (0, "energy"): [0.8], (1, "energy"): [0.801], (1, "vim"): [0.9]}
-    seen = validation(rules, aurocs)
-    assert decided(rules, seen) == (1, "vim")
-    assert decided(rules, seen, scores="one") == (0, "energy")

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
-import pytest
 
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies.choosing import Candidate, Evidence, choose_candidate
 from hydractl.studies.words import ACCURACY, NLL
+from tests.running import script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "verdict_rules.py"
 ROWS, SCORES, SETS, ROUNDS = 4, ("msp", "energy", "vim"), 3, 40
 MAX_DROP = 0.01
-
-
-@pytest.fixture(scope="module")
-def rules() -> ModuleType:
-    specification = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[SCRIPT.stem] = module  # dataclasses look themselves up
-    specification.loader.exec_module(module)
-    return module
 
 
 class Drawn:
@@ -67,7 +55,7 @@ class Drawn:
             )
         return Evidence(found)
 
-    def validation(self, rules: ModuleType) -> object:
+    def validation(self, rules: Any) -> object:
         """What the script decides by."""
         prices = [(macs, members, row) for row, (macs, members) in enumerate(zip(self.macs, self.members, strict=True))]
         lost = self.accuracies[0] - self.accuracies
@@ -76,7 +64,8 @@ class Drawn:
         return rules.Validation(candidates, prices, within.tolist(), self.aurocs, self.resampled)
 
 
-def test_both_decide_alike(rules: ModuleType) -> None:
+def test_both_decide_alike() -> None:
+    rules = script(SCRIPT)
     setting = rules.Setting(scores="one")
     taken = set()
     for seed in range(300):
