@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -85,30 +84,6 @@ def test_where_they_have_no_value() -> None:
     assert set(errors(without_a_score).values()) == {None}
     empty = samples_of(np.zeros((2, 0, 3)), np.zeros(0, dtype=np.int64))
     assert set(errors(empty).values()) == {None}
-
-
-def literal(samples: Samples, rows: np.ndarray) -> Samples:
-    """The samples at these places, each as often as it is named."""
-    changed: dict[str, Any] = {"votes": samples.votes[:, rows]}
-    changed["scores"] = {name: values[rows] for name, values in samples.scores.items() if values is not None}
-    for name in ("predicted", "confidence", "entropy", "mi", "score", "labels", "label_log_probs", "brier_terms"):
-        changed[name] = getattr(samples, name)[rows]
-    return replace(samples, **changed)
-
-
-def test_each_round_is_the_metric_of_the_repeated_samples() -> None:
-    samples = answered(n=60)
-    got = resample(samples, {}, {}, rounds=20, seed=5)
-    words = np.frombuffer(hashlib.sha256(b"id").digest(), dtype="<u4").tolist()
-    generator = np.random.default_rng([5, *words])
-    for i in range(20):
-        drawn = np.sort(generator.integers(0, 60, 60))
-        for score in ("vilu", "energy"):
-            expected = errors(literal(samples, drawn), score)
-            for key in ("auroc", "fpr95", "aupr", "aurc", "ece", "aece"):
-                if expected[key] is not None:
-                    in_round = got.rounds[f"scores.{score}.errors.{key}"][i]
-                    assert in_round == pytest.approx(expected[key], rel=1e-12, abs=1e-12), key
 
 
 @pytest.mark.parametrize(("wrong", "has_interval"), [(1, False), (5, True)])

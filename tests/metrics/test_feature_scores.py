@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -236,17 +237,17 @@ def test_vim_divides_by_no_rounding_where_few_samples_span_no_more_than_its_prin
     assert np.abs(ours("vim", data, samples, logits)).max() < 1000 * np.abs(logits).max()
 
 
+def widened(features: np.ndarray) -> np.ndarray:
+    """The features, a sum of some of them as float32 rounds it, and one that is always 1."""
+    total = features[:, :3].sum(axis=1).astype(np.float32)
+    return np.column_stack([features, total, np.ones(len(features))])
+
+
 def test_directions_without_spread_and_absent_classes_do_not_count() -> None:
     data, samples, logits = case()
     assert data.labels is not None
-
-    def widened(features: np.ndarray) -> np.ndarray:
-        """The features, a sum of some of them, and one that is always 1."""
-        total = features[:, :3].sum(axis=1)
-        return np.column_stack([features, total, np.ones(len(features))])
-
     labels_with_gaps = data.labels * 5
-    sparse = MemberTraining(widened(data.features), labels_with_gaps, data.highest, data.weight, data.bias)
+    sparse = replace(data, features=widened(data.features), labels=labels_with_gaps)
     for name in ("mahalanobis", "rmd"):
         expected = ours(name, data, samples, logits)
         assert ours(name, sparse, widened(samples), logits) == pytest.approx(expected, rel=1e-6, abs=1e-6)
@@ -258,7 +259,7 @@ def test_the_density_of_classes_is_that_of_torch_with_uneven_shares_and_far_away
     few_of_the_last = (data.labels < 3) | (np.arange(len(data.labels)) % 3 == 0)
     labels = data.labels[few_of_the_last] * 5  # those between have no samples
     features = data.features[few_of_the_last] + 1000
-    uneven = MemberTraining(features, labels, data.highest, data.weight, data.bias)
+    uneven = replace(data, features=features, labels=labels)
     far = np.vstack([samples, samples * 1000]) + 1000
     by_class = [torch.from_numpy(features[labels == label]) for label in np.unique(labels)]
     gaussians = torch.distributions.MultivariateNormal(
@@ -273,13 +274,7 @@ def test_the_density_of_classes_is_that_of_torch_with_uneven_shares_and_far_away
 
 def test_directions_in_which_no_class_spreads_change_the_density_by_a_constant() -> None:
     data, samples, logits = case()
-
-    def widened(features: np.ndarray) -> np.ndarray:
-        """The features, a sum of some of them as float32 rounds it, and one that is always 1."""
-        total = features[:, :3].sum(axis=1).astype(np.float32)
-        return np.column_stack([features, total, np.ones(len(features))])
-
-    wide = MemberTraining(widened(data.features), data.labels, data.highest, data.weight, data.bias)
+    wide = replace(data, features=widened(data.features))
     changed = ours("ddu", wide, widened(samples), logits) - ours("ddu", data, samples, logits)
     assert changed == pytest.approx(np.full(len(changed), changed[0]), abs=1e-3)
 
@@ -288,15 +283,13 @@ def test_a_class_without_a_covariance_is_refused() -> None:
     data, _, _ = case()
     assert data.labels is not None
     twelve_of_the_last = (data.labels < 3) | (np.cumsum(data.labels == 3) <= WIDTH)
-    fewer = MemberTraining(
-        data.features[twelve_of_the_last], data.labels[twelve_of_the_last], data.highest, data.weight, data.bias
-    )
+    fewer = replace(data, features=data.features[twelve_of_the_last], labels=data.labels[twelve_of_the_last])
     with pytest.raises(InputError, match="class 3 of --train has 12 samples in 12 dimensions") as caught:
         FEATURE_SCORES["ddu"].fit(fewer)
     assert caught.value.hint is not None and "more than 12 samples of each class" in caught.value.hint
     flat = data.features.copy()
     flat[data.labels == 2, 4] = flat[data.labels == 2, 1] - flat[data.labels == 2, 0]  # of this class alone
-    without = MemberTraining(flat, data.labels, data.highest, data.weight, data.bias)
+    without = replace(data, features=flat)
     with pytest.raises(InputError, match="class 2 of --train does not spread in all directions") as caught:
         FEATURE_SCORES["ddu"].fit(without)
     assert caught.value.hint is not None and "mahalanobis" in caught.value.hint
@@ -306,7 +299,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     data, _, _ = case(5)
     with pytest.raises(InputError, match="nearest neighbour 7, and --train has 5 samples"):
         FEATURE_SCORES["knn"].fit(data)
-    still = MemberTraining(np.ones((5, 3)), np.zeros(5, dtype=np.int64), data.highest, data.weight[:, :3], data.bias)
+    still = replace(data, features=np.ones((5, WIDTH)))
     with pytest.raises(InputError, match="the same for every sample"):
         FEATURE_SCORES["mahalanobis"].fit(still)
 
@@ -335,7 +328,7 @@ def test_two_classes_of_the_same_weights_have_no_boundary() -> None:
     data, samples, _ = case()
     twice = np.vstack([data.weight, data.weight[:1]])
     bias = np.append(data.bias, data.bias[0])
-    with_twin = MemberTraining(data.features, data.labels, data.highest, twice, bias)
+    with_twin = replace(data, weight=twice, bias=bias)
     logits = samples @ twice.T + bias
     got = ours("fdbd", with_twin, samples, logits)
     without = ours("fdbd", data, samples, logits[:, :CLASSES])
@@ -359,7 +352,7 @@ def test_classes_without_right_or_any_training_samples_have_a_pattern() -> None:
     of_others = predicted[predicted != 1]
     assert set(of_others) == {0, 2, 3}
     never_right = np.where(predicted == 2, 0, np.where(data.labels == 1, 0, data.labels))
-    changed = MemberTraining(data.features, never_right, data.highest, data.weight, data.bias)
+    changed = replace(data, labels=never_right)
     patterns = FEATURE_SCORES["she"].fit(changed)["patterns"]
     assert patterns[1] == pytest.approx(data.features.mean(axis=0))  # no sample of it
     assert patterns[2] == pytest.approx(data.features[never_right == 2].mean(axis=0))  # none of them right
@@ -371,7 +364,7 @@ def test_more_words_are_cut_to_those_least_like_the_classes_in_groups_of_equal_s
     data, _, _ = case()
     rng = np.random.default_rng(0)
     words = rng.normal(size=(8000, WIDTH))
-    many = MemberTraining(data.features, data.labels, data.highest, data.weight, data.bias, words=words)
+    many = replace(data, words=words)
     negatives = FEATURE_SCORES["neglabel"].fit(many)["negatives"]
     assert negatives.shape == (12, 100, WIDTH)  # 15 % of 8,000
     texts = data.weight / np.linalg.norm(data.weight, axis=1, keepdims=True)
@@ -379,7 +372,7 @@ def test_more_words_are_cut_to_those_least_like_the_classes_in_groups_of_equal_s
     likeness = np.quantile(units @ texts.T, 0.95, axis=1)
     kept = np.quantile(negatives.reshape(-1, WIDTH) @ texts.T, 0.95, axis=1)
     assert np.sort(kept) == pytest.approx(np.sort(likeness)[:1200], abs=1e-6)
-    few = MemberTraining(data.features, data.labels, data.highest, data.weight, data.bias, words=words[:30])
+    few = replace(data, words=words[:30])
     assert FEATURE_SCORES["neglabel"].fit(few)["negatives"].shape == (1, 30, WIDTH)
 
 

@@ -69,19 +69,6 @@ def test_against_scikit_learn_and_naive_code(kind: str) -> None:
     assert fpr95_nearest(id_scores, ood_scores) == naive_nearest(id_scores, ood_scores)
 
 
-def test_by_hand() -> None:
-    id_scores, ood_scores = np.array([0.1, 0.2, 0.5]), np.array([0.2, 0.6])
-    # Pairs: 0.2 beats 0.1, ties with 0.2, loses to 0.5; 0.6 beats all three: U = 4.5.
-    value = two_u(id_scores, ood_scores)
-    assert value == 9
-    assert type(value) is int
-    assert auroc(id_scores, ood_scores) == 0.75
-    # Thresholds 0.6: recall 1/2, precision 1; 0.5: 1/2, 1/2; 0.2: 1, 2/4.
-    assert aupr(id_scores, ood_scores) == 0.5 * 1 + 0.5 * 0.5
-    assert aupr_trapezoid(id_scores, ood_scores) == 0.5 * 1 + 0.5 * (0.5 + 0.5) / 2
-    assert fpr95(id_scores, ood_scores) == 2 / 3
-
-
 @pytest.mark.fault(30)
 def test_all_scores_equal() -> None:
     id_scores, ood_scores = np.full(30, -1.0), np.full(10, -1.0)
@@ -90,12 +77,6 @@ def test_all_scores_equal() -> None:
     assert aupr(id_scores, ood_scores) == 0.25
     assert aupr_trapezoid(id_scores, ood_scores) == 0.625
     assert (fpr95(id_scores, ood_scores), fpr95_nearest(id_scores, ood_scores)) == (1.0, 1.0)
-
-
-def test_separated_scores() -> None:
-    low, high = np.array([0.1, 0.2]), np.array([0.7, 0.8, 0.9])
-    assert [metric(low, high) for metric in ALL] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
-    assert (auroc(high, low), fpr95(high, low)) == (0.0, 1.0)
 
 
 def test_fpr95_takes_the_first_threshold_that_reaches_19_of_20() -> None:
@@ -124,11 +105,6 @@ def test_nearest_tie_goes_to_the_higher_recall() -> None:
     assert fpr95_nearest(id_scores, ood_scores) == 0.5
 
 
-def test_one_sample_a_side() -> None:
-    one, two = np.array([1.0]), np.array([2.0])
-    assert (auroc(one, two), auroc(two, one), auroc(one, one)) == (1.0, 0.0, 0.5)
-
-
 @pytest.mark.fault(31)
 @pytest.mark.parametrize("metric", ALL)
 def test_an_empty_side_is_none(metric) -> None:
@@ -145,12 +121,6 @@ def test_a_score_that_is_not_finite_is_an_error(metric) -> None:
         metric(np.zeros(2), np.array([0.0, np.nan, np.inf]))
     with pytest.raises(NonFiniteError, match="ID scores: not finite at sample 0"):
         metric(np.array([-np.inf]), np.zeros(2))
-
-
-def test_order_of_the_samples_does_not_matter() -> None:
-    id_scores, ood_scores = case(3, "tied")
-    before = [metric(id_scores, ood_scores) for metric in ALL]
-    assert [metric(id_scores[::-1], np.roll(ood_scores, 7)) for metric in ALL] == before
 
 
 def test_two_u_is_exact_beyond_32_bits() -> None:

