@@ -17,6 +17,7 @@ import pytest
 
 from hydractl.circuit.advice import gain_text, repeated_text
 from hydractl.cli.app import main
+from tests.circuit import searching
 from tests.forked import LIMIT, Forked, team
 from tests.running import quiet as run
 from tests.spread import marked_long
@@ -60,9 +61,9 @@ def removed(path: str) -> list[tuple[str, int]]:
     return [(step["site"], step["head"]) for step in read(path)["removed"]]
 
 
-def same(name: str, other: str = "full") -> None:
+def same(name: str) -> None:
     for objective in ("acc", "ood", "avg"):
-        assert Path(f"{name}.{objective}.json").read_bytes() == Path(f"{other}.{objective}.json").read_bytes()
+        assert Path(f"{name}.{objective}.json").read_bytes() == Path(f"full.{objective}.json").read_bytes()
 
 
 def records(path: str) -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ def records(path: str) -> list[dict[str, Any]]:
 
 
 def evaluated(*paths: str) -> Counter[tuple[str, int, int, int]]:
-    return Counter((r["of"], r["step"], *r["head"]) for path in paths for r in records(path) if "of" in r)
+    return searching.evaluated([record for path in paths for record in records(path)])
 
 
 # --- kill and resume --------------------------------------------------------------------------------------------------
@@ -233,31 +234,14 @@ def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: py
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 
-def search_of_samples_in_both() -> list[str]:
-    with np.load("id.npz") as inside, np.load("ood.npz") as outside:
-        np.savez("both.npz", x=np.concatenate([inside["x"][:8], outside["x"][8:]]))
-    data = [*SEARCH[:4], "--ood-val", "both.npz", *SEARCH[6:]]
-    return [*data, "--objective", "acc,ood,avg", "--budget", "6", "--resume"]
-
-
-@pytest.mark.long
-def test_what_rounding_decided_is_noted_also_after_a_break_and_without_bounds() -> None:
-    one = search_of_samples_in_both()
-    run(*one, "-o", "r.json")
-    whole = Path("r.json.journal").read_bytes().splitlines(keepends=True)
-    for cut in (len(whole) // 2, len(whole)):
-        Path("s.json.journal").write_bytes(b"".join(whole[:cut]))
-        run(*one, "-o", "s.json")
-        same("s", "r")
-    run(*one, "--no-bounds", "-o", "n.json")
-    same("n", "r")
-
-
 def test_steps_that_rounding_decided_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     """Samples that are ID and OOD at once have no order, whatever the model makes of them."""
     for objective in ("acc", "ood", "avg"):
         assert "rounding" not in read(f"full.{objective}.json")
-    run(*search_of_samples_in_both(), "-o", "r.json")
+    with np.load("id.npz") as inside, np.load("ood.npz") as outside:
+        np.savez("both.npz", x=np.concatenate([inside["x"][:8], outside["x"][8:]]))
+    data = [*SEARCH[:4], "--ood-val", "both.npz", *SEARCH[6:]]
+    run(*data, "--objective", "acc,ood,avg", "--budget", "6", "-o", "r.json")
     documents = {objective: read(f"r.{objective}.json") for objective in ("acc", "ood", "avg")}
     assert "rounding" not in documents["acc"]
     noted = {objective: [step["step"] for step in documents[objective]["rounding"]] for objective in ("ood", "avg")}

@@ -183,22 +183,15 @@ def test_another_environment_is_a_warning(path: Path) -> None:
 
 
 @pytest.mark.fault(2)
-@pytest.mark.parametrize("end", ['{"b": 2}', '{"b', "{", '{"b\n', "\x00\x00", "\n"])
-def test_a_half_written_last_line_is_dropped(end: str, path: Path) -> None:
-    path.write_text(HEADER + '{"a": 1}\n' + end)
+@pytest.mark.parametrize("end", [b'{"b": 2}', b'{"b', b"{", b'{"b\n', b"\x00\x00", b"\n", b'{"b": "\xc3'])
+def test_a_half_written_last_line_is_dropped(end: bytes, path: Path) -> None:
+    path.write_bytes(HEADER.encode() + b'{"a": 1}\n' + end)
     log = Heard()
     with resume(path, log) as journal:
         assert journal.records == [{"a": 1}]
         journal.append({"c": 3})
     assert log.lines == [f"the last line of {path} is half-written: dropped"]
     assert path.read_text() == HEADER + '{"a": 1}\n{"c": 3}\n'
-
-
-@pytest.mark.fault(2)
-def test_a_line_cut_within_a_character(path: Path) -> None:
-    path.write_bytes(HEADER.encode() + '{"a": "ü'.encode()[:-1])
-    with resume(path) as journal:
-        assert journal.records == []
 
 
 @pytest.mark.parametrize("size", [0, 1, len(HEADER) // 2, len(HEADER) - 1])

@@ -15,7 +15,6 @@ from hydractl.circuit.counting import LOGIT_TOLERANCE, SLOPES, Tally, values_of
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.objective import Doubt, EvaluationCounts
 from hydractl.circuit.search import GreedySearch
-from hydractl.circuit.winners import Trial, contenders
 from hydractl.metrics.ood import OOD_SCORES
 from tests.circuit import naive
 from tests.circuit.searching import evaluator_of, resumes, searched, shared_by_two
@@ -141,22 +140,6 @@ def test_wider_numbers_leave_less_in_doubt() -> None:
     assert fewer == {torch.float64: 1, torch.float32: 1, torch.float16: 2, torch.bfloat16: 2}
     assert values_of(z.double() + torch.tensor([0.0, -1e-9]), labels, "msp").doubt == Doubt()
     assert SLOPES.keys() <= OOD_SCORES.keys()
-
-
-def test_who_could_have_won() -> None:
-    def step(head: int, correct: int, fewer: int = 0, more: int = 0, nll: int = 0) -> Trial:
-        return Trial((0, head), EvaluationCounts(correct, 20, None, 0, nll or head, 0, Doubt(fewer=fewer, more=more)))
-
-    def heads(*steps: Trial) -> list[int]:
-        return [one.head[1] for one in contenders("acc", steps)]
-
-    assert heads(step(0, 7), step(1, 8), step(2, 8)) == [1]  # a tie that is one everywhere
-    assert heads(step(0, 7), step(1, 8, fewer=1)) == [1, 0]  # at 7 each the first would win
-    assert heads(step(0, 8, fewer=1), step(1, 7)) == [0]
-    assert heads(step(0, 7, more=1), step(1, 8), step(2, 7, more=1)) == [1, 0]
-    assert heads(step(0, 8), step(1, 9, fewer=3), step(2, 7, more=1), step(3, 7, more=2)) == [1, 0, 3]
-    assert heads(step(0, 8, 1, 1, nll=5), step(1, 8, 1, 1, nll=5)) == [0]  # the same model
-    assert heads(step(0, 8, 1, 1, nll=5), step(1, 8, 1, 1, nll=6)) == [0, 1]
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------

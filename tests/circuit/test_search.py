@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from fractions import Fraction
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -17,11 +16,11 @@ from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVE_BY_NAME, EvaluationCounts
 from hydractl.circuit.samples import SearchBatch
-from hydractl.circuit.search import GreedySearch, ObjectiveRanking, evaluations
+from hydractl.circuit.search import GreedySearch, ObjectiveRanking
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
-from tests.pico import mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import prune_source, source_of, stock, zero_columns
 from tests.spread import marked_long, marked_release
 
 HEADS = [(site, head) for site in range(3) for head in range(3)]
@@ -140,47 +139,6 @@ def test_the_heads_of_one_tower(tower: str, draw: int) -> None:
         assert step.counts.score("avg") == pytest.approx(float(score), abs=1e-12)
 
 
-def test_search_from_a_pruned_model() -> None:
-    reference = stock("class-token")
-    data = naive.data()
-    source = source_of(reference, "class-token")
-    mask = mask_of(source, [[0, 2], [1], [0, 1, 2]])
-    pruned = prune_source(source, mask)
-    model = HydraModel(pruned.description, pruned.tensors)
-    kept = list(mask.kept.values())
-    heads = []
-    for index, kept_here in enumerate(kept):
-        heads += [(index, position) for position in range(len(kept_here))]
-    ranking = GreedySearch(Evaluator(model, samples(data)), heads).run(["avg"], 4)["avg"]
-    paths = [site.path for site in model.sites]
-    measure = partial(naive.score, objective="avg", samples=data)
-    expected = naive.ranking(reference, measure, 4, paths, mask.removed_heads)
-    assert names(model, ranking, kept) == [(path, head) for path, head, _ in expected]
-
-
-@pytest.mark.long
-def test_the_first_drop_too_far_ends_a_ranking() -> None:
-    model = model_of(stock("class-token"), "class-token")
-    data = naive.data(inside=31, outside=23)
-
-    def search(**options: Any) -> dict[str, ObjectiveRanking]:
-        evaluator = Evaluator(model, samples(data))
-        rankings = GreedySearch(evaluator, HEADS, **options).run(["acc", "ood"], 6)
-        evaluator.close()
-        return rankings
-
-    def drops(ranking: ObjectiveRanking) -> list[int]:
-        return [ranking.base.correct - step.counts.correct for step in ranking.steps]
-
-    plain = search()
-    highest_drop = max(drops(plain["ood"])) - 1
-    ended = search(max_drop=Fraction(highest_drop, 31))
-    assert ended["ood"].ended == "max_drop"
-    for objective, ranking in plain.items():
-        within = list(itertools.takewhile(lambda drop: drop <= highest_drop, drops(ranking)))
-        assert ended[objective].steps == ranking.steps[: len(within)]
-
-
 @pytest.mark.long
 def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
     data = naive.data()
@@ -213,15 +171,6 @@ def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
         assert removed == expected
         places_of_idle = [removed.index(head) for head in idle if head in removed]
         assert places_of_idle == sorted(places_of_idle)
-
-
-def test_ties_really_occur_in_this_data() -> None:
-    data = naive.data()
-    scores = []
-    for site, head in HEADS:
-        model = zero_columns(stock("class-token"), [(f"blocks.{site}.attn", head)])
-        scores.append(naive.score(model, "acc", data))
-    assert len(set(scores)) < len(scores)
 
 
 def test_objectives_share_what_they_have_in_common() -> None:
@@ -268,10 +217,6 @@ def test_tally_counts_pairs_of_what_it_has_seen() -> None:
     assert tally.counts().two_u is None
     tally.add(3, Values(False, np.array([-0.5, -0.2])))
     assert tally.counts() == EvaluationCounts(1, 2, 2 + 1 + 2 + 2, 2)
-
-
-def test_number_of_evaluations_of_the_paper() -> None:
-    assert evaluations(144, 48) == 5784
 
 
 def test_the_model_is_whole_after_a_search() -> None:
