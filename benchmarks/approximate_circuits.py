@@ -66,7 +66,7 @@ def plainly(asked: argparse.Namespace) -> float:
     labels = source.description.labels or []
     reads = {source.name: source.description.reads}
     inside = open_data(asked.data, limit=asked.limit, labels=labels, need_labels=True, reads=reads)
-    outside = open_data(asked.ood, option="--ood", limit=asked.limit, ignore_labels=True, reads=reads)
+    outside = open_data(asked.ood, limit=asked.limit, ignore_labels=True, reads=reads)
     side = plain(source, [inside, outside], asked.objective, asked.batch_size)
     removed: list[tuple[int, int]] = []
     for _ in range(asked.budget):

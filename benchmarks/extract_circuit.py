@@ -292,7 +292,7 @@ def main() -> None:
     labels = source.description.labels or []
     datasets = [open_data(asked.data, limit=asked.limit, labels=labels, need_labels=True, reads=reads)]
     if asked.ood is not None:
-        datasets.append(open_data(asked.ood, option="--ood", limit=asked.limit, ignore_labels=True, reads=reads))
+        datasets.append(open_data(asked.ood, limit=asked.limit, ignore_labels=True, reads=reads))
     results = []
     for objective in asked.objective.split(","):
         used = datasets if objective in ("ood", "avg") else datasets[:1]

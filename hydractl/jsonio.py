@@ -141,20 +141,6 @@ class Held(str):
         return str(self), self.value
 
 
-def held_as(text: str, name: str) -> str:
-    """Return ``name`` as a text that holds the same object as ``text``; or ``name`` itself if ``text`` holds none.
-
-    Used when a SPEC gets another setting, which changes its text.
-
-    Args:
-        text: the value of an option.
-        name: the new text.
-    """
-    if isinstance(text, Held):
-        return type(text)(name, text.value)
-    return name
-
-
 class HeldDocument(Held):
     """A JSON document instead of the path of a file; ``value`` is the content that the file would have."""
 

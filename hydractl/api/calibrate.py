@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from hydractl.api.options import (
     Arch,
@@ -46,7 +46,7 @@ from hydractl.api.validating import (
 from hydractl.api.values import Data, JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.expressions.calibration import check_temperature
-from hydractl.expressions.data_sets import parse_ood_val
+from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
@@ -149,12 +149,13 @@ def calibrate(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
+    ood_val_sets = cast(list[OodSet], ood_val)
     temperatures = texts(temperature)
     scores = texts(ood_score)
     call = current()
     with Problems() as problems:
         add_problems_of_validation(
-            problems, val=val, ood_val=ood_val, temperature=temperatures, threshold=threshold, conformal=conformal
+            problems, val=val, ood_val=ood_val_sets, temperature=temperatures, threshold=threshold, conformal=conformal
         )
         if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal"))):
             problems.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")
@@ -192,9 +193,9 @@ def calibrate(
         ),
         data=DataOptions(
             test=None,
-            val=text_or_none(val),
-            ood_val=[parse_ood_val(value) for value in texts(ood_val)],
-            train=text_or_none(train),
+            val=cast("DataSpec | None", val),
+            ood_val=ood_val_sets,
+            train=cast("DataSpec | None", train),
             limit=limit,
             seed=seed,
             on_bad=on_bad,

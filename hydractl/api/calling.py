@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydractl.api.progress import ShowsProgress
-from hydractl.data.held import HeldData, held_set
+from hydractl.data.held import held_set
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.results import Result
 from hydractl.jsonio import HeldDocument, json_bytes, parse_json
 from hydractl.options.option import Option
@@ -99,73 +100,58 @@ class PythonLog(ShowsProgress):
 # --- data sets --------------------------------------------------------------------------------------------------------
 
 
-def is_data(option: Option) -> bool:
-    """Return whether an option takes one data set or several."""
-    return "SPEC" in (option.metavar or "")
-
-
-def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of a call that are data sets, by a name for each: ``data``, ``ood.NAME``.
-
-    An option for several data sets by name may be given texts such as ``NAME=SPEC`` instead. These are left out here,
-    because they are parsed like those of a command line.
+def data_argument(option: Option, value: Any) -> Any:
+    """Return the value of an option for data in a form that the option takes: samples in memory are held by a DataSpec.
 
     Args:
-        options: the options of the verb, by argument.
-        values: the values that the call gave, by argument.
+        option: takes one data set; or several, by name or without names.
+        value: a data set, or a mapping from names to data sets; if the option takes names, also texts ``NAME=SPEC`` as
+            on the command line, which stay as they are.
+
+    Raises:
+        UsageError: the option takes data sets by name, and the value does not name any.
+        InputError: a data set is of a type that :func:`hydractl.data.held.held_set` does not take.
     """
-    data_sets: dict[str, object] = {}
-    for argument, value in values.items():
-        option = options[argument]
-        if not is_data(option):
-            continue
-        if isinstance(value, Mapping):
-            for name, data in value.items():
-                data_sets[f"{argument}.{name}"] = data
-        elif not option.names:
-            data_sets[argument] = value
-    return data_sets
+    if isinstance(value, Mapping):
+        by_name = {name: held_spec(option.flag, data, f"{option.name}.{name}") for name, data in value.items()}
+        return by_name if option.names else list(by_name.values())
+    if not option.names:
+        return held_spec(option.flag, value, option.name)
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and all(isinstance(item, str) for item in texts):
+        return value
+    raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
 
 
-def data_argument(value: Any, name: str) -> str:
-    """Return a data set in the form that options take: a SPEC, or a text that holds the samples.
-
-    Args:
-        value: a SPEC, or samples of a type that :func:`hydractl.data.held.held_set` takes.
-        name: the name of the argument, for messages.
+def held_spec(option: str, value: Any, name: str) -> str | DataSpec:
+    """Return a SPEC as its text; samples in memory as a data set that holds them, named ``memory:NAME``.
 
     Raises:
         InputError: the value is neither.
     """
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    return HeldData(f"memory:{name}", held_set(value, name))
+    return DataSpec.of_option(option, f"memory:{name}", held_set(value, name))
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def value_for_option(option: Option, value: object, data: Mapping[str, str]) -> object:
+def value_for_option(option: Option, value: object) -> object:
     """Return the value of an argument in the form that its option takes.
 
-    Options for data sets and for JSON files take a text. If the call gave samples, or the content of a JSON file, they
-    are wrapped in a text that holds them. Any other value is returned as it is.
+    Options for JSON files take a text. If the call gave the content of a JSON file, it is wrapped in a text that holds
+    it. Any other value is returned as it is.
 
     Args:
         option: the option of the argument.
         value: the value that the call gave, of any type.
-        data: the data sets of the call, by ``data`` or ``ood.NAME``; each is a SPEC or a text that holds the samples.
 
     Raises:
-        UsageError: the option takes data sets by name, and the value does not name any.
         InputError: the value cannot be the content of a JSON file.
     """
-    # Data: one set, or several by name.
-    is_one_data_set = option.name in data
-    if is_one_data_set:
-        return data[option.name]
-    if is_data(option):
-        return _data_sets_by_name(option, value, data)
+    if option.takes_data:
+        return data_argument(option, value)
 
     # An option whose value may be any text can name a JSON file; then a mapping or a list is the content of that file.
     takes_any_text = option.type is str and not option.choices and option.pattern is None
@@ -176,34 +162,6 @@ def value_for_option(option: Option, value: object, data: Mapping[str, str]) -> 
     if may_name_a_file and is_content_of_file:
         return HeldDocument(option.name, _as_json(option, value))
     return value
-
-
-def _data_sets_by_name(option: Option, value: object, data: Mapping[str, str]) -> object:
-    """Return the value of an option that takes several data sets.
-
-    Args:
-        option: takes data sets by name, or several without names.
-        value: a mapping from names to data sets; or texts as on the command line, which are returned as they are.
-        data: the data sets of the call, by ``ood.NAME``; each is a SPEC or a text that holds the samples.
-
-    Returns:
-        For a mapping: the data sets by name if the option takes names, otherwise as a list.
-
-    Raises:
-        UsageError: the value is neither a mapping nor texts.
-    """
-    if isinstance(value, Mapping):
-        by_name = {name: data[f"{option.name}.{name}"] for name in value}
-        if option.names:
-            return by_name
-        return list(by_name.values())
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list | tuple):
-        are_texts = all(isinstance(item, str) for item in value)
-        if are_texts:
-            return value
-    raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
 
 
 def _as_json(option: Option, value: object) -> Any:

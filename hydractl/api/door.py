@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hydractl.api.calling import PythonLog, data_argument, data_in, is_left_out, unknown_argument, value_for_option
+from hydractl.api.calling import PythonLog, is_left_out, unknown_argument, value_for_option
 from hydractl.api.models import Model, ModelLike, open
 from hydractl.api.wording import Wording
 from hydractl.errors import HydraError, RequirementError, UsageError
@@ -51,14 +51,13 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         elif not is_left_out(value):
             values[name] = value
 
-    # Turn the values into those of options: objects in memory become texts that hold them.
+    # Turn the values into those that options take.
     models = {name: values.pop(name) for name in list(values) if options[name].kind in MODEL_KINDS}
-    spec_by_data_set = {name: data_argument(value, name) for name, value in data_in(options, values).items()}
-    wording = Wording(declared.verb, function.__name__, options.values(), values, spec_by_data_set)
+    wording = Wording(declared.verb, function.__name__, declared.options, values)
     try:
         taken: dict[str, object] = {}
         for name, value in values.items():
-            taken[name] = value_for_option(options[name], value, spec_by_data_set)
+            taken[name] = value_for_option(options[name], value)
         for name, value in models.items():
             taken[name] = _model_texts(options[name], value)
         verb_call = gather_arguments(declared, taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from hydractl.api.options import (
     SPEC_FORMS,
@@ -57,10 +57,10 @@ from hydractl.expressions.data_sets import (
     OOD_SUITES,
     PHOTOGRAPHS,
     SEVERITIES,
+    DataSpec,
+    OodSet,
     corruptions_asked_for,
-    parse_ood_set,
     parse_ood_suite,
-    parse_ood_val,
 )
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
@@ -78,12 +78,11 @@ dropping = partial(opt, group="MC dropout")
 _PASSES = 10
 
 
-def _check_ood(text: str) -> None:
+def _check_ood(ood_set: OodSet) -> None:
     """Check a data set of ``--ood``; ValueError for a name with another meaning in the answer."""
-    name = parse_ood_set(text).name
-    if name == "id":
+    if ood_set.name == "id":
         raise ValueError("cannot be named 'id', which is --test")
-    if name == "edges":
+    if ood_set.name == "edges":
         raise ValueError("cannot be named 'edges', which the answer has a use for")
 
 
@@ -258,13 +257,14 @@ def evaluate(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
+    ood_val_sets = cast(list[OodSet], ood_val)
     temperatures = texts(temperature)
     scores = texts(ood_score)
     keeps_logits = (text_or_none(predictions) or "").endswith(".st")
     call = current()
     with Problems() as problems:
         add_problems_of_validation(
-            problems, val=val, ood_val=ood_val, temperature=temperatures, threshold=threshold, conformal=conformal
+            problems, val=val, ood_val=ood_val_sets, temperature=temperatures, threshold=threshold, conformal=conformal
         )
         problems.goes_with("passes", "mc_dropout")
         problems.twice_named("ood")
@@ -314,11 +314,11 @@ def evaluate(
             dropout=None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed),
         ),
         data=DataOptions(
-            test=text_or_none(test),
-            ood=[parse_ood_set(value) for value in texts(ood)],
-            val=text_or_none(val),
-            ood_val=[parse_ood_val(value) for value in texts(ood_val)],
-            train=text_or_none(train),
+            test=cast("DataSpec | None", test),
+            ood=cast(list[OodSet], ood),
+            val=cast("DataSpec | None", val),
+            ood_val=ood_val_sets,
+            train=cast("DataSpec | None", train),
             limit=limit,
             seed=seed,
             on_bad=on_bad,

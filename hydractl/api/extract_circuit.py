@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from hydractl.api.heads import AUTO, COUNT, DROP, KEEP, OTHER_BASE, REMOVE, count_of_drop
 from hydractl.api.options import (
@@ -28,6 +28,7 @@ from hydractl.api.options import (
 )
 from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.options.call import Problems, current, log, text, text_or_none, texts, to_stdout, where
 from hydractl.options.signature import opt
 
@@ -181,8 +182,8 @@ def extract_circuit(
     given = current().given
     is_headmap = algorithm == "headmap"
     objectives = texts(objective) or ["nll" if is_headmap else "avg"]
-    val_sets = texts(val)
-    ood_val_sets = texts(ood_val)
+    val_sets = cast(list[DataSpec], val)
+    ood_val_sets = cast(list[DataSpec], ood_val)
     with Problems() as problems:
         if is_headmap:  # a single pass
             problems.unused("approx", "bounds", "max_drop", because="algorithm")

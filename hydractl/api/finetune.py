@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from hydractl.api.options import (
     SPEC_FORMS,
@@ -31,6 +31,7 @@ from hydractl.api.options import (
 from hydractl.api.values import Data, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.methods.base import FinetuneRequest
 from hydractl.options.call import Call, Problems, current, text, text_or_none, texts, where
@@ -479,8 +480,8 @@ def finetune(
     first_beta, second_beta = betas
     options = TrainOptions(
         data=TrainingDataOptions(
-            train=text(train),
-            val=text_or_none(val),
+            train=cast(DataSpec, train),
+            val=cast("DataSpec | None", val),
             limit=limit,
             seed=seed,
             batch_size=batch_size,

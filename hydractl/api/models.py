@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, Union
 
 from torch import nn
 
-from hydractl.api.calling import data_argument
+from hydractl.api.calling import held_spec
 from hydractl.api.modules import open_module
 from hydractl.api.results import Result
 from hydractl.api.values import Data
@@ -295,7 +295,7 @@ def _description_to_save(source: Source, trained_on: Data | None) -> Description
         made_by = provenance("save", 0, [source.sha256], {}, source.bases)
     seen = source.description.seen
     if trained_on is not None:
-        dataset = open_data(data_argument(trained_on, "trained_on"), ignore_labels=True)
+        dataset = open_data(held_spec("--data", trained_on, "trained_on"), ignore_labels=True)
         samples = entry("save", "train", dataset)
         seen = merged(seen, [samples])
     return replace(source.description, layout="sliced", provenance=made_by, seen=tuple(seen))

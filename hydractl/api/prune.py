@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from hydractl.api.heads import (
     AUTO,
@@ -41,6 +41,7 @@ from hydractl.api.values import Data, JsonDocument
 from hydractl.api.verb import verb
 from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
 from hydractl.criteria.weights import WEIGHT_CRITERIA
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.options.call import Problems, current, log, text, text_or_none
 from hydractl.options.signature import opt
 
@@ -277,7 +278,7 @@ def prune(
 
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
     opening = opening_options(arch=arch, labels=labels, max_length=None, prompt=prompt, seed=seed, bodies=True)
-    spec = text_or_none(data)
+    spec = cast("DataSpec | None", data)
     on = Measuring("prune", spec, samples, limit, seed, device, dtype, batch_size, workers)
     path, folder = place_of_model(output, "pruned.st")
     if weights is not None:
@@ -307,7 +308,7 @@ def prune(
         keep=keep,
         remove=remove,
         max_drop=max_drop,
-        val=text_or_none(val),
+        val=cast("DataSpec | None", val),
         scope=scope,
         order=order,
         sample_from=sample_from,

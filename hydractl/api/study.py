@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from hydractl.api.options import (
     Arch,
@@ -25,15 +25,15 @@ from hydractl.api.options import (
     Workers,
     running,
 )
-from hydractl.api.values import Path
+from hydractl.api.values import DataFile, NamedFiles, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
-from hydractl.expressions.data_sets import parse_ood_set
+from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.methods import rows_of_methods
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
 from hydractl.options.signature import opt
-from hydractl.studies.request import StudyRequest, named_ood_val
+from hydractl.studies.request import StudyRequest, ood_val_of_study
 
 if TYPE_CHECKING:
     from hydractl.api.results import Study
@@ -69,7 +69,7 @@ def study(
     model: OneFile,
     *,
     train: Annotated[
-        Path | None,
+        DataFile | None,
         in_data(
             "Training data, for rows that are trained or pruned with them and for OOD scores on features "
             "[default: none; rows that need them are left out]",
@@ -78,7 +78,7 @@ def study(
         ),
     ] = None,
     val: Annotated[
-        Path | None,
+        DataFile | None,
         in_data(
             "In-distribution validation data; one half is for the search, the other one to choose by",
             metavar="SPEC",
@@ -86,29 +86,28 @@ def study(
         ),
     ] = None,
     ood_val: Annotated[
-        Path | Sequence[str] | Mapping[str, Path],
+        NamedFiles,
         in_data(
             "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: "
             "the search takes the first one; auto makes them of the samples of --val",
             metavar="[NAME=]SPEC|auto",
             names=True,
-            check=lambda text: parse_ood_set(named_ood_val(text)),
+            reads=ood_val_of_study,
             often=True,
         ),
     ] = (),
     test: Annotated[
-        Path | None,
+        DataFile | None,
         in_data(
             "In-distribution test data, which no model runs on before everything is chosen", metavar="SPEC", often=True
         ),
     ] = None,
     ood: Annotated[
-        str | Sequence[str] | Mapping[str, Path],
+        NamedFiles,
         in_data(
             "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more",
             metavar="NAME=SPEC",
             names=True,
-            check=parse_ood_set,
             often=True,
         ),
     ] = (),
@@ -224,9 +223,9 @@ def study(
         problems.needs("val")
         problems.needs("test")
         problems.needs("ood_val")
-        problems.twice_named("ood_val", named_ood_val)
+        problems.twice_named("ood_val")
         problems.needs("ood")
-        problems.twice_named("ood", named_ood_val)
+        problems.twice_named("ood")
         problems.goes_with("negative_words", "ood_score")
         for name in texts(ood_score):
             if ON_FEATURES.get(name) == "words" and negative_words is None:
@@ -238,11 +237,11 @@ def study(
 
     request = StudyRequest(
         model=text(model),
-        train=text_or_none(train),
-        val=text(val),
-        ood_val=texts(ood_val),
-        test=text(test),
-        ood=texts(ood),
+        train=cast("DataSpec | None", train),
+        val=cast(DataSpec, val),
+        ood_val=cast(list[OodSet], ood_val),
+        test=cast(DataSpec, test),
+        ood=cast(list[OodSet], ood),
         rows=texts(rows),
         max_drop=max_drop,
         time=time,

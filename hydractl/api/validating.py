@@ -12,10 +12,10 @@ from typing import Annotated, Literal, TypeAlias
 from hydractl.api.options import io
 from hydractl.api.values import Data, NamedData
 from hydractl.expressions.calibration import check_threshold
-from hydractl.expressions.data_sets import AUTO, parse_ood_val
+from hydractl.expressions.data_sets import AUTO, OodSet, ood_val_set
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.options.call import Call, Problems, current, texts
+from hydractl.options.call import Call, Problems, current
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -36,7 +36,7 @@ OodVal: TypeAlias = Annotated[
         "the samples of --val",
         metavar="NAME=SPEC|auto",
         names=True,
-        check=parse_ood_val,
+        reads=ood_val_set,
     ),
 ]
 Threshold: TypeAlias = Annotated[
@@ -122,7 +122,7 @@ def add_problems_of_validation(
     problems: Problems,
     *,
     val: object,
-    ood_val: object,
+    ood_val: Sequence[OodSet],
     temperature: Sequence[str],
     threshold: str | None,
     conformal: float | None,
@@ -144,8 +144,8 @@ def add_problems_of_validation(
         problems.add(f"{chosen_on_val} needs --val, data to choose on that is not tested on")
     if side_of_threshold == "ood" and not ood_val:
         problems.add(f"--threshold {threshold} needs --ood-val, data to choose on that is not tested on")
-    specs = [text.partition("=")[2] or text for text in texts(ood_val)]
-    if val is None and AUTO in specs:
+    is_made = any(ood_set.spec.text == AUTO for ood_set in ood_val)
+    if val is None and is_made:
         problems.add("--ood-val auto needs --val, of whose samples it is made")
 
     rows = [text.rpartition("=")[0] for text in temperature]  # empty for a temperature of all rows

@@ -1,6 +1,6 @@
 """What a Python program may pass where the command line takes a text: samples, data sets, documents.
 
-These types are for type checkers and editors. The function of a verb gets a text, which stands for the object.
+These types are for type checkers and editors. The function of a verb gets what the text or the object is read as.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ if TYPE_CHECKING:
     NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
     """Data sets by name (``NAME``, ``NAME:near`` or ``NAME:far``), or texts ``NAME=SPEC``."""
 
+    DataFile: TypeAlias = Path
+    """A SPEC; no samples in memory."""
+
+    NamedFiles: TypeAlias = Mapping[str, Path] | str | Sequence[str]
+    """SPECs by name, or texts ``NAME=SPEC``."""
+
     ManyData: TypeAlias = Data | Mapping[str, Data]
     """One data set, or several under names that tell them apart in messages."""
 
@@ -51,7 +57,9 @@ if TYPE_CHECKING:
     """The document that a function returned, or the file of one."""
 else:
     Path = str
-    Data = NewType("Data", str)
-    NamedData = Sequence[Data]
+    from hydractl.expressions.data_sets import DataSpec, OodSet
+
+    DataFile = Data = NewType("Data", DataSpec)
+    NamedFiles = NamedData = Sequence[NewType("Data", OodSet)]
     ManyData = Sequence[Data]
     JsonDocument = NewType("JsonDocument", str)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydractl.errors import HydraError
-from hydractl.jsonio import Held
 from hydractl.options.option import Option
 
 _COMMAND = "hydractl "
@@ -26,28 +25,22 @@ class Wording:
         function: the function that was called.
         options: the options of the verb.
         values: the values that the call gave, by argument.
-        data: the data sets of the call in the form that options take, by their names in the call: ``data``,
-            ``ood.svhn``.
     """
 
-    def __init__(
-        self, verb: str, function: str, options: Iterable[Option], values: Mapping[str, Any], data: Mapping[str, str]
-    ) -> None:
+    def __init__(self, verb: str, function: str, options: Iterable[Option], values: Mapping[str, Any]) -> None:
         self._help = {f"hydractl {verb} --help": f"help(hydractl.{function})"}
         self._argument_by_flag: dict[str, str] = {}
-        flag_by_argument: dict[str, str] = {}
         for option in options:
             self._argument_by_flag[option.flag] = option.name
-            flag_by_argument[option.name] = option.flag
 
         # By each text that a message may contain, e.g. ``--keep 3``, its form in Python, ``keep=3``. Texts are replaced
         # in this order, and those about samples in memory must be replaced first.
         self._python_by_text: dict[str, str] = {}
-        for data_set_name, spec in data.items():
-            if isinstance(spec, Held):
-                argument = data_set_name.partition(".")[0]
-                flag = flag_by_argument.get(argument, f"--{argument}")
-                self._python_by_text |= _texts_of_samples(data_set_name, flag, spec)
+        for option in options:
+            value = values.get(option.name)
+            if option.takes_data:
+                for key in value if isinstance(value, Mapping) else [""]:
+                    self._python_by_text |= _texts_of_samples(option, key)
         for option in options:
             for value in _shown_values(option, values.get(option.name)):
                 self._python_by_text[f"{option.flag} {value}"] = f"{option.name}={value!r}"
@@ -84,22 +77,22 @@ class Wording:
         return flag[1].replace("-", "_")
 
 
-def _texts_of_samples(called: str, flag: str, spec: str) -> dict[str, str]:
+def _texts_of_samples(option: Option, key: str) -> dict[str, str]:
     """Return the texts by which messages name samples in memory, each with the Python form that replaces it.
 
     Args:
-        called: the name of the data set in the call: ``data``, or for one of several sets ``ood.svhn`` or
-            ``ood.svhn:far``.
-        flag: the flag of the argument, e.g. ``--ood``.
-        spec: the text that stands for the samples in messages.
+        option: the option of the argument.
+        key: the key of the samples in a mapping, such as ``svhn`` or ``svhn:far``; empty if they are the argument.
 
     Returns:
-        By text, ``data`` or ``ood['svhn']``. ``spec`` alone comes last, because the other texts contain it and must be
-        replaced before.
+        By text, ``data`` or ``ood['svhn']``. The text of the samples alone comes last, because the other texts contain
+        it and must be replaced before.
     """
-    argument, _, key = called.partition(".")
+    argument, flag = option.name, option.flag
     if not key:
+        spec = f"memory:{argument}"
         return {f"{flag} {spec}": argument, spec: argument}
+    spec = f"memory:{argument}.{key}"
     element = f"{argument}[{key!r}]"
     set_name = key.partition(":")[0]
     return {

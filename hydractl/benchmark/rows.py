@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.base import ModelFamily
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.meta_device import plain_sizes
@@ -233,7 +234,7 @@ def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgumen
     return cut_models
 
 
-def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
+def open_samples(rows: Sequence[BenchModel], spec: DataSpec, limit: int | None, seed: int, batch_size: int) -> Dataset:
     """Return the samples to run on instead of random inputs.
 
     Args:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, seen_in
 from hydractl.fusion.plan import check_members
 from hydractl.heads.mask import Head, HeadMask, Ranking, Site, mask_from_json, ranking_from_json
@@ -22,11 +23,11 @@ from hydractl.model.source import Source, pruned
 class SearchOptions:
     """The options of a search, each named like its command-line option; None means the option was not given.
 
-    ``val`` and ``ood_val`` are SPECs. Neither ``keep`` nor ``budget`` is given if ``max_drop`` ends the search.
+    Neither ``keep`` nor ``budget`` is given if ``max_drop`` ends the search.
     """
 
-    val: Sequence[str]
-    ood_val: Sequence[str]
+    val: Sequence[DataSpec]
+    ood_val: Sequence[DataSpec]
     paired: bool
     limit: int | None
     objective: Sequence[str]

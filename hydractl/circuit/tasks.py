@@ -15,7 +15,7 @@ from hydractl.data.base import Dataset, report_classes
 from hydractl.data.overlap import GivenSet, compare_sets
 from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.expressions.data_sets import AUTO
+from hydractl.expressions.data_sets import AUTO, DataSpec
 from hydractl.log import Log
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source, with_labels
@@ -60,7 +60,7 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
     classes_by_set = []
     all_classes: list[str] = []
     for spec in options.val:
-        source_with_classes = named_by_data(source, spec, options.limit, "--val")
+        source_with_classes = named_by_data(source, spec, options.limit)
         classes = list(source_with_classes.description.labels or ())
         classes_by_set.append(classes)
         all_classes += classes
@@ -104,7 +104,7 @@ def open_tasks(
             if options.paired and ood_index != id_index:
                 continue
             name = _numbered_name("ood", ood_index)
-            if spec == AUTO and id_index > 0:  # "auto" samples are made from each ID set: a separate set for each
+            if spec.text == AUTO and id_index > 0:  # "auto" samples are made from each ID set: a separate set for each
                 name += f" of {data}"
             if name not in ood_sets:
                 ood_sets[name] = _open_ood_set(spec, id_sets[data], source, options)
@@ -140,7 +140,6 @@ def _open_id_sets(
         labels: Sequence[str] = classes[index] if classes else labels_of_model
         dataset = open_data(
             spec,
-            option="--val",
             labels=labels,
             need_labels=True,
             limit=options.limit,
@@ -153,13 +152,12 @@ def _open_id_sets(
     return sets
 
 
-def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOptions) -> Dataset:
+def _open_ood_set(spec: DataSpec, inside: Dataset, source: Source, options: SearchOptions) -> Dataset:
     """Open one OOD set; the spec ``auto`` makes OOD samples from the ID samples in ``inside``."""
-    if spec == AUTO:
-        return PseudoOod(inside, AUTO, options.seed, "--ood-val auto")
+    if spec.text == AUTO:
+        return PseudoOod(inside, AUTO, options.seed, spec.where)
     return open_data(
         spec,
-        option="--ood-val",
         ignore_labels=True,
         limit=options.limit,
         seed=options.seed,

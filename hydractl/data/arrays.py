@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hydractl.data.base import Dataset, Spec, reason
+from hydractl.data.base import Dataset, reason
 from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels, limited
 from hydractl.data.npz_rows import NpzRows, read_array_header
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 
 _SETTINGS = ("x", "y", "classes")
 
@@ -75,7 +76,7 @@ class _Header(NamedTuple):
     fortran: bool
 
 
-def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = False) -> tuple[Dataset, RawLabels]:
+def read_npz(spec: DataSpec, limit: int | None, seed: int = 0, *, read_once: bool = False) -> tuple[Dataset, RawLabels]:
     """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
 
     ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]``;
@@ -119,7 +120,7 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
     return dataset, raw
 
 
-def _read_needed_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
+def _read_needed_headers(spec: DataSpec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
     """Read the headers of the named arrays, and say why the images cannot be used.
 
     Args:
@@ -212,7 +213,7 @@ def _read_labels(
 
 
 def _open_images(
-    spec: Spec, path: Path, name: str, header: _Header, rows: Sequence[int], *, read_once: bool
+    spec: DataSpec, path: Path, name: str, header: _Header, rows: Sequence[int], *, read_once: bool
 ) -> npt.NDArray[np.uint8] | NpzRows:
     """Return the images at some rows of the array: in memory, or read from the file when they are asked for.
 

@@ -1,136 +1,18 @@
-"""The SPEC that names a data set, and the interface shared by all open data sets."""
+"""The interface shared by all open data sets."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError, UsageError
-from hydractl.jsonio import Held
+from hydractl.errors import InputError
 from hydractl.log import Log
-
-_SCHEMES = ("builtin", "torchvision", "openood", "hf", "captions", "memory")
-
-TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
-
-SUPPORTED = (
-    "at present: a folder of images or of class folders, a .npz file, an image list (.txt, .lst, .list), "
-    "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
-    "builtin:NAME[/split], torchvision:NAME[/split], openood:NAME/PART, hf:NAME/config/split, captions:FILE or SHARDS"
-)
-"""The kinds of data that this version opens, for messages."""
-
-# A '?' starts the settings only if `key=` follows it, because file names may contain question marks.
-_QUERY = re.compile(r"\?(?=[A-Za-z_]+=)")
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One parsed SPEC: ``[KIND:]PATH[?key=value&key=value]``. Parsing never looks at the disk.
-
-    Attributes:
-        text: the SPEC as the user wrote it.
-        option: the option that received the SPEC, for example ``--data``; used in messages.
-        kind: the scheme before the colon, for example ``hf``. Without a scheme the ending decides: ``npz``, ``text`` or
-            ``path``. ``path`` means a folder or an image list; only the disk can tell which.
-        path: the text between the scheme and the query.
-        query: the settings after ``?``, by key.
-        held: the samples that a Python program holds in memory (see :class:`hydractl.data.held.HeldData`), or None.
-    """
-
-    text: str
-    option: str
-    kind: str
-    path: str
-    query: Mapping[str, str] = field(default_factory=dict)
-    held: Any = None
-
-    @property
-    def where(self) -> str:
-        """How messages name this data set: the option and the SPEC."""
-        return f"{self.option} {self.text}"
-
-    def check_query(self, known: Iterable[str]) -> None:
-        """Refuse settings that this kind of data does not have.
-
-        Raises:
-            UsageError: if the query has unknown keys; the message names the unknown and the known ones.
-        """
-        known = list(known)
-        unknown = [key for key in self.query if key not in known]
-        if not unknown:
-            return
-        listed = ", ".join(map(repr, unknown))
-        hint = f"known here: {', '.join(known)}" if known else "this kind of data takes no settings"
-        raise UsageError(f"{self.where}: unknown setting {listed} after '?'", hint=hint)
-
-
-def parse_spec(text: str, option: str = "--data") -> Spec:
-    """Parse a SPEC, the text that names a data set: ``[KIND:]PATH[?key=value&key=value]``.
-
-    The query starts at the first ``?`` that is followed by ``key=``. In values ``%26`` stands for ``&`` and ``%25`` for
-    ``%``; the path is not unquoted.
-
-    Raises:
-        UsageError: if the SPEC is empty, or if a setting is empty, repeated or has no ``=``.
-    """
-    name = text
-    settings: list[str] = []
-    question_mark = _QUERY.search(text)
-    if question_mark is not None:
-        name = text[: question_mark.start()]
-        settings = text[question_mark.end() :].split("&")
-
-    kind, path = _kind_and_path(name)
-    if not path:
-        raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
-    query, problems = _parse_settings(settings)
-    if problems:
-        raise UsageError(f"{option} {text}: cannot read the settings after '?'", problems=problems)
-
-    # A Python program may hold the data itself, under a text that only names them.
-    held = text.value if isinstance(text, Held) else None
-    return Spec(str(text), option, kind, path, query, held)
-
-
-def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return a dict of the values of all ``key=value`` settings, and one message for each setting that is wrong."""
-    values: dict[str, str] = {}
-    problems = []
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not key or not equals or not value:
-            problems.append(f"{setting!r} is not key=value")
-        elif key in values:
-            problems.append(f"{key!r} is given twice")
-        else:
-            values[key] = unquote(value)
-    return values, problems
-
-
-def _kind_and_path(text: str) -> tuple[str, str]:
-    """Split a SPEC without its query into its kind (from the scheme or the file ending) and its path."""
-    scheme, colon, path = text.partition(":")
-    if colon and scheme in _SCHEMES:
-        return scheme, path
-    lower = text.lower()
-    if lower.endswith(".npz"):
-        return "npz", text
-    if lower.endswith(TEXT_SUFFIXES):
-        return "text", text
-    return "path", text
-
-
-# --- the data set -----------------------------------------------------------------------------------------------------
 
 PAIRS = "image-caption pair"
 """The :attr:`Dataset.kind` of images with captions."""

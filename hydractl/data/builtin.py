@@ -16,11 +16,12 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from hydractl.data.arrays import ArrayImages
-from hydractl.data.base import Dataset, Spec
+from hydractl.data.base import Dataset
 from hydractl.data.docstrings import docstrings
 from hydractl.data.labels import RawLabels
 from hydractl.data.text import Texts
 from hydractl.errors import InputError, UsageError, install_hint
+from hydractl.expressions.data_sets import DataSpec
 
 Images = npt.NDArray[np.uint8]
 
@@ -59,7 +60,7 @@ _PHOTO_SCALES = (1, 2, 4, 8)
 """Photo pixels per side of one pixel of a patch."""
 
 
-def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
 
     Args:
@@ -94,12 +95,12 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     return dataset, raw
 
 
-def _ids(spec: Spec, count: int) -> list[str]:
+def _ids(spec: DataSpec, count: int) -> list[str]:
     """Return the ids of ``count`` samples, numbered from 0, for example ``builtin:digits/test#0``."""
     return [f"builtin:{spec.path}#{number}" for number in range(count)]
 
 
-def _check_name(spec: Spec, name: str, split: str) -> None:
+def _check_name(spec: DataSpec, name: str, split: str) -> None:
     """Refuse sets and splits that do not exist, and sets that need a library which is not installed.
 
     Args:

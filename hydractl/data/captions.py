@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from hydractl.data.base import PAIRS, TEXT_SUFFIXES, Dataset, Spec
+from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.files import listed_images
 from hydractl.data.hub import holds_images, read_image_parquet
 from hydractl.data.labels import RawLabels
@@ -19,6 +19,7 @@ from hydractl.data.shards import index_shards
 from hydractl.data.text import MOST_PROBLEMS, shown_columns
 from hydractl.data.text_rows import TextRow, open_table
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import TEXT_SUFFIXES, DataSpec
 
 # Names under which the column of images and the column of captions are found; open_clip uses filepath and title.
 _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("caption", "title", "text")}
@@ -61,7 +62,7 @@ class CaptionedImages(Dataset):
         return digest.hexdigest()
 
 
-def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``captions:PATH``: pairs of images and captions. They have no labels.
 
     There are three sources. A table (``.jsonl``, ``.csv`` or ``.tsv``, each also ``.gz``, or ``.parquet``) has an image
@@ -99,7 +100,7 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     return _read_table_pairs(spec, limit)
 
 
-def _read_shard_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open the pairs in WebDataset shards; they have no labels.
 
     Args:
@@ -124,7 +125,7 @@ def _read_shard_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels
     return dataset, RawLabels()
 
 
-def _read_parquet_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def _read_parquet_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open the pairs in a Parquet file that holds the images themselves; they have no labels.
 
     Args:
@@ -151,7 +152,7 @@ def _read_parquet_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabe
     return dataset, RawLabels()
 
 
-def _read_table_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def _read_table_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open the pairs of a table whose rows name image files; they have no labels.
 
     Args:
@@ -175,7 +176,7 @@ def _read_table_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels
 
 
 def _read_texts(
-    spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]
+    spec: DataSpec, rows: Iterable[TextRow], columns: Mapping[str, str]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Read the texts in some columns of each row.
 
@@ -214,12 +215,12 @@ def _read_texts(
     return texts, row_names
 
 
-def _choose_columns(spec: Spec, available: Sequence[str], what: str) -> dict[str, str]:
+def _choose_columns(spec: DataSpec, available: Sequence[str], what: str) -> dict[str, str]:
     """Return a dict with the names of two columns: ``image`` and ``caption``."""
     return {key: _choose_column(spec, key, available, what) for key in _NAMES}
 
 
-def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
+def _choose_column(spec: DataSpec, key: str, available: Sequence[str], what: str) -> str:
     """Return the column of the images or of the captions: the one that the SPEC names, else the one with a known name.
 
     Args:
@@ -278,7 +279,7 @@ def _text_of_row(row: TextRow, column: str, what: str) -> str:
     return value
 
 
-def _refuse_pairs(spec: Spec, problems: list[str], hint: str | None = None) -> None:
+def _refuse_pairs(spec: DataSpec, problems: list[str], hint: str | None = None) -> None:
     """Raise an error that lists the pairs that cannot be used, if there are any.
 
     Args:

@@ -13,10 +13,18 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from hydractl.data.base import Dataset, Spec, seeded_by
+from hydractl.data.base import Dataset, seeded_by
 from hydractl.data.files import read_folder
 from hydractl.errors import UsageError
-from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SEVERITIES, setting_value, with_setting
+from hydractl.expressions.data_sets import (
+    CORRUPTIONS,
+    FROST,
+    PHOTOGRAPHS,
+    SEVERITIES,
+    DataSpec,
+    setting_value,
+    with_setting,
+)
 from hydractl.families.pixels import grey_or_rgb
 
 _SETTINGS = ("corruption", "severity", "photographs")
@@ -71,7 +79,7 @@ class CorruptedImages(Dataset):
         self.photographs: list[Image.Image] | None = None
         self._photographs_fingerprint = b""
         if photographs is not None:
-            folder, _ = read_folder(Spec(photographs, "photographs", "path", photographs), None)
+            folder, _ = read_folder(DataSpec(photographs, "photographs", "path", photographs), None)
             # Decode them here, so that an unreadable photograph is an error, and not a bad image of the set.
             self.photographs = [folder[i] for i in range(len(folder))]
             self._photographs_fingerprint = bytes.fromhex(folder.fingerprint())
@@ -128,7 +136,7 @@ class AskedCorruption(NamedTuple):
     photographs: str | None
 
 
-def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
+def take_corruption(spec: DataSpec) -> tuple[DataSpec, AskedCorruption | None]:
     """Split a SPEC into the SPEC of the clean images and the corruption to apply to them.
 
     Returns:

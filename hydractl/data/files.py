@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
+from hydractl.data.base import Dataset, UnreadableSample, reason
 from hydractl.data.labels import INTEGER, RawLabels, limited
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")
 """File endings, in upper or lower case, by which a file counts as an image."""
@@ -144,7 +145,7 @@ def printable(path: str) -> str:
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 
-def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_image_list(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open an image list (UTF-8) with a path and optionally a label in each line.
 
     Paths are relative to ``?root=`` if it is set, else to the folder of the list. If a line has a tab, the tab
@@ -171,7 +172,7 @@ def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Datas
     return _open_entries(spec, entries, rows)
 
 
-def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_image_lists(spec: DataSpec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open several image lists as one set, in order. A limit takes the same share of each list, from its start.
 
     Args:
@@ -213,7 +214,7 @@ class _ListedImage(NamedTuple):
     label: str | None
 
 
-def _parse_list(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
+def _parse_list(spec: DataSpec, file: str, name: str = "") -> list[_ListedImage]:
     """Parse an image list and return one entry for each line that is not blank.
 
     Args:
@@ -246,7 +247,7 @@ def _parse_list(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
     return entries
 
 
-def _open_entries(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
+def _open_entries(spec: DataSpec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
     """Open some images of a list, with their labels.
 
     Args:
@@ -325,7 +326,9 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
     return RawLabels(labels_of_rows, names_of_classes)
 
 
-def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
+def listed_images(
+    spec: DataSpec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()
+) -> FileImages:
     """Open the images that a file lists by their paths, relative to ``?root=`` or else to the folder of the file.
 
     Args:
@@ -380,7 +383,7 @@ def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_folder(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open a folder of images, or a folder of class folders with images.
 
     Every sub-folder is a class and holds its images at any depth. Ids are paths relative to the folder. Classes and
@@ -433,14 +436,14 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     return dataset, RawLabels(labels, class_names)
 
 
-def _open_paths(spec: Spec, root: str, paths: Sequence[str]) -> FileImages:
+def _open_paths(spec: DataSpec, root: str, paths: Sequence[str]) -> FileImages:
     """Open images by their paths relative to a folder; these paths become the ids."""
     ids = [printable(path) for path in paths]
     files = [os.path.join(root, path) for path in paths]
     return FileImages(spec.text, spec.where, ids, files)
 
 
-def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:
+def _check_folder(spec: DataSpec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:
     """Refuse a folder that holds neither only class folders with images nor only images.
 
     Args:

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from hydractl.errors import InputError
-from hydractl.jsonio import Held
 
 
 @runtime_checkable
@@ -46,12 +45,6 @@ class HeldSamples(NamedTuple):
 
 HeldSet = HeldSamples | Table
 """A table is read later, when it is known whether the models read images or texts: that decides its columns."""
-
-
-class HeldData(Held):
-    """Data that take the place of a SPEC; messages and documents call them ``memory:NAME``."""
-
-    value: HeldSet
 
 
 class LazySamples(Sequence[Any]):

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
+from hydractl.data.base import Dataset, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, limited, raw_labels
 from hydractl.data.names import class_label_names
 from hydractl.data.text import TEXT_QUERY, read_table
 from hydractl.data.text_rows import TextRow, TextTable
 from hydractl.errors import InputError, UsageError, install_hint
+from hydractl.expressions.data_sets import DataSpec
 
 _SETTINGS = ("image", "label")
 
@@ -159,7 +160,7 @@ def _image_columns(schema: Any) -> list[str]:
     return columns
 
 
-def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple[EncodedImages, RawLabels]:
+def read_image_parquet(spec: DataSpec, limit: int | None, seed: int | None) -> tuple[EncodedImages, RawLabels]:
     """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
 
     Labels are integers or names. Integers index the names of the published ``ClassLabel``, if the file has them.
@@ -216,7 +217,7 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     return dataset, raw_labels(chosen_labels, ids, names=class_names)
 
 
-def _choose_columns(spec: Spec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
+def _choose_columns(spec: DataSpec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
     """Return the column of the images, and the column of the labels or None if there are no labels.
 
     Args:
@@ -237,7 +238,7 @@ def _choose_columns(spec: Spec, image_columns: Sequence[str], available: Sequenc
     return image_column, None
 
 
-def _choose_image_column(spec: Spec, image_columns: Sequence[str]) -> str:
+def _choose_image_column(spec: DataSpec, image_columns: Sequence[str]) -> str:
     """Return the column of the images: the one that ``?image=`` names, else the only one.
 
     Raises:
@@ -309,7 +310,7 @@ class HubImages(EncodedImages):
         return bytes(content)
 
 
-def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
+def read_hub_set(spec: DataSpec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
     """Open ``hf:NAME/config/split`` or ``hf:FOLDER/config/split`` (a folder starts with ``/``, ``./``, ``../``, ``~``).
 
     If the set has a column of images, it is opened as images (``?image=``, ``?label=``), otherwise as texts
@@ -333,7 +334,7 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
     return _read_loaded(spec, table, folders, limit, seed)
 
 
-def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
+def read_table_in_memory(spec: DataSpec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
     """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as for a set of the hub.
 
     Args:
@@ -356,7 +357,7 @@ def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -
 
 
 def _read_loaded(
-    spec: Spec, table: Any, folders: Sequence[str] | None, limit: int | None, seed: int
+    spec: DataSpec, table: Any, folders: Sequence[str] | None, limit: int | None, seed: int
 ) -> tuple[Dataset, RawLabels]:
     """Open the images of a table of the library, or its texts if it has no column of images.
 
@@ -413,7 +414,7 @@ def _class_names(table: Any) -> dict[str, list[str]]:
     return names_by_column
 
 
-def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
+def _read_texts(spec: DataSpec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
     """Read the texts and labels of a table without images.
 
     Args:
@@ -435,7 +436,7 @@ def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset,
     return read_table(spec, text_table, count, name)
 
 
-def _load_table(spec: Spec) -> Any:
+def _load_table(spec: DataSpec) -> Any:
     """Load the set with the ``datasets`` library and return the library's own table.
 
     Raises:
@@ -467,7 +468,7 @@ def _load_table(spec: Spec) -> Any:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
 
 
-def _folders_of_images(spec: Spec) -> list[str]:
+def _folders_of_images(spec: DataSpec) -> list[str]:
     """Return the folders in which image files of a set may lie: its own folder, or the caches of the library."""
     import datasets
 
@@ -492,7 +493,7 @@ _DESCRIPTIONS = (_CARD, ".huggingface.yaml")
 _LONGEST_DESCRIPTION = 1 << 20  # in bytes; a few kilobytes of YAML are usual
 
 
-def _refuse_files_elsewhere(spec: Spec, folder: Path) -> None:
+def _refuse_files_elsewhere(spec: DataSpec, folder: Path) -> None:
     """Refuse a folder whose description sends the library elsewhere: to a web address, or to files outside the folder.
 
     Raises:
@@ -511,7 +512,7 @@ def _refuse_files_elsewhere(spec: Spec, folder: Path) -> None:
                 )
 
 
-def _read_description(spec: Spec, file: Path) -> Any:
+def _read_description(spec: DataSpec, file: Path) -> Any:
     """Parse the YAML of a set's description: the whole file, or the block at the start of a dataset card.
 
     Raises:
@@ -568,7 +569,7 @@ def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool
         yield from _file_names_in(item, met, below_key=below_key or is_key)
 
 
-def _name_config_split(spec: Spec) -> tuple[str, str, str]:
+def _name_config_split(spec: DataSpec) -> tuple[str, str, str]:
     """Split ``[ORG/]NAME/config/split`` or ``FOLDER/config/split`` into name, config and split.
 
     Raises:

@@ -17,6 +17,7 @@ from hydractl.data.files import IMAGE_SUFFIXES, FileImages, printable, with_numb
 from hydractl.data.opening import open_data
 from hydractl.data.text import Texts
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 
 STANDARD_INPUT = "-"
 
@@ -94,7 +95,7 @@ def _labels_or_minus_one(part: Dataset) -> np.ndarray:
 
 
 def open_inputs(
-    texts: Sequence[str],
+    inputs: Sequence[str | DataSpec],
     *,
     reads: Mapping[str, str],
     labels: Sequence[str],
@@ -105,8 +106,8 @@ def open_inputs(
     """Open all inputs of a command as one data set that is read once. Labels that do not fit the model are left out.
 
     Args:
-        texts: image files, SPECs, and ``-`` for standard input. Standard input has the path of an image in each line,
-            or a text in each line for a model that reads texts. If there is a single SPEC, its set keeps its own ids.
+        inputs: image files, data sets, and ``-`` for standard input. Standard input has the path of an image in each
+            line, or a text in each line for a model that reads texts. A single data set keeps its own ids.
         reads: maps the name of the model to what it reads, ``image`` or ``text``; exactly one entry.
         labels: the class names of the model; empty if it has none.
         limit: take only this many samples of each input; neighbouring image files count as one input.
@@ -123,20 +124,19 @@ def open_inputs(
     parts: list[Dataset] = []  # the inputs as data sets
 
     # Image files that follow each other become one set, to which the limit applies as a whole.
-    for are_image_files, neighbours in itertools.groupby(texts, key=_is_image_file):
+    for are_image_files, neighbours in itertools.groupby(inputs, key=_is_image_file):
         if are_image_files:
-            paths = list(neighbours)
+            paths = [str(item) for item in neighbours]
             parts.append(_open_image_files(paths[:limit]))
             continue
 
         # Any other input is a set of its own.
-        for text in neighbours:
-            if text == STANDARD_INPUT:
+        for item in neighbours:
+            if str(item) == STANDARD_INPUT:
                 part = _read_standard_input(kind_read, limit)
             else:
                 part = open_data(
-                    text,
-                    option="INPUT",
+                    DataSpec.of_option("INPUT", str(item), getattr(item, "held", None)),
                     limit=limit,
                     seed=seed,
                     labels=labels,
@@ -158,8 +158,9 @@ def open_inputs(
     return JoinedSets(parts)
 
 
-def _is_image_file(text: str) -> bool:
+def _is_image_file(item: str | DataSpec) -> bool:
     """Return whether an input is an existing file that ends like an image."""
+    text = str(item)
     return text.lower().endswith(IMAGE_SUFFIXES) and Path(text).is_file()
 
 

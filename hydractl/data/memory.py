@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hydractl.data.base import Dataset, Spec
+from hydractl.data.base import Dataset
 from hydractl.data.held import HeldSamples, HeldSet, LazySamples
 from hydractl.data.hub import read_table_in_memory
 from hydractl.data.labels import RawLabels, limited, raw_labels
 from hydractl.data.text import Text, Texts
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import image_of
 from hydractl.jsonio import shown
 
@@ -43,7 +44,7 @@ class HeldImages(Dataset):
         return [header.encode(), pixels.tobytes()]
 
 
-def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_memory(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open a set that a Python program holds: images, texts, or a table of the ``datasets`` library.
 
     Args:
@@ -102,7 +103,7 @@ def _as_python(label: Any) -> Any:
     return label.item() if hasattr(label, "item") else label
 
 
-def _text_or_pair(sample: Any, spec: Spec) -> Text:
+def _text_or_pair(sample: Any, spec: DataSpec) -> Text:
     """Return a sample as a text, or as a pair of texts.
 
     Args:

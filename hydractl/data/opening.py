@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
+from hydractl.data.base import PAIRS, Dataset, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import Labels, RawLabels, limited, resolve_labels
 from hydractl.data.part import ChosenRows, dataset_part, take_rows
 from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import SUPPORTED, DataSpec
 
 _Reader = Callable[..., "tuple[Dataset, RawLabels]"]
 
@@ -69,9 +70,8 @@ _LIST_SUFFIXES = ("", ".txt", ".lst", ".list")
 
 
 def open_data(
-    spec: str,
+    spec: DataSpec | str,
     *,
-    option: str = "--data",
     limit: int | None = None,
     seed: int = 0,
     labels: Sequence[str] | None = None,
@@ -91,8 +91,7 @@ def open_data(
     file. They are mapped to ``labels`` by name, never by position.
 
     Args:
-        spec: the SPEC of the data, see :class:`hydractl.data.base.Spec`.
-        option: the option that received the SPEC, for messages.
+        spec: the data; a text is a SPEC, which messages name as that of ``--data``.
         limit: take only this many samples: the first ones, or from a set that is sorted by class a random draw of all
             classes (see :func:`hydractl.data.labels.limited`). Class names are still those of the whole set.
         seed: seed of that draw, and of OOD samples that are made.
@@ -123,8 +122,11 @@ def open_data(
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
 
+    if isinstance(spec, str):
+        spec = DataSpec.of_option("--data", spec)
+
     # Each of these functions takes its own settings out of the query, and returns what they ask for.
-    parsed, wanted_rows = take_rows(parse_spec(spec, option))
+    parsed, wanted_rows = take_rows(spec)
     parsed, ood_kind = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
 
@@ -163,7 +165,7 @@ def open_data(
         # `positions` count within the part. If the part is sorted by class, they are drawn from every class.
         labels_to_draw_by = indices.tolist() if indices is not None and entry.drawn else None
         positions = limited(labels_to_draw_by, len(rows), limit, seed)
-        dataset = dataset_part(dataset, spec, [rows[position] for position in positions])
+        dataset = dataset_part(dataset, spec.text, [rows[position] for position in positions])
         if indices is not None:
             dataset.labels = indices[positions]
     if ood_kind is not None:
@@ -172,12 +174,18 @@ def open_data(
                 f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
             )
         dataset = PseudoOod(dataset, ood_kind, seed)
-    dataset.spec = spec  # the SPEC as the user wrote it, including the settings taken out above
+    dataset.spec = spec.text  # the SPEC as the user wrote it, including the settings taken out above
     return dataset
 
 
 def _read_set(
-    spec: Spec, entry: _ReaderEntry, wanted_rows: ChosenRows | None, limit: int | None, seed: int, *, read_once: bool
+    spec: DataSpec,
+    entry: _ReaderEntry,
+    wanted_rows: ChosenRows | None,
+    limit: int | None,
+    seed: int,
+    *,
+    read_once: bool,
 ) -> tuple[Dataset, RawLabels]:
     """Read the whole set, or only what is needed of it.
 
@@ -200,7 +208,7 @@ def _read_set(
     return read(spec, limit if wanted_rows is None else wanted_rows.reach)
 
 
-def _check_models_read(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
+def _check_models_read(spec: DataSpec, samples: str, reads: Mapping[str, str]) -> None:
     """Refuse data that a model does not read, for example texts for a model of images.
 
     Args:
@@ -222,7 +230,7 @@ def _check_models_read(spec: Spec, samples: str, reads: Mapping[str, str]) -> No
     )
 
 
-def _reader_key(spec: Spec) -> str:
+def _reader_key(spec: DataSpec) -> str:
     """Return the key in ``_READERS`` for a SPEC: its kind, or for a path the kind of data found on the disk.
 
     Raises:
@@ -257,7 +265,7 @@ def _reader_key(spec: Spec) -> str:
     raise InputError(f"{spec.where}: not a kind of data set that hydractl reads", hint=SUPPORTED)
 
 
-def _not_found(spec: Spec, path: Path) -> InputError:
+def _not_found(spec: DataSpec, path: Path) -> InputError:
     """Return the error for a path that does not exist, with a hint at what may have been meant."""
     from hydractl.data.builtin import SPLITS
 

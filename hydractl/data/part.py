@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hydractl.data.base import Dataset, Spec, parse_spec
+from hydractl.data.base import Dataset
 from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
-from hydractl.expressions.data_sets import with_setting
+from hydractl.expressions.data_sets import DataSpec, with_setting
 
 _SETTINGS = ("from", "take", "fraction", "seed", "part", "without")
 
@@ -257,7 +257,7 @@ def _numbers_within_classes(classes: np.ndarray, counts: np.ndarray) -> np.ndarr
     return numbers
 
 
-def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
+def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
     """Take the settings that choose samples (``from``, ``take``, ``fraction``, ...) out of a SPEC.
 
     Returns:
@@ -315,7 +315,7 @@ def without_places(spec: str, places: Iterable[int]) -> str:
         The SPEC with a setting ``without=`` for the samples that were left out before and those that are now.
     """
     indices = set(places)
-    text_before = parse_spec(spec).query.get("without")
+    text_before = DataSpec.of_option("", spec).query.get("without")
     if text_before is None and not indices:
         return spec
     if text_before is None:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hydractl.data.base import Dataset, Spec, seeded_by
+from hydractl.data.base import Dataset, seeded_by
 from hydractl.data.text import Text, characters, parts_of
 from hydractl.errors import InputError, UsageError
-from hydractl.expressions.data_sets import AUTO, with_setting
+from hydractl.expressions.data_sets import AUTO, DataSpec, with_setting
 from hydractl.families.pixels import grey_or_rgb, in_mode
 
 # Raise this number when a kind changes: its samples are then different, and their fingerprints must differ too.
@@ -333,7 +333,7 @@ def _make_text(kind: PseudoOodKind, text: Text, second: Text | None, random: _Ra
     return ood_parts[0], ood_parts[1]
 
 
-def take_ood(spec: Spec) -> tuple[Spec, str | None]:
+def take_ood(spec: DataSpec) -> tuple[DataSpec, str | None]:
     """Split a SPEC into the SPEC of the ID samples and the kind of OOD samples it asks for (or None)."""
     settings = dict(spec.query)
     kind = settings.pop("ood", None)

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hydractl.data.base import Spec, UnreadableSample, reason
+from hydractl.data.base import UnreadableSample, reason
 from hydractl.data.files import IMAGE_SUFFIXES, EncodedImages, printable
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import parse_json, shown
 
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
@@ -81,7 +82,7 @@ class ShardImages(EncodedImages):
         return content
 
 
-def index_shards(spec: Spec, limit: int | None, asked: str) -> tuple[ShardImages, list[str | None]]:
+def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardImages, list[str | None]]:
     """Go through the shards of a SPEC once and list their samples.
 
     Shards are a tar file, several tar files written with braces (``{000..012}``, ``{a,b}``), or a folder of them. Ids
@@ -148,7 +149,7 @@ class _Index:
         problems: one line for each shard or sample that cannot be used.
     """
 
-    spec: Spec
+    spec: DataSpec
     asked: str
     ids: list[str] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
@@ -278,7 +279,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_SHARDS = 1_000_000
 
 
-def _shard_paths(spec: Spec) -> list[str]:
+def _shard_paths(spec: DataSpec) -> list[str]:
     """Return the tar files that a SPEC names, in order.
 
     Raises:

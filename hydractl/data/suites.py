@@ -17,11 +17,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hydractl.data.base import TEXT_SUFFIXES, Dataset, Spec, parse_spec
+from hydractl.data.base import Dataset
 from hydractl.data.files import read_image_list, read_image_lists, split_line
 from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError, UsageError
-from hydractl.expressions.data_sets import OodSet, SuiteChoice, setting_value
+from hydractl.expressions.data_sets import TEXT_SUFFIXES, DataSpec, OodSet, SuiteChoice, setting_value
 
 # --- which sets each suite has ----------------------------------------------------------------------------------------
 
@@ -342,7 +342,11 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         notes.append(f"without {', '.join(missing_names)}, which {_is_or_are(missing)} not there")
 
     # Put the sets into the order of the suite, stand-ins included.
-    sets = [OodSet(member.name, member.group, specs[member]) for member in suite.members if member in specs]
+    sets = []
+    for member in suite.members:
+        if member in specs:
+            data = DataSpec.of_option(f"--ood {member.name}", specs[member])
+            sets.append(OodSet(data.text, member.name, member.group, data))
     _check_names_are_free(choice, sets, taken)
     return FoundSuite(choice.name, sets, missing_names, notes)
 
@@ -412,7 +416,7 @@ def _description_of_list(path: str) -> str | None:
     return None
 
 
-def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_openood(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark. Nothing is downloaded.
 
     If the part has several sets (``full-spectrum``), they are opened as one data set.
@@ -437,7 +441,7 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
         raise UsageError(f"{spec.where} needs the folder of the data", hint=f"openood:{spec.path}?root=FOLDER")
 
     # Find the image list of every set of the part.
-    list_specs: list[Spec] = []
+    list_specs: list[DataSpec] = []
     problems = []
     for member in members:
         folder_of_images = member.folder or ""
@@ -445,7 +449,7 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
         if list_spec is None:
             problems.append(f"{why}; it comes from {member.origin}")
         else:
-            list_specs.append(parse_spec(list_spec, spec.option))
+            list_specs.append(DataSpec.of_option(spec.option, list_spec))
     if problems:
         raise InputError(f"{spec.where}: not all of it is there", hint="nothing is downloaded", problems=problems)
 
@@ -458,7 +462,7 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
     return read_image_list(replace(with_root, path=first.path), limit, seed)
 
 
-def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
+def _members_of_part(spec: DataSpec) -> Sequence[SuiteMember]:
     """Return the sets that make up one part of a benchmark, for a SPEC ``openood:NAME/PART``.
 
     Raises:

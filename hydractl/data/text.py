@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydractl.data.base import Dataset, Spec
+from hydractl.data.base import Dataset
 from hydractl.data.files import printable
 from hydractl.data.labels import INTEGER, RawLabels, raw_labels, some
 from hydractl.data.text_rows import TextRow, TextTable, open_table
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.log import Log
 
 Text = str | tuple[str, str]
@@ -99,7 +100,7 @@ class Columns:
         return [name for name in available if name in wanted]
 
 
-def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -> Columns:
+def choose_columns(spec: DataSpec, available: Sequence[str], what: str = "column") -> Columns:
     """Choose the columns to read, by ``?text=``, ``?text_b=`` and ``?label=``, or else by their known names.
 
     The file holds pairs if ``?text_b=`` is set. If neither ``?text=`` nor ``?text_b=`` is set, it also holds pairs if a
@@ -153,7 +154,7 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
     return Columns(text, text_b, label, "label" in query, others)
 
 
-def _check_apart(spec: Spec, used: Sequence[str], available: Sequence[str], what: str) -> None:
+def _check_apart(spec: DataSpec, used: Sequence[str], available: Sequence[str], what: str) -> None:
     """Refuse a chosen column that occurs several times in the file, and one that is chosen for two purposes.
 
     Args:
@@ -173,7 +174,7 @@ def _check_apart(spec: Spec, used: Sequence[str], available: Sequence[str], what
         raise InputError(f"{spec.where}: one {what} is taken for two things: text, text_b and label must differ")
 
 
-def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequence[str], what: str) -> None:
+def _check_there(spec: DataSpec, asked: Mapping[str, str | None], available: Sequence[str], what: str) -> None:
     """Refuse columns that are asked for but are not in the file.
 
     Args:
@@ -197,7 +198,7 @@ def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequenc
         )
 
 
-def _only_one_there(spec: Spec, names: Sequence[str], available: Sequence[str], what: str, key: str) -> str | None:
+def _only_one_there(spec: DataSpec, names: Sequence[str], available: Sequence[str], what: str, key: str) -> str | None:
     """Return the only one of some possible names that the file has; None if it has none of them.
 
     Args:
@@ -255,7 +256,7 @@ def _hint_at_similar(wanted: Sequence[str], available: Sequence[str]) -> str | N
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_text(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a text file (UTF-8).
 
     The text is in the column (or under the key) ``text``, ``sentence``, ``text_a`` or ``sentence1``, the second text of
@@ -282,7 +283,7 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     return read_table(spec, table, limit, file_name)
 
 
-def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
+def read_table(spec: DataSpec, table: TextTable, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
     """Open the texts in the rows of a table; the ids are ``name#0``, ``name#1``, ...
 
     Args:
@@ -325,7 +326,7 @@ class _Collector:
         problems: one line for each row that cannot be read.
     """
 
-    spec: Spec
+    spec: DataSpec
     columns: Columns | None = None
     texts: list[Text] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)

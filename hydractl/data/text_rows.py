@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from hydractl.data.base import Spec, reason
+from hydractl.data.base import reason
 from hydractl.data.names import class_label_names
 from hydractl.errors import InputError, UsageError, install_hint
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import parse_json, shown
 
 _BOM = "\ufeff"
@@ -76,7 +77,7 @@ Fields = Iterator["tuple[str, list[str] | str]"]
 """For each row its position, and either its fields or a text that says why it cannot be read."""
 
 
-def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
+def open_table(spec: DataSpec, settings: Sequence[str]) -> TextTable:
     """Open a file of rows. Its ending says which kind of file it is.
 
     Comma-separated fields may be quoted, and quoted fields may contain line ends (RFC 4180). Tab-separated fields are
@@ -104,7 +105,7 @@ def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
     return TextTable(None, lambda _: _json_rows(spec))
 
 
-def _json_rows(spec: Spec) -> Iterator[TextRow]:
+def _json_rows(spec: DataSpec) -> Iterator[TextRow]:
     """Yield the rows of a file with one JSON object per line. Any other line becomes a row with a problem."""
     for number, line in _numbered_lines(spec):
         if not line.strip():
@@ -124,7 +125,7 @@ def _json_rows(spec: Spec) -> Iterator[TextRow]:
             yield TextRow(place, problem=f"is no JSON object but {shown(document)}")
 
 
-def _table_with_header(spec: Spec, fields: Fields) -> TextTable:
+def _table_with_header(spec: DataSpec, fields: Fields) -> TextTable:
     """Return the table of rows of fields. Its columns are named by ``?columns=``, or else by the first row.
 
     Raises:
@@ -150,7 +151,7 @@ def _table_with_header(spec: Spec, fields: Fields) -> TextTable:
     return TextTable(columns, lambda _: _rows_by_column(spec, columns, fields), plain=True)
 
 
-def _rows_by_column(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
+def _rows_by_column(spec: DataSpec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
     """Yield the rows with their fields by column. A row with too many or too few fields gets a problem instead.
 
     Raises:
@@ -172,7 +173,7 @@ def _rows_by_column(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterato
         yield TextRow(place, values)
 
 
-def _tsv_fields(spec: Spec) -> Fields:
+def _tsv_fields(spec: DataSpec) -> Fields:
     """Yield the fields of each line of a ``.tsv`` file. Blank lines are skipped if the table has several columns."""
     width = 0  # the number of fields in the first line that is not blank
     for number, line in _numbered_lines(spec, bom=True):
@@ -186,7 +187,7 @@ def _tsv_fields(spec: Spec) -> Fields:
         yield f"line {number}", fields
 
 
-def _csv_fields(spec: Spec) -> Fields:
+def _csv_fields(spec: DataSpec) -> Fields:
     """Yield the fields of each row of a ``.csv`` file; a row may span several lines.
 
     Blank lines are skipped. Reading ends at the first row that cannot be read, because what follows is uncertain.
@@ -222,7 +223,7 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _numbered_lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
+def _numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
     """Yield each line of a file with its number. The text keeps its line end; only a line feed ends a line.
 
     Args:
@@ -255,7 +256,7 @@ def _open_unpacked(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
-def _open_parquet(spec: Spec) -> TextTable:
+def _open_parquet(spec: DataSpec) -> TextTable:
     """Open a Parquet file. Its rows are read later, and only the columns asked for.
 
     Raises:

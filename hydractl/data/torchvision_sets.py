@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.data.base import Dataset, Spec, UnreadableSample
+from hydractl.data.base import Dataset, UnreadableSample
 from hydractl.data.labels import RawLabels, limited
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.reading import first_line
 from hydractl.families.torchvision_operators import declare_operators
 
@@ -44,7 +45,7 @@ class TorchvisionImages(Dataset):
 
     is_encoded = True  # as most of torchvision's sets are
 
-    def __init__(self, spec: Spec, rows: Sequence[int], source: Any) -> None:
+    def __init__(self, spec: DataSpec, rows: Sequence[int], source: Any) -> None:
         ids = [f"torchvision:{spec.path}#{row}" for row in rows]
         super().__init__(spec.text, spec.where, ids)
         self.rows = rows
@@ -68,7 +69,7 @@ class TorchvisionImages(Dataset):
         return [header.encode(), content]
 
 
-def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_torchvision(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open one of torchvision's data sets. Nothing is ever downloaded.
 
     Args:
@@ -119,7 +120,7 @@ def _labels_of(source: Any) -> Any:
     return source._labels
 
 
-def _open_source(spec: Spec, name: str, split: str) -> Any:
+def _open_source(spec: DataSpec, name: str, split: str) -> Any:
     """Open the set with torchvision, without downloading anything, and return torchvision's data set object.
 
     Args:
@@ -146,7 +147,7 @@ def _open_source(spec: Spec, name: str, split: str) -> Any:
         ) from error
 
 
-def _argument_of_split(spec: Spec, name: str, split: str, set_class: Any) -> dict[str, bool | str]:
+def _argument_of_split(spec: DataSpec, name: str, split: str, set_class: Any) -> dict[str, bool | str]:
     """Return the argument, by name, that selects the split in torchvision's class; empty if the set has no splits.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hydractl.expressions.data_sets import OodSet
+from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.files.model_records import DropoutRecord
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
@@ -36,11 +36,11 @@ class DataOptions:
     """Options about data sets.
 
     Attributes:
-        test: the SPEC of the ID test data; None if the test data of predictions files are used.
+        test: the ID test data; None if the test data of predictions files are used.
         ood: the OOD test sets.
-        val: the SPEC of the ID validation data, or None.
+        val: the ID validation data, or None.
         ood_val: the OOD validation sets.
-        train: the SPEC of the training data to which OOD scores are fitted, or None.
+        train: the training data to which OOD scores are fitted, or None.
         limit: the most samples to use from each set; None means all.
         seed: the seed with which these samples are drawn from a set that is sorted by class.
         on_bad: what to do with samples that cannot be read, ``error`` or ``skip``.
@@ -50,11 +50,11 @@ class DataOptions:
         allow_seen: whether test data may contain samples to which something was fitted.
     """
 
-    test: str | None
+    test: DataSpec | None
     ood: Sequence[OodSet] = ()
-    val: str | None = None
+    val: DataSpec | None = None
     ood_val: Sequence[OodSet] = ()
-    train: str | None = None
+    train: DataSpec | None = None
     limit: int | None = None
     seed: int = 0
     on_bad: str = "error"

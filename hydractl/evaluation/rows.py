@@ -203,7 +203,7 @@ def _running_models(texts: Sequence[str], opening: ModelOptions, options: EvalOp
         raise UsageError("eval needs --test", hint="hydractl eval --help")
 
     opened = find_models(texts, opening)
-    arguments = with_class_names(opened, options.data.test, options.data.limit, "--test")
+    arguments = with_class_names(opened, options.data.test, options.data.limit)
     return [RunningModel(argument, options.run, options.fit, log) for argument in arguments]
 
 
@@ -243,9 +243,9 @@ def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions
 
     # A zero-shot model without class names takes those of the data on which it is calibrated.
     if options.data.val is not None:
-        (argument,) = with_class_names([argument], options.data.val, options.data.limit, "--val")
+        (argument,) = with_class_names([argument], options.data.val, options.data.limit)
     elif options.data.train is not None:
-        (argument,) = with_class_names([argument], options.data.train, options.data.limit, "--train")
+        (argument,) = with_class_names([argument], options.data.train, options.data.limit)
 
     row = RunningModel(argument, options.run, options.fit, log)
     for path in options.reuse:

@@ -18,7 +18,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
 from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.evaluation.predictions.store import SetEntry
-from hydractl.expressions.data_sets import AUTO, FROST
+from hydractl.expressions.data_sets import AUTO, FROST, DataSpec
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
 from hydractl.model.matching import label_differences
@@ -165,10 +165,10 @@ def _with_fitted_sets(
     # Open the training data first, because the validation set is used without samples that are training data.
     training = None
     if options.train is not None:
-        training = opening.open_labelled(options.train, option="--train")
+        training = opening.open_labelled(options.train)
     validation = None
     if options.val is not None:
-        opened_val = opening.open_labelled(options.val, option="--val", need_labels=True)
+        opened_val = opening.open_labelled(options.val, need_labels=True)
         validation_set = _validation_set(opened_val, training, opened.notes)  # may add a note
         validation = validation_set.dataset
         opened.sets.append(validation_set)
@@ -209,18 +209,18 @@ class _Opening:
         self.open_labelled = partial(open_any, labels=labels, label_map=label_map)
         self._open_outside = partial(open_any, ignore_labels=True)
 
-    def test_sets(self, spec: str) -> list[EvalSet]:
+    def test_sets(self, spec: DataSpec) -> list[EvalSet]:
         """Open the ID test set and the OOD test sets, and make the corrupted copies of the ID set.
 
         Args:
-            spec: the SPEC of the ID test set.
+            spec: the ID test set.
         """
         options = self._options
-        id_data = self.open_labelled(spec, option="--test")
+        id_data = self.open_labelled(spec)
         sets = [_eval_set("id", ID, id_data)]
-        for name, group, ood_spec in options.ood:
-            ood_data = self._open_outside(ood_spec, option=f"--ood {name}")
-            sets.append(_eval_set(name, OOD, ood_data, group))
+        for ood_set in options.ood:
+            ood_data = self._open_outside(ood_set.spec)
+            sets.append(_eval_set(ood_set.name, OOD, ood_data, ood_set.group))
         for corruption, severity in itertools.product(options.corruptions, options.severities):
             photographs = None
             if corruption == FROST:  # this corruption needs photographs of frost
@@ -236,13 +236,13 @@ class _Opening:
             validation: the ID validation data, or None.
         """
         sets = []
-        for name, _, spec in self._options.ood_val:
-            option = f"--ood-val {name}"
-            if spec == AUTO and validation is not None:
-                outside: Dataset = PseudoOod(validation, AUTO, self._options.seed, option)
+        for ood_set in self._options.ood_val:
+            spec = ood_set.spec
+            if spec.text == AUTO and validation is not None:
+                outside: Dataset = PseudoOod(validation, AUTO, self._options.seed, spec.option)
             else:
-                outside = self._open_outside(spec, option=option)
-            sets.append(_eval_set(name, OOD_VAL, outside))
+                outside = self._open_outside(spec)
+            sets.append(_eval_set(ood_set.name, OOD_VAL, outside))
         return sets
 
 

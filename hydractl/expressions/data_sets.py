@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote
 
-from hydractl.jsonio import held_as
+from hydractl.errors import UsageError
+
+_SCHEMES = ("builtin", "torchvision", "openood", "hf", "captions", "memory")
+
+TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+
+SUPPORTED = (
+    "at present: a folder of images or of class folders, a .npz file, an image list (.txt, .lst, .list), "
+    "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
+    "builtin:NAME[/split], torchvision:NAME[/split], openood:NAME/PART, hf:NAME/config/split, captions:FILE or SHARDS"
+)
+"""The kinds of data that this version opens, for messages."""
+
+# A '?' starts the settings only if `key=` follows it, because file names may contain question marks.
+_QUERY = re.compile(r"\?(?=[A-Za-z_]+=)")
 
 _SET_NAME = re.compile(r"[\w.+-]+")
 
@@ -60,51 +76,170 @@ def with_setting(spec: str, setting: str) -> str:
     mark = "?"
     if "?" in spec:  # it has a query already
         mark = "&"
-    return held_as(spec, f"{spec}{mark}{setting}")
+    return f"{spec}{mark}{setting}"
 
 
-class OodSet(NamedTuple):
-    """One data set of ``--ood``.
+@dataclass(frozen=True)
+class DataSpec:
+    """One data set as an option names it: the SPEC ``[KIND:]PATH[?key=value&key=value]``, or samples in memory.
 
     Attributes:
+        text: the SPEC as the user wrote it; ``memory:NAME`` for samples in memory.
+        option: how messages name the option that received it, for example ``--data`` or ``--ood svhn``.
+        kind: the scheme before the colon, for example ``hf``. Without a scheme the ending decides: ``npz``, ``text`` or
+            ``path``. ``path`` means a folder or an image list; only the disk can tell which.
+        path: the text between the scheme and the query.
+        query: the settings after ``?``, by key.
+        held: the samples that a Python program holds in memory (a :data:`hydractl.data.held.HeldSet`), or None.
+    """
+
+    text: str
+    option: str
+    kind: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    held: Any = field(default=None, compare=False)
+
+    @classmethod
+    def of_option(cls, option: str, text: str, held: Any = None) -> Self:
+        """Parse a SPEC; this never looks at the disk.
+
+        The query starts at the first ``?`` that is followed by ``key=``. In values ``%26`` stands for ``&`` and ``%25``
+        for ``%``; the path is not unquoted.
+
+        Raises:
+            UsageError: if the SPEC is empty, or if a setting is empty, repeated or has no ``=``.
+        """
+        name = text
+        settings: list[str] = []
+        question_mark = _QUERY.search(text)
+        if question_mark is not None:
+            name = text[: question_mark.start()]
+            settings = text[question_mark.end() :].split("&")
+
+        kind, path = _kind_and_path(name)
+        if not path:
+            raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
+        query, problems = _parse_settings(settings)
+        if problems:
+            raise UsageError(f"{option} {text}: cannot read the settings after '?'", problems=problems)
+        return cls(text, option, kind, path, query, held)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+    @property
+    def where(self) -> str:
+        """How messages name this data set: the option and the SPEC."""
+        return f"{self.option} {self.text}"
+
+    def with_setting(self, setting: str) -> Self:
+        """Return the data set with one more ``key=value`` in its query."""
+        return self.of_option(self.option, with_setting(self.text, setting), self.held)
+
+    def check_query(self, known: Iterable[str]) -> None:
+        """Refuse settings that this kind of data does not have.
+
+        Raises:
+            UsageError: if the query has unknown keys; the message names the unknown and the known ones.
+        """
+        known = list(known)
+        unknown = [key for key in self.query if key not in known]
+        if not unknown:
+            return
+        listed = ", ".join(map(repr, unknown))
+        hint = f"known here: {', '.join(known)}" if known else "this kind of data takes no settings"
+        raise UsageError(f"{self.where}: unknown setting {listed} after '?'", hint=hint)
+
+
+def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return a dict of the values of all ``key=value`` settings, and one message for each setting that is wrong."""
+    values: dict[str, str] = {}
+    problems = []
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not key or not equals or not value:
+            problems.append(f"{setting!r} is not key=value")
+        elif key in values:
+            problems.append(f"{key!r} is given twice")
+        else:
+            values[key] = unquote(value)
+    return values, problems
+
+
+def _kind_and_path(text: str) -> tuple[str, str]:
+    """Split a SPEC without its query into its kind (from the scheme or the file ending) and its path."""
+    scheme, colon, path = text.partition(":")
+    if colon and scheme in _SCHEMES:
+        return scheme, path
+    lower = text.lower()
+    if lower.endswith(".npz"):
+        return "npz", text
+    if lower.endswith(TEXT_SUFFIXES):
+        return "text", text
+    return "path", text
+
+
+@dataclass(frozen=True)
+class OodSet:
+    """One data set of ``--ood`` or ``--ood-val``.
+
+    Attributes:
+        text: the value of the option.
         name: its name in the answer.
         group: ``near``, ``far`` or None.
-        spec: the SPEC of its data.
+        spec: its data; ``auto`` for OOD samples that are made of those of ``--val``.
     """
 
+    text: str
     name: str
     group: str | None
-    spec: str
+    spec: DataSpec
+
+    @classmethod
+    def of_option(cls, option: str, text: str, held: Any = None) -> Self:
+        """Parse ``NAME[:near|far]=SPEC``.
+
+        Raises:
+            ValueError: the text does not have this form.
+            UsageError: the SPEC cannot be parsed.
+        """
+        name_and_group, _, written_spec = text.partition("=")
+        name, colon, written_group = name_and_group.partition(":")
+        spec = written_spec.strip()
+        group = written_group if colon else None
+        has_name = _SET_NAME.fullmatch(name) is not None
+        has_known_group = group in (None, "near", "far")
+        if not has_name or not has_known_group or not spec:
+            raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
+        return cls(text, name, group, DataSpec.of_option(f"{option} {name}", spec, held))
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def held(self) -> Any:
+        """The samples that a Python program holds in memory, or None."""
+        return self.spec.held
+
+    def with_spec(self, spec: str) -> Self:
+        """Return the set with the data of another SPEC, in its text too."""
+        before_spec = self.text.rstrip().removesuffix(self.spec.text)
+        return replace(self, text=before_spec + spec, spec=DataSpec.of_option(self.spec.option, spec))
 
 
-def parse_ood_set(text: str) -> OodSet:
-    """Parse ``NAME[:near|far]=SPEC``.
+def ood_val_set(option: str, text: str, held: Any = None) -> OodSet:
+    """Parse ``NAME=SPEC``, or ``auto`` alone, which is its name too.
 
     Raises:
-        ValueError: the text does not have this form.
-    """
-    name_and_group, _, written_spec = text.partition("=")
-    name, colon, written_group = name_and_group.partition(":")
-    spec = written_spec.strip()
-    group = None
-    if colon:
-        group = written_group
-    has_name = _SET_NAME.fullmatch(name) is not None
-    has_known_group = group in (None, "near", "far")
-    if not has_name or not has_known_group or not spec:
-        raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
-    return OodSet(name, group, held_as(text, spec))
-
-
-def parse_ood_val(text: str) -> OodSet:
-    """Parse ``NAME=SPEC``, or ``auto`` alone.
-
-    Raises:
-        ValueError: see :func:`parse_ood_set`.
+        ValueError, UsageError: see :meth:`OodSet.of_option`.
     """
     if text == AUTO:
-        return OodSet(AUTO, None, AUTO)
-    return parse_ood_set(text)
+        return OodSet(AUTO, AUTO, None, DataSpec.of_option(f"{option} {AUTO}", AUTO))
+    return OodSet.of_option(option, text, held)
 
 
 class SuiteChoice(NamedTuple):

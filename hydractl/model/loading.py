@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
@@ -324,9 +325,7 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     return arguments
 
 
-def with_class_names(
-    arguments: Sequence[ModelArgument], data: str, limit: int | None, option: str = "--data"
-) -> list[ModelArgument]:
+def with_class_names(arguments: Sequence[ModelArgument], data: DataSpec, limit: int | None) -> list[ModelArgument]:
     """Give class names to all zero-shot models in the arguments that have none.
 
     Arguments that are measured on the same labels must have the same classes. So such a model takes the names of the
@@ -334,9 +333,8 @@ def with_class_names(
 
     Args:
         arguments: the MODEL arguments.
-        data: the SPEC of the data.
+        data: the data.
         limit: read only this many samples of the data; None means all.
-        option: the option that received the data, for messages.
 
     Raises:
         InputError: if the data are needed and have no class names either.
@@ -347,7 +345,7 @@ def with_class_names(
     named_arguments = []
     for argument in arguments:
         sources = _with_class_names_of_first(argument.sources, all_sources)
-        sources = [named_by_data(source, data, limit, option) for source in sources]
+        sources = [named_by_data(source, data, limit) for source in sources]
         named_arguments.append(replace(argument, sources=sources))
     return named_arguments
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.families import classes_of
 from hydractl.families.config_json import Preprocessing
 from hydractl.files.description import Description, bases_of
@@ -51,7 +52,7 @@ def refuse_posterior(sources: Sequence[Source], verb: str) -> None:
             raise InputError(f"{source.name} has a Laplace posterior, which is of its weights as they are", hint=hint)
 
 
-def named_by_data(source: Source, spec: str, limit: int | None, option: str = "--data") -> Source:
+def named_by_data(source: Source, spec: DataSpec, limit: int | None) -> Source:
     """Return the source. A zero-shot model without class names gets those of a data set.
 
     Raises:
@@ -60,10 +61,10 @@ def named_by_data(source: Source, spec: str, limit: int | None, option: str = "-
     if source.classes is not None:
         return source
     reads = {source.name: source.description.reads}
-    names = open_data(spec, option=option, limit=limit, reads=reads).label_names
+    names = open_data(spec, limit=limit, reads=reads).label_names
     if names is None:
         raise InputError(
-            f"{source.name} has no classes of its own, and {option} {spec} has no class names",
+            f"{source.name} has no classes of its own, and {spec.where} has no class names",
             hint="name the classes with --labels FILE",
         )
     return with_labels(source, names)

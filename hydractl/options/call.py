@@ -15,7 +15,7 @@ from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
-from hydractl.jsonio import Held, shown
+from hydractl.jsonio import shown
 from hydractl.log import Log
 from hydractl.options.option import Option, Raw, Refusal, value_text
 from hydractl.options.signature import OF_A_TERMINAL, Declared
@@ -123,10 +123,10 @@ class Call:
         return given
 
     def is_in_memory(self, name: str) -> bool:
-        """Return whether an option has an object of a program, and no text."""
+        """Return whether a data set of an option is samples of a program, and no text."""
         value = self.values[name]
         values = value if isinstance(value, list) else [value]
-        return any(isinstance(part, Held) for part in values)
+        return any(getattr(part, "held", None) is not None for part in values)
 
     def of_this_verb(self, name: str) -> bool:
         """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
@@ -188,7 +188,7 @@ class Call:
             value = option.parse(given.raw)
         except ValueError as error:
             self.unread.add(name)
-            self.problems.append(f"{option.label} {error} ({given.source})")
+            self.problems += [f"{option.label} {problem} ({given.source})" for problem in error.args]
             return
         self.values[name] = value
         where = self.where(name)
@@ -203,7 +203,7 @@ class Call:
         try:
             value = option.take(argument)
         except ValueError as error:
-            refusals = [Refusal(str(error))]
+            refusals = [Refusal(problem) for problem in error.args]
         else:
             self.values[option.name] = value
             refusals = option.refusals(value)
@@ -429,20 +429,13 @@ class Problems:
         """
         self._between += self._call.set_aside(names, because)
 
-    def twice_named(self, name: str, form: Callable[[str], str] = str) -> None:
-        """Add a problem for each data set of an option whose name an earlier one has.
-
-        Args:
-            name: the option, whose values are ``NAME=SPEC`` or ``NAME:GROUP=SPEC``.
-            form: brings a value into one of these forms, if it may have another.
-        """
+    def twice_named(self, name: str) -> None:
+        """Add a problem for each data set of an option whose name an earlier one has."""
         names_before: set[str] = set()
-        for text in self._call.values[name]:
-            name_and_group = form(text).partition("=")[0]
-            set_name = name_and_group.partition(":")[0]
-            if set_name in names_before:
-                self.add(f"{self._call.label(name)} has the name {set_name!r} twice{self._call.where(name)}")
-            names_before.add(set_name)
+        for data_set in self._call.values[name]:
+            if data_set.name in names_before:
+                self.add(f"{self._call.label(name)} has the name {data_set.name!r} twice{self._call.where(name)}")
+            names_before.add(data_set.name)
 
     def one_from_stdin(self, *names: str) -> None:
         """Add a problem if more than one of these options is ``-``: standard input can be read only once."""

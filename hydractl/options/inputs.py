@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.files.inputs import InputFile, reading, refuse_input
 from hydractl.jsonio import Held
 from hydractl.options.option import MODEL_KINDS, Option
@@ -46,19 +47,17 @@ def _named_inputs(options: Sequence[Option], values: Mapping[str, Any], *, write
     An option may name inputs if it holds texts, has no fixed choices, and does not name an output.
     """
     for option in options:
-        may_name_inputs = option.type is str and not option.writes and not option.choices
+        may_name_inputs = (option.type is str or option.takes_data) and not option.writes and not option.choices
         if not may_name_inputs:
             continue
 
         # Only a verb that writes a model may replace its input, the MODEL.
         is_model = option.kind in MODEL_KINDS
-        # An option whose placeholder is a SPEC names data sets.
-        has_samples = option.placeholder().startswith(("SPEC", "NAME=SPEC", "[NAME=]SPEC"))
 
         # One text may name several files, e.g. the members A+B of an ensemble.
         for text in _texts(values[option.name]):
             for path in _paths_in(text, has_members=is_model):
-                yield InputFile(path, option.label, replaceable=is_model and writes_models, samples=has_samples)
+                yield InputFile(path, option.label, replaceable=is_model and writes_models, samples=option.takes_data)
 
     # Without --config the file of defaults is read if it is there.
     if values["config"] is None and os.path.isfile(DEFAULT_NAME):
@@ -66,9 +65,15 @@ def _named_inputs(options: Sequence[Option], values: Mapping[str, Any], *, write
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts that an option was given; a text that stands for an object of a program is no file."""
-    texts = value if isinstance(value, list) else [value]
-    return [text for text in texts if isinstance(text, str) and not isinstance(text, Held)]
+    """Return the texts that an option was given, without objects of a program."""
+    values = value if isinstance(value, list) else [value]
+    texts = []
+    for item in values:
+        is_file = isinstance(item, str) and not isinstance(item, Held)
+        is_spec = isinstance(item, DataSpec | OodSet) and item.held is None
+        if is_file or is_spec:
+            texts.append(str(item))
+    return texts
 
 
 def _paths_in(text: str, *, has_members: bool) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from hydractl.errors import did_you_mean
-from hydractl.jsonio import held_as
+from hydractl.expressions.data_sets import DataSpec, OodSet
 
 Raw = str | bool | list[str] | Mapping[str, str]
 """A value as it was written, before its option reads it."""
@@ -61,7 +61,8 @@ class Option:
         at_least, at_most, above, below: the range of a number (of each number of a list).
         pattern: a regular expression for the whole text; ``metavar`` then says what is allowed, with an ``example``.
         check: raises ValueError for a wrong value (item of a list); the message follows the name of the option.
-        reads: turns a text into a value of another type than those below; raises ValueError as ``check`` does.
+        reads: turns a text into a value of another type than those below; raises ValueError as ``check`` does. For a
+            type with a method ``of_option`` it takes the flag before the text, and an object of a program behind it.
         split: the items of the list are separated by commas; else the flag is repeated for each item.
         repeats: a list with commas may hold an item twice.
         names: the items of the list are ``NAME=VALUE``; YAML may give a mapping.
@@ -97,7 +98,7 @@ class Option:
     pattern: str | None = None
     example: str = ""
     check: Callable[[Any], object] | None = None
-    reads: Callable[[str], Any] | None = None
+    reads: Callable[..., Any] | None = None
     split: bool = False
     repeats: bool = False
     names: bool = False
@@ -129,6 +130,11 @@ class Option:
         if self.flagless:
             return self.key
         return self.flag
+
+    @property
+    def takes_data(self) -> bool:
+        """Whether it takes one data set or several."""
+        return self.type in (DataSpec, OodSet)
 
     @property
     def variable(self) -> str:
@@ -186,13 +192,13 @@ class Option:
         """Return the typed value of what a flag, a variable or a YAML file gives.
 
         Raises:
-            ValueError: the value cannot be read; the message is the rest of a sentence that starts with the option's
-                name.
+            ValueError: the value cannot be read; each of its arguments is the rest of a sentence that starts with the
+                option's name.
         """
         if isinstance(raw, bool):
             return raw
         if self.many:
-            return [self._parse_item(item) for item in self._items(raw)]
+            return _all_read(self._parse_item, self._items(raw))
         if isinstance(raw, str):
             return self._parse_item(raw)
         shape = "mapping"
@@ -268,8 +274,8 @@ class Option:
             value: one value, or several if the option takes a list; scalars of numpy and torch count as numbers.
 
         Raises:
-            ValueError: the value is of a wrong type; the message is the rest of a sentence that starts with the
-                argument.
+            ValueError: the value is of a wrong type; each of its arguments is the rest of a sentence that starts with
+                the argument.
         """
         if not self.many:
             return self._take_item(value)
@@ -279,7 +285,7 @@ class Option:
         if isinstance(value, Mapping):
             if not self.names:
                 raise ValueError("must be a list, not a mapping")
-            items = [_named_item(name, item) for name, item in value.items()]
+            items = list(value.items())
         elif isinstance(value, str):
             items = self._items(value)
         elif isinstance(value, Sequence):
@@ -288,7 +294,15 @@ class Option:
             items = [value]
         if not items:
             raise ValueError("must not be empty")
-        return [self._take_item(item) for item in items]
+        if isinstance(value, Mapping):
+            return _all_read(self._take_named, items)
+        return _all_read(self._take_item, items)
+
+    def _take_named(self, item: tuple[object, object]) -> Any:
+        """Return the value of a name and what a mapping has for it: a text, or what stands for an object."""
+        name, named = item
+        assert self.reads is not None  # what takes names is of a type of its own
+        return self.reads(f"{name}={named}", getattr(named, "held", None))
 
     def _take_item(self, value: object) -> Any:
         """Return one value of a Python program, or one item of a list, in the type of the option.
@@ -451,12 +465,18 @@ def _take_text(value: object) -> str:
     return value
 
 
-def _named_item(name: object, item: object) -> str:
-    """Return ``NAME=VALUE``; if the value stands for an object of a program, the result stands for it, too."""
-    text = f"{name}={item}"
-    if isinstance(item, str):
-        return held_as(item, text)
-    return text
+def _all_read(read: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Return what the items of a list are; ValueError with a message for each that cannot be read."""
+    values = []
+    problems: list[str] = []
+    for item in items:
+        try:
+            values.append(read(item))
+        except ValueError as error:
+            problems += error.args
+    if problems:
+        raise ValueError(*problems)
+    return values
 
 
 def value_text(value: Any) -> str:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -132,12 +132,17 @@ def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Op
     if declared.kind in MODEL_KINDS:  # the command line has a list of words there, whatever the function calls it
         many = True
         name = "model"
+    flag = declared.flag or "--" + name.replace("_", "-")
+    reads = declared.reads
+    for part in types:
+        if hasattr(part, "of_option"):  # messages about it begin with the flag
+            kind = part
+            reads = partial(reads or part.of_option, flag)
     if many and default is None:
         default = []
     if many and isinstance(default, tuple):
         default = list(default)
-    flag = declared.flag or "--" + name.replace("_", "-")
-    return replace(declared, name=name, flag=flag, default=default, type=kind, many=many, choices=choices)
+    return replace(declared, name=name, flag=flag, default=default, type=kind, reads=reads, many=many, choices=choices)
 
 
 def _types_in(annotation: Any) -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hydractl.expressions.data_sets import parse_ood_set
 from hydractl.files.study_answer import NextCommandRecord
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.steps import Step, Value
@@ -35,10 +34,9 @@ def next_commands(
     best = str(folder / "best.st")
     predictions = folder / "predictions.jsonl"
     summary = folder / "predictions.json"
-    first_ood_set = parse_ood_set(request.ood[0])
     predict = Step(
         verb="predict",
-        models=(best, request.test, first_ood_set.spec),
+        models=(best, request.test.text, request.ood[0].spec.text),
         options={**request.common(_HOW_IT_RUNS), "report": str(summary)},
         outputs=(predictions,),
     )

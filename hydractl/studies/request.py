@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
+from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet, with_setting
 from hydractl.studies.steps import Value
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
 
-def named_ood_val(text: str) -> str:
-    """Return ``SPEC`` as ``oodval=SPEC``; a text that has a name already is returned as it is."""
-    if _NAMED.match(text):
-        return text
-    return f"oodval={text}"
+def ood_val_of_study(option: str, text: str, held: object = None) -> OodSet:
+    """Parse ``NAME=SPEC``, or a SPEC alone, whose name is ``oodval``.
+
+    Raises:
+        ValueError, UsageError: see :meth:`OodSet.of_option`.
+    """
+    named = text if _NAMED.match(text) else f"oodval={text}"
+    return replace(OodSet.of_option(option, named, held), text=text)
+
+
+def _as_json(value: object) -> object:
+    """Return the value of an option as the plan of a study has it: data sets by their texts, tuples as lists."""
+    if isinstance(value, DataSpec | OodSet):
+        return value.text
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +38,8 @@ class StudyRequest:
 
     Attributes:
         model: the MODEL, as its commands name it.
-        train, val, test: the SPECs of the data; training data may be None.
-        ood_val: ``[NAME=]SPEC`` or ``auto`` of each OOD validation set.
-        ood: ``NAME[:GROUP]=SPEC`` of each OOD test set.
+        train, val, test: the data; training data may be None.
+        ood_val, ood: the OOD validation sets, and the OOD test sets.
         rows: names of rows; ``default`` stands for several.
         max_drop: accuracy that may be lost on the validation data.
         time: how long it may take, such as ``8m``; None for no limit.
@@ -47,11 +58,11 @@ class StudyRequest:
     """
 
     model: str
-    train: str | None
-    val: str
-    ood_val: Sequence[str]
-    test: str
-    ood: Sequence[str]
+    train: DataSpec | None
+    val: DataSpec
+    ood_val: Sequence[OodSet]
+    test: DataSpec
+    ood: Sequence[OodSet]
     rows: Sequence[str]
     max_drop: float
     time: str | None
@@ -78,10 +89,10 @@ class StudyRequest:
 
     def decisive(self) -> dict[str, object]:
         """Return what decides the findings, by option: a study goes on only where all of it is the same."""
-        decisive = {}
+        decisive: dict[str, object] = {}
         for name, value in vars(self).items():
             if name not in ("model", "batch_size", "timed", "given"):
-                decisive[name] = list(value) if isinstance(value, tuple) else value
+                decisive[name] = _as_json(value)
         if len(self.lr) == 1:
             decisive["lr"] = self.lr[0]
         return decisive
@@ -89,10 +100,9 @@ class StudyRequest:
     def ood_val_sets(self) -> list[OodSet]:
         """Return the data sets of ``--ood-val``, in order."""
         sets = []
-        for text in self.ood_val:
-            ood_set = parse_ood_set(named_ood_val(text))
-            if ood_set.spec == AUTO:
-                ood_set = ood_set._replace(spec=self._made)
+        for ood_set in self.ood_val:
+            if ood_set.spec.text == AUTO:
+                ood_set = ood_set.with_spec(self.made_of_val)
             sets.append(ood_set)
         return sets
 
@@ -105,19 +115,18 @@ class StudyRequest:
         if len(sets) != 1:
             return sets
         (only,) = sets
-        if only.spec != self._made:
-            sets.append(OodSet(AUTO, None, self._made))
+        if only.spec.text != self.made_of_val:
+            sets.append(OodSet.of_option("--ood-val", f"{AUTO}={self.made_of_val}"))
         return sets
 
     def chooses_by_made_samples_alone(self) -> bool:
         """Return whether all OOD validation samples are made of the samples of ``--val``."""
-        specs = [ood_set.spec for ood_set in self.ood_val_sets()]
-        return all(spec == self._made for spec in specs)
+        return all(ood_set.spec.text == self.made_of_val for ood_set in self.ood_val_sets())
 
     @property
-    def _made(self) -> str:
+    def made_of_val(self) -> str:
         """The SPEC of OOD samples made of the samples of ``--val``."""
-        return with_setting(self.val, f"ood={AUTO}")
+        return with_setting(self.val.text, f"ood={AUTO}")
 
     def seconds(self) -> float | None:
         """Return the ``--time`` in seconds; None if it is not given."""

@@ -17,7 +17,7 @@ from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.words import digest_of_words
-from hydractl.expressions.data_sets import parse_ood_set, with_setting
+from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.files.fingerprints import Entry, marked, who_saw
 from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
@@ -199,15 +199,15 @@ def _open_sets(request: StudyRequest, source: Source) -> _Sets:
 
     The ID sets must have the classes of the model; a zero-shot model without class names gets those of ``--val``.
     """
-    named_source = named_by_data(source, request.val, None, "--val")
+    named_source = named_by_data(source, request.val, None)
     reads = {source.name: source.description.reads}
     labels = named_source.description.labels or []
     seed = request.seed
     limit = request.limit
 
     # Open the ID sets.
-    val = open_data(request.val, option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
-    test = open_data(request.test, option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
+    val = open_data(request.val, labels=labels, need_labels=True, reads=reads, seed=seed)
+    test = open_data(request.test, labels=labels, limit=limit, reads=reads, seed=seed)
     check_labels_are_classes(val, named_source)
     check_labels_are_classes(test, named_source)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
@@ -224,21 +224,18 @@ def _open_sets(request: StudyRequest, source: Source) -> _Sets:
         sets.train = GivenSet("--train", train)
 
     # Open the OOD validation sets, except those that are made from the validation data.
-    made_of_val = with_setting(request.val, "ood=auto")
-    ood_val_sets = [ood_set for ood_set in request.ood_val_sets() if ood_set.spec != made_of_val]
+    ood_val_sets = [ood_set for ood_set in request.ood_val_sets() if ood_set.spec.text != request.made_of_val]
     for ood_set in ood_val_sets:
-        option = f"--ood-val {ood_set.name}"
+        spec = ood_set.spec
         if len(ood_val_sets) == 1:
-            option = "--ood-val"
-        dataset = open_data(ood_set.spec, option=option, ignore_labels=True, reads=reads, seed=seed)
-        sets.ood_val[ood_set.name] = GivenSet(option, dataset)
+            spec = replace(spec, option="--ood-val")
+        dataset = open_data(spec, ignore_labels=True, reads=reads, seed=seed)
+        sets.ood_val[ood_set.name] = GivenSet(spec.option, dataset)
 
     # Open the OOD test sets.
-    for text in request.ood:
-        ood_set = parse_ood_set(text)
-        option = f"--ood {ood_set.name}"
-        dataset = open_data(ood_set.spec, option=option, ignore_labels=True, limit=limit, reads=reads, seed=seed)
-        sets.ood.append(GivenSet(option, dataset))
+    for ood_set in request.ood:
+        dataset = open_data(ood_set.spec, ignore_labels=True, limit=limit, reads=reads, seed=seed)
+        sets.ood.append(GivenSet(ood_set.spec.option, dataset))
     return sets
 
 
@@ -366,7 +363,7 @@ def _overlaps(sets: _Sets) -> Findings:
 # --- halves -----------------------------------------------------------------------------------------------------------
 
 
-def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[str, list[str]]:
+def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[DataSpec, list[str]]:
     """Leave training samples, and samples that would be in both halves, out of ``--val``.
 
     Returns:
@@ -403,23 +400,22 @@ def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[str, list[
             indices_left_out.add(index)
     _check_halves(val, indices_left_out)
     _check_labels_to_fit(val, indices_left_out)
-    return without_places(request.val, indices_left_out), notes
+    spec = without_places(request.val.text, indices_left_out)
+    return DataSpec.of_option(request.val.option, spec), notes
 
 
-def _ood_val_without_repeats(request: StudyRequest, sets: _Sets) -> list[str]:
+def _ood_val_without_repeats(request: StudyRequest, sets: _Sets) -> list[OodSet]:
     """Return the values of ``--ood-val`` without samples that would be in both halves."""
-    texts = []
-    for text, ood_set in zip(request.ood_val, request.ood_val_sets(), strict=True):
+    remaining = []
+    for ood_set in request.ood_val:
         given_set = sets.ood_val.get(ood_set.name)
         if given_set is None:  # this set is made from --val
-            texts.append(text)
+            remaining.append(ood_set)
             continue
         indices_left_out = _indices_repeated_across_halves(given_set.dataset)
         _check_halves(given_set, indices_left_out)
-        name_and_equals = text.rstrip().removesuffix(ood_set.spec)
-        spec = without_places(ood_set.spec, indices_left_out)
-        texts.append(name_and_equals + spec)
-    return texts
+        remaining.append(ood_set.with_spec(without_places(ood_set.spec.text, indices_left_out)))
+    return remaining
 
 
 def _indices_repeated_across_halves(dataset: Dataset) -> set[int]:
@@ -477,11 +473,11 @@ class FitSamples:
     """The samples that OOD scores on features are fitted to.
 
     Attributes:
-        spec: the SPEC of the samples.
+        spec: the samples.
         count: the number of samples.
     """
 
-    spec: str
+    spec: DataSpec
     count: int
 
 
@@ -494,7 +490,7 @@ def samples_to_fit_to(request: StudyRequest) -> FitSamples | None:
     if not request.fit_samples:
         return None
     if request.train is None:
-        half_of_search = with_setting(request.val, "part=1/2")
+        half_of_search = request.val.with_setting("part=1/2")
         validation_samples = open_data(half_of_search, ignore_labels=True, limit=request.limit)
         return FitSamples(half_of_search, count=len(validation_samples))
 
@@ -503,7 +499,7 @@ def samples_to_fit_to(request: StudyRequest) -> FitSamples | None:
     every_nth = math.ceil(all_samples / request.fit_samples)
     spec = request.train
     if every_nth > 1:
-        spec = with_setting(spec, f"part=1/{every_nth}")
+        spec = spec.with_setting(f"part=1/{every_nth}")
 
     count = math.ceil(all_samples / every_nth)
     if request.limit is not None:

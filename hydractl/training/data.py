@@ -175,7 +175,7 @@ def open_pairs(source: Source, options: TrainingDataOptions, per_step: int) -> D
             f"--loss contrastive: {source.name} has a classifier and does not compare images with texts",
             hint="train a CLIP, or leave --loss out",
         )
-    dataset = open_data(options.train, option="--train", limit=options.limit, reads={source.name: PAIRS})
+    dataset = open_data(options.train, limit=options.limit, reads={source.name: PAIRS})
     if len(dataset) < per_step:
         raise InputError(
             f"{options.train} has {len(dataset)} pairs, and a step compares {per_step}",

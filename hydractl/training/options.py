@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.training.adapters import Adapter
 from hydractl.training.course import Course, CourseOptions, Length, ScheduleOptions
 from hydractl.training.members import MemberMaker
@@ -20,7 +21,7 @@ class TrainingDataOptions:
     """The samples that a training reads, and how they form steps.
 
     Attributes:
-        train, val: SPECs of labelled samples or pairs, and of validation data or None.
+        train, val: labelled samples or pairs, and validation data or None.
         limit: how many samples of each set are used; None: all.
         seed: draws these samples if the set is sorted by class.
         batch_size: how many samples are computed together, by all processes.
@@ -29,8 +30,8 @@ class TrainingDataOptions:
         augment: items of :class:`hydractl.training.data.Augmentation`.
     """
 
-    train: str
-    val: str | None = None
+    train: DataSpec
+    val: DataSpec | None = None
     limit: int | None = None
     seed: int = 0
     batch_size: int = 64

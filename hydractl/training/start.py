@@ -21,6 +21,7 @@ from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.overlap import GivenSet, Validation, without_training_data
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import DictTensors, MappedTensors, with_tensors
 from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
@@ -80,7 +81,7 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         return _open_contrastive(start, options)
 
     # Give the model its classifier and class names; a zero-shot model takes the names from the data.
-    body = named_by_data(start, options.data.train, options.data.limit, "--train")
+    body = named_by_data(start, options.data.train, options.data.limit)
     classifier, train_set = _open_with_classifier(body, options)
     check_labels_are_classes(train_set, classifier)
     class_names = _class_names(classifier, train_set, options.data.train)
@@ -155,7 +156,7 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
         nameless = replace(body, description=replace(body.description, labels=None))
         classifier = with_labels(nameless, weights.labels)
     class_names = classifier.description.labels
-    train_set = _open_labelled(options.data.train, "--train", classifier, options.data, class_names)
+    train_set = _open_labelled(options.data.train, classifier, options.data, class_names)
     if weights.classes not in (None, classifier.classes):
         hint = "add --reset-head for a classifier of another size"
         raise UsageError(f"--classes {weights.classes}: {classifier.name} has {classifier.classes}", hint=hint)
@@ -167,7 +168,7 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
 def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
     """Open the training data, and give the model a new classifier for their classes; return the model and the data."""
     weights = options.weights
-    train_set = _open_labelled(options.data.train, "--train", body, options.data, weights.labels)
+    train_set = _open_labelled(options.data.train, body, options.data, weights.labels)
     classes = _count_classes(train_set, weights.classes)
     source = with_new_head(body, train_set.label_names, classes, options.seed)
     if weights.init == "head":
@@ -175,7 +176,7 @@ def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Sour
     return source, train_set
 
 
-def _class_names(source: Source, train_set: Dataset, spec: str) -> list[str] | None:
+def _class_names(source: Source, train_set: Dataset, spec: DataSpec) -> list[str] | None:
     """Return the class names of the model, or those of the training data if the model has none; None if neither has.
 
     Raises:
@@ -232,7 +233,7 @@ def _open_validation(
     """
     if options.val is None:
         return None
-    val_set = _open_labelled(options.val, "--val", source, options, labels)
+    val_set = _open_labelled(options.val, source, options, labels)
     check_labels_are_classes(val_set, source)
     return without_training_data(GivenSet("--val", val_set), GivenSet("--train", train_set))
 
@@ -248,7 +249,7 @@ def _open_contrastive(source: Source, options: TrainOptions) -> Opened:
         with_drawn_head(source, options.seed)  # raises, since such a model has no classifier
     named_source = source
     if data.val is not None:
-        named_source = named_by_data(source, data.val, data.limit, "--val")
+        named_source = named_by_data(source, data.val, data.limit)
     class_names = named_source.description.labels
     validation = _open_validation(named_source, data, train_set, class_names)
     if validation is None:
@@ -257,20 +258,18 @@ def _open_contrastive(source: Source, options: TrainOptions) -> Opened:
 
 
 def _open_labelled(
-    spec: str, option: str, source: Source, options: TrainingDataOptions, names: Sequence[str] | None
+    spec: DataSpec, source: Source, options: TrainingDataOptions, names: Sequence[str] | None
 ) -> Dataset:
     """Open labelled data that a model reads.
 
     Args:
-        spec: the SPEC of the data.
-        option: the option that the SPEC was given to, for messages.
+        spec: the data.
         source: the model.
         options: the limit on samples, and the seed that draws them.
         names: the class names in the order that the labels are to have; None: the order of the data.
     """
     return open_data(
         spec,
-        option=option,
         limit=options.limit,
         seed=options.seed,
         labels=names,

@@ -16,6 +16,7 @@ from hydractl.benchmark.measuring import BenchOptions, measure_rows
 from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, open_samples, with_ratios
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow
 from hydractl.log import Log
@@ -61,7 +62,7 @@ def run(
     compare: Sequence[str],
     unequal_inputs: bool,
     whole_last_block: bool,
-    data: str | None,
+    data: DataSpec | None,
     limit: int | None,
     requirements: Sequence[Requirement],
     device: str,
@@ -79,7 +80,7 @@ def run(
         compare: the baselines that become further rows.
         unequal_inputs: whether each model runs on its own input where they differ.
         whole_last_block: whether the last block runs for all tokens.
-        data: the SPEC of the samples to run on; None for random inputs.
+        data: the samples to run on; None for random inputs.
         limit: the most samples to use of them; None for all.
         requirements: what has to hold of the rows.
         device: the device, or ``auto``.

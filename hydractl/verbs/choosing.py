@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hydractl.criteria import Criterion
+from hydractl.expressions.data_sets import DataSpec
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Measuring:
 
     Attributes:
         verb: the command, for the record of the samples that a file depends on.
-        data: the SPEC; None if nothing is measured.
+        data: the data set; None if nothing is measured.
         samples: how many are drawn, without repetition; all if the data have fewer.
         limit: how many of the data are used, before any draw; None for all.
         seed: draws them; criteria that are random themselves use it, too.
@@ -21,7 +22,7 @@ class Measuring:
     """
 
     verb: str
-    data: str | None
+    data: DataSpec | None
     samples: int
     limit: int | None
     seed: int
@@ -60,7 +61,7 @@ class Selection:
         scores, circuit, mask: the file of scores, of a removal order, or of the heads to keep.
         keep, remove: how many heads stay or go: at each site, or in all with the scope ``global``.
         max_drop: the accuracy that may be lost, as a share of the samples.
-        val: the SPEC of the samples for ``max_drop``; None for those that the heads are chosen with.
+        val: the samples for ``max_drop``; None for those that the heads are chosen with.
         scope: ``site`` or ``global``; None if the model decides (:func:`settled`).
         order: ``sequential`` or ``one-shot``; None if the scope decides.
         sample_from: heads are drawn from so many at the beginning of the circuit; None to take them in order.
@@ -79,7 +80,7 @@ class Selection:
     keep: int | None
     remove: int | None
     max_drop: float | None
-    val: str | None
+    val: DataSpec | None
     scope: str | None
     order: str | None
     sample_from: int | None

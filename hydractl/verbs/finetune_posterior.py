@@ -213,7 +213,6 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
     needs_pairs = _needs_pairs(source)
     data = open_data(
         request.options.data.train,
-        option="--train",
         limit=request.options.data.limit,
         seed=request.seed,
         ignore_labels=not needs_pairs,
@@ -221,10 +220,9 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
     )
     if request.options.data.val is None:
         return data, None, source
-    named = named_by_data(source, request.options.data.val, request.options.data.limit, "--val")
+    named = named_by_data(source, request.options.data.val, request.options.data.limit)
     val = open_data(
         request.options.data.val,
-        option="--val",
         limit=request.options.data.limit,
         seed=request.seed,
         labels=named.description.labels or [],

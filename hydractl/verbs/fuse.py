@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint
@@ -53,7 +54,7 @@ def run(
     opening: ModelOptions,
     *,
     merge: Sequence[str],
-    val: str | None,
+    val: DataSpec | None,
     output: str | None,
     limit: int | None,
     seed: int,
@@ -73,7 +74,7 @@ def run(
         models: the texts of the members.
         opening: how they are opened.
         merge: the parts to average, any of ``mlp``, ``norm`` and ``embed``; or :data:`hydractl.fusion.averaging.AUTO`.
-        val: the SPEC of labelled data on which the fused model is measured, or None.
+        val: labelled data on which the fused model is measured, or None.
         output: the path of the fused model; None names it by what was averaged.
         limit: the most samples of these data; None for all.
         seed: draws these samples, and the inputs of the check.
@@ -169,12 +170,14 @@ def _dry_run(merge: Sequence[str], outline: FusionPlan, sources: list[Source], p
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _open_id_data(sources: Sequence[Source], spec: str, limit: int | None, seed: int) -> tuple[Dataset, list[Source]]:
+def _open_id_data(
+    sources: Sequence[Source], spec: DataSpec, limit: int | None, seed: int
+) -> tuple[Dataset, list[Source]]:
     """Open the labelled ID data; return them and the models.
 
     A zero-shot model without class names gets those of the data; other models come back unchanged.
     """
-    models = [named_by_data(source, spec, limit, "--val") for source in sources]
+    models = [named_by_data(source, spec, limit) for source in sources]
     # The first model that has class names tells which names the labels of the data may have.
     labels: Sequence[str] = []
     for source in models:
@@ -183,7 +186,6 @@ def _open_id_data(sources: Sequence[Source], spec: str, limit: int | None, seed:
             break
     dataset = open_data(
         spec,
-        option="--val",
         limit=limit,
         seed=seed,
         labels=labels,

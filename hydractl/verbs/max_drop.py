@@ -17,6 +17,7 @@ import torch
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
@@ -120,7 +121,7 @@ def _correct_after_steps(steps: Sequence[Any], samples: Any) -> list[int] | None
 def choose_within(
     source: Source,
     max_drop: float,
-    val: str | None,
+    val: DataSpec | None,
     on: Measuring,
     budgets: Sequence[int],
     choose: Callable[[int, Log], HeadChoice],
@@ -133,7 +134,7 @@ def choose_within(
     Args:
         source: the unpruned model.
         max_drop: the accuracy that may be lost, as a share of the samples.
-        val: the SPEC of the samples that accuracy is measured on; None for the calibration samples.
+        val: the samples that accuracy is measured on; None for the calibration samples.
         on: the calibration samples, and how the model runs.
         budgets: the budgets to try, in ascending order; the first is zero.
         choose: returns the choice of heads for a budget.
@@ -141,7 +142,9 @@ def choose_within(
     """
     dataset, indices = _samples_to_measure_on(source, val, on, log)
     samples = len(indices)
-    source = named_by_data(source, val or on.data or "", on.limit)
+    spec = val or on.data
+    assert spec is not None  # the options require one of them
+    source = named_by_data(source, spec, on.limit)
     choices_tried: list[HeadChoice] = []
 
     def try_budgets() -> Iterable[int]:
@@ -185,7 +188,7 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
     return {"max_drop": max_drop, "measured": measured}
 
 
-def _samples_to_measure_on(source: Source, val: str | None, on: Measuring, log: Log) -> tuple[Dataset, list[int]]:
+def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, log: Log) -> tuple[Dataset, list[int]]:
     """Open the labelled data set that accuracy is measured on: ``--val``, or else ``--data``.
 
     Returns:
@@ -196,7 +199,6 @@ def _samples_to_measure_on(source: Source, val: str | None, on: Measuring, log: 
     named = named_by_data(source, spec, on.limit)
     dataset = open_data(
         spec,
-        option="--val" if val else "--data",
         limit=on.limit,
         seed=on.seed,
         labels=named.description.labels or [],

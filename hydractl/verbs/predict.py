@@ -37,6 +37,7 @@ from hydractl.evaluation.predictions.unfinished import (
     windows_in,
 )
 from hydractl.expressions.conditions import Requirement
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     REQUIRABLE,
@@ -124,7 +125,7 @@ class _Files:
 
 def run(
     model: str,
-    inputs: Sequence[str],
+    inputs: Sequence[str | DataSpec],
     opening: ModelOptions,
     how: EvalRunOptions,
     form: LineForm,
@@ -145,7 +146,7 @@ def run(
 
     Args:
         model: the MODEL.
-        inputs: the INPUTs, or the SPEC of a data set; a text may hold samples in memory.
+        inputs: the INPUTs, or a data set.
         opening: how the model is opened.
         how: how it runs.
         form: what is written about each input.
@@ -207,7 +208,7 @@ def run(
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def _how_rank_runs(how: EvalRunOptions, inputs: Sequence[str], output: str | None) -> EvalRunOptions:
+def _how_rank_runs(how: EvalRunOptions, inputs: Sequence[str | DataSpec], output: str | None) -> EvalRunOptions:
     """Return how one of several processes that ``torchrun`` started runs the model: on its own device.
 
     Raises:
@@ -215,7 +216,7 @@ def _how_rank_runs(how: EvalRunOptions, inputs: Sequence[str], output: str | Non
     """
     if output is None:
         raise UsageError("predict by several processes needs --output", hint="their lines would mix on standard output")
-    if STANDARD_INPUT in inputs:
+    if STANDARD_INPUT in map(str, inputs):
         raise UsageError("standard input is one process's alone", hint="give the inputs as arguments, or start one")
     if how.device.startswith("cuda:"):
         hint = "--device cuda gives each process its own"

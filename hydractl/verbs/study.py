@@ -16,7 +16,7 @@ from hydractl.data import open_data
 from hydractl.distributed import processes
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
-from hydractl.expressions.data_sets import parse_ood_set, with_setting
+from hydractl.expressions.data_sets import DataSpec, with_setting
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
@@ -200,8 +200,7 @@ class StudyPlan:
         """
         ood: list[str] = []
         for ood_set in self.request.choosing_sets():
-            second_half = _half(ood_set.spec, 2)
-            ood.append(f"{ood_set.name}={second_half}")
+            ood.append(f"{ood_set.name}={_half(ood_set.spec, 2)}")
         data_options: dict[str, Value] = {
             "test": _half(self.request.val, 2),
             "ood": ood,
@@ -212,8 +211,8 @@ class StudyPlan:
     def testing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the test data."""
         data_options: dict[str, Value] = {
-            "test": self.request.test,
-            "ood": list(self.request.ood),
+            "test": self.request.test.text,
+            "ood": [ood_set.text for ood_set in self.request.ood],
         }
         return self._eval_step(row, "test", data_options)
 
@@ -246,8 +245,8 @@ class StudyPlan:
         predictions_to_choose_by = self.predictions(row, "choose")
         predictions_to_test_on = self.predictions(row, "test")
         options: dict[str, Value] = {
-            "test": self.request.test,
-            "ood": list(self.request.ood),
+            "test": self.request.test.text,
+            "ood": [ood_set.text for ood_set in self.request.ood],
         }
         options.update(self._calibration_options(row, score))
         options["bootstrap"] = str(self.request.bootstrap)
@@ -456,7 +455,7 @@ def _workshop(request: StudyRequest, source: Source, folder: Path, scale: Scale)
         model=request.model,
         heads=heads_by_site,
         late=late_site_indices,
-        train=request.train,
+        train=None if request.train is None else request.train.text,
         val=_half(request.val, 1),
         ood_val=_half(request.ood_val_sets()[0].spec, 1),
         folder=folder,
@@ -550,7 +549,7 @@ def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[st
         options["negative_words"] = request.negative_words
     if samples is None:
         return options
-    options["train"] = samples.spec
+    options["train"] = samples.spec.text
     # With few samples, the default number of neighbours (k) would be too large.
     neighbours = max(1, samples.count // _SAMPLES_A_NEIGHBOUR)
     if neighbours < _DEFAULT_NEIGHBOURS:
@@ -570,9 +569,9 @@ def _rows_meant(name: str, request: StudyRequest) -> list[str]:
     return [row for row in DEFAULT if row not in NEED_TRAIN]
 
 
-def _half(spec: str, number: int) -> str:
+def _half(spec: DataSpec, number: int) -> str:
     """Return the spec of one half of a data set: the first half for ``number`` 1, the second for 2."""
-    return with_setting(spec, f"part={number}/2")
+    return with_setting(spec.text, f"part={number}/2")
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -762,17 +761,14 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
 def _samples_of_a_row(plan: StudyPlan) -> int:
     """Return how many samples each row is evaluated on or fitted to: validation, test, OOD and training data."""
     request = plan.request
-    specs = [request.val, request.test]
-    for text in request.ood:
-        specs.append(parse_ood_set(text).spec)
-    for ood_set in request.ood_val_sets():
-        specs.append(ood_set.spec)
+    ood_sets = [*request.ood, *request.ood_val_sets()]
+    specs: list[str | DataSpec] = [request.val, request.test, *(ood_set.spec for ood_set in ood_sets)]
     if "train" in plan.fitted:
         specs.append(str(plan.fitted["train"]))
     return sum(_count_samples(spec, request.limit) for spec in specs)
 
 
-def _count_samples(spec: str, limit: int | None = None) -> int:
+def _count_samples(spec: str | DataSpec, limit: int | None = None) -> int:
     """Return how many samples a data set has, at most ``limit``."""
     dataset = open_data(spec, limit=limit, ignore_labels=True)
     return len(dataset)

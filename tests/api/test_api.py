@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.api.calling import data_argument
+from hydractl.api.calling import held_spec
 from hydractl.cli.app import main
 from hydractl.data import open_data
-from hydractl.expressions.data_sets import with_setting
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import sha256_file
 from tests.pico import SMALL
 
@@ -231,9 +231,10 @@ def test_images_in_memory_are_those_of_a_file() -> None:
     of_file = open_data("cal.npz")
     for number, form in enumerate(forms):
         labels = torch.from_numpy(Y) if number else list(Y)
-        assert open_data(data_argument((form, labels), "data")).fingerprint() == of_file.fingerprint()
-    corrupted = with_setting(data_argument((X, list(Y)), "data"), "corruption=gaussian_noise&severity=1")
-    limited = open_data(corrupted, limit=5)
+        assert open_data(held_spec("--data", (form, labels), "data")).fingerprint() == of_file.fingerprint()
+    held = held_spec("--data", (X, list(Y)), "data")
+    assert isinstance(held, DataSpec)
+    limited = open_data(held.with_setting("corruption=gaussian_noise&severity=1"), limit=5)
     assert limited.spec == "memory:data?corruption=gaussian_noise&severity=1"
     assert limited.ids == [f"data#{i}" for i in range(5)]
     with pytest.raises(hydractl.errors.InputError, match="nothing of this name is in memory"):
@@ -258,14 +259,14 @@ def test_an_ensemble_of_opened_models_is_a_row_under_its_name() -> None:
 
 def test_texts_in_memory() -> None:
     pairs = [("a", "b"), ("c", "d")]
-    texts = open_data(data_argument((["one", "two"], ["no", "yes"]), "data"))
+    texts = open_data(held_spec("--data", (["one", "two"], ["no", "yes"]), "data"))
     assert list(texts) == ["one", "two"]
     assert texts.label_names == ["no", "yes"]
     assert [*map(int, texts.labels)] == [0, 1]
-    assert list(open_data(data_argument((pairs, None), "data"))) == pairs
+    assert list(open_data(held_spec("--data", (pairs, None), "data"))) == pairs
     for wrong in ((["a", 1], None), ([], [])):
         with pytest.raises(hydractl.errors.InputError):
-            open_data(data_argument(wrong, "data"))
+            open_data(held_spec("--data", wrong, "data"))
 
 
 @pytest.mark.long

@@ -161,7 +161,7 @@ def test_flags_reach_the_verb(hydractl: Run, fake_verb: Run) -> None:
     assert settings.sources["dry_run"] == "flag"
     seen = fake_verb("eval")
     hydractl("eval", "a.st", "--test", "d", "b.st", "--ood", "x=1", "--ood", "y=2", "--require", "a>=1")
-    assert (seen[0].model, seen[0].ood) == (["a.st", "b.st"], ["x=1", "y=2"])
+    assert (seen[0].model, [ood_set.text for ood_set in seen[0].ood]) == (["a.st", "b.st"], ["x=1", "y=2"])
     assert [str(requirement) for requirement in seen[0].require] == ["a>=1"]
 
 

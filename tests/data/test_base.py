@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.data.base import parse_spec
 from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import DataSpec
 
 
 @pytest.mark.parametrize(
@@ -28,24 +28,24 @@ from hydractl.errors import UsageError
     ],
 )
 def test_parts(text: str, kind: str, path: str, query: dict[str, str]) -> None:
-    spec = parse_spec(text)
+    spec = DataSpec.of_option("--data", text)
     assert (spec.kind, spec.path, dict(spec.query)) == (kind, path, query)
 
 
 @pytest.mark.parametrize("text", ["", "builtin:", "?x=1"])
 def test_nothing_named(text: str) -> None:
     with pytest.raises(UsageError, match="a name or a path"):
-        parse_spec(text)
+        DataSpec.of_option("--data", text)
 
 
 def test_bad_settings_are_all_listed() -> None:
     with pytest.raises(UsageError) as error:
-        parse_spec("a.npz?x=&y&x=1&x=2")
+        DataSpec.of_option("--data", "a.npz?x=&y&x=1&x=2")
     assert error.value.problems == ["'x=' is not key=value", "'y' is not key=value", "'x' is given twice"]
 
 
 def test_unknown_setting_names_the_known() -> None:
     with pytest.raises(UsageError) as error:
-        parse_spec("a.npz?images=q", "--ood").check_query(["x", "y"])
+        DataSpec.of_option("--ood", "a.npz?images=q").check_query(["x", "y"])
     assert error.value.message == "--ood a.npz?images=q: unknown setting 'images' after '?'"
     assert error.value.hint == "known here: x, y"

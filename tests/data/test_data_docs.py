@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from hydractl.data import open_data
-from hydractl.data.base import MOST_LISTED, parse_spec
+from hydractl.data.base import MOST_LISTED
 from hydractl.data.corrupted import LARGE_SIDE, SMALL_SIDE, take_corruption
 from hydractl.data.corruptions import TABLE
 from hydractl.data.suites import SUITES
+from hydractl.expressions.data_sets import DataSpec
 from tests.image_data import first_pixels, png
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding="utf-8")
@@ -38,7 +39,7 @@ def by_name(heading: str) -> dict[str, list[str]]:
 def test_every_spec_can_be_read() -> None:
     kinds = set()
     for spec in by_name("SPEC"):
-        clean, _ = take_corruption(parse_spec(spec))
+        clean, _ = take_corruption(DataSpec.of_option("--data", spec))
         kinds.add(clean.kind)
     assert kinds == {"path", "npz", "text", "torchvision", "openood", "hf", "builtin", "captions"}
 

@@ -9,11 +9,12 @@ import pytest
 
 from hydractl.data import open_data
 from hydractl.errors import HydraError, InputError
+from hydractl.expressions.data_sets import DataSpec
 
 
 def error_of(spec: str) -> HydraError:
     with pytest.raises(HydraError) as error:
-        open_data(spec, option="--ood")
+        open_data(DataSpec.of_option("--ood", spec))
     return error.value
 
 

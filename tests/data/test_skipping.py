@@ -13,6 +13,7 @@ from hydractl.data import batches, open_data
 from hydractl.data.base import MOST_LISTED, UnreadableSample, report_skipped, skipped_document
 from hydractl.data.corrupted import CorruptedImages
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.log import Log
 from tests.image_data import png_bomb, stacked
 
@@ -103,7 +104,7 @@ def test_fingerprints_of_the_others_are_those_of_a_set_without_the_bad_ones(fold
 def test_all_bad(tmp_path: Path) -> None:
     for i in range(25):
         (tmp_path / f"{i:02}.png").write_bytes(b"")
-    data = open_data(str(tmp_path), on_bad="skip", option="--ood x")
+    data = open_data(DataSpec.of_option("--ood x", str(tmp_path)), on_bad="skip")
     with pytest.raises(InputError, match="not one of the samples can be read") as error:
         list(batches(data, stacked, 4, workers=2))
     assert len(error.value.problems) == 25

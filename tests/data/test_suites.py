@@ -61,7 +61,7 @@ def test_openood(name: str, below: str, tmp_path: Path) -> None:
         (note,) = available.notes
         assert "validation only" in note
     for ood_set in available.sets:
-        data = open_data(ood_set.spec, option=f"--ood {ood_set.name}", ignore_labels=True)
+        data = open_data(ood_set.spec, ignore_labels=True)
         assert len(data) == 2
         assert data.labels is None
         assert data[1].size == (4, 4)
@@ -111,7 +111,7 @@ def test_sets_by_name(tmp_path: Path) -> None:
     available = find_suite(parse_ood_suite("openood-cifar100:svhn,cifar10"), str(tmp_path))
     assert [ood_set.name for ood_set in available.sets] == ["cifar10", "svhn"]
     available = find_suite(parse_ood_suite("openood-cifar100:tin"), str(tmp_path))  # its test part, asked for
-    assert available.sets[0].spec.split("?")[0].endswith("cifar100/test_tin.txt") and available.notes == []
+    assert available.sets[0].spec.text.split("?")[0].endswith("cifar100/test_tin.txt") and available.notes == []
     with pytest.raises(UsageError) as error:
         find_suite(parse_ood_suite("openood-cifar100:lsun"), str(tmp_path))
     assert error.value.problems == ["no set 'lsun': there are cifar10, tin, mnist, svhn, texture, places365"]
@@ -200,9 +200,13 @@ def test_texts_with_a_stand_in(tmp_path: Path) -> None:
 
 def test_which_file_of_a_name(tmp_path: Path) -> None:
     texts(tmp_path, "trec_train.jsonl", "trec_validation.jsonl", "trecish.jsonl")
-    assert find_suite(parse_ood_suite("sst2-paper:trec"), str(tmp_path)).sets[0].spec.endswith("trec_validation.jsonl")
+    assert (
+        find_suite(parse_ood_suite("sst2-paper:trec"), str(tmp_path))
+        .sets[0]
+        .spec.text.endswith("trec_validation.jsonl")
+    )
     texts(tmp_path, "trec_test.jsonl")
-    assert find_suite(parse_ood_suite("sst2-paper:trec"), str(tmp_path)).sets[0].spec.endswith("trec_test.jsonl")
+    assert find_suite(parse_ood_suite("sst2-paper:trec"), str(tmp_path)).sets[0].spec.text.endswith("trec_test.jsonl")
     texts(tmp_path, "trec-test.jsonl")
     with pytest.raises(InputError) as error:
         find_suite(parse_ood_suite("sst2-paper:trec,yelp"), str(tmp_path))

@@ -78,13 +78,13 @@ def test_empty_files_mappings_and_values_are_not_given(yaml: str, merged: Callab
 def test_yaml_never_guesses(merged: Callable[..., Any]) -> None:
     """YAML 1.1 would read these as a number in base 60, a boolean and a date."""
     settings = merged("eval", {"model": ["a.st"]}, yaml="test: 12:30\nlabel_map: no\npredictions: 2024-01-01.csv")
-    assert (settings.test, settings.label_map, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
+    assert (settings.test.text, settings.label_map, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
 
 
 def test_ood_as_a_mapping(merged: Callable[..., Any]) -> None:
     yaml = "ood: {svhn: b.npz, 'cifar-10:near': 'list.txt?root=/d'}"
     sets = merged("eval", {"model": ["a.st"], "test": "d"}, yaml=yaml).ood
-    assert sets == ["svhn=b.npz", "cifar-10:near=list.txt?root=/d"]
+    assert [ood_set.text for ood_set in sets] == ["svhn=b.npz", "cifar-10:near=list.txt?root=/d"]
 
 
 def test_with_is_the_key_of_with(merged: Callable[..., Any]) -> None:
