@@ -33,7 +33,6 @@ from hydractl.api.validating import (
     ConformalScore,
     OnBad,
     OodVal,
-    Threshold,
     Val,
     add_problem_of_all_scores,
     add_problems_of_validation,
@@ -42,6 +41,7 @@ from hydractl.api.validating import (
     features_file,
     scores_named,
     temperature_of_all,
+    threshold_option,
 )
 from hydractl.api.values import Data, JsonDocument, Path
 from hydractl.api.verb import verb
@@ -90,7 +90,6 @@ def calibrate(
             "Training data, which scores on features are fitted to: "
             f"{', '.join(filter(needs_training_data, ON_FEATURES))}",
             metavar="SPEC",
-            often=True,
         ),
     ] = None,
     knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,
@@ -117,7 +116,7 @@ def calibrate(
     ] = None,
     val: Val = None,
     ood_val: OodVal = (),
-    threshold: Threshold = None,
+    threshold: Annotated[str | None, threshold_option(often=True)] = None,
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
     output: Output = None,

@@ -39,15 +39,14 @@ OodVal: TypeAlias = Annotated[
         reads=ood_val_set,
     ),
 ]
-Threshold: TypeAlias = Annotated[
-    str | None,
-    validating(
-        "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --ood-val), id:0.01 (flag 1 % of "
-        "--val), or score:X (the score itself) [default: what the checkpoint has]",
-        metavar="ood:P|id:P|score:X",
-        check=check_threshold,
-    ),
-]
+threshold_option = partial(
+    validating,
+    "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --ood-val), id:0.01 (flag 1 % of --val), "
+    "or score:X (the score itself) [default: what the checkpoint has]",
+    metavar="ood:P|id:P|score:X",
+    check=check_threshold,
+)
+Threshold: TypeAlias = Annotated[str | None, threshold_option()]
 Conformal: TypeAlias = Annotated[
     float | None,
     validating(

@@ -160,8 +160,6 @@ VERBS: dict[str, Verb] = {
         examples="""
   # a temperature, and a threshold that flags 1 % of the validation data
   hydractl calibrate hydra.st --val val.npz --temperature fit --threshold id:0.01 -o cal.st
-  # and with samples of their own that predict compares its inputs with
-  hydractl calibrate hydra.st --val val.npz --temperature fit --threshold id:0.05
   # the score that tells OOD validation data best, and a threshold that flags 95 % of them
   hydractl calibrate hydra.st --val val.npz --ood-val auto --ood-score msp,energy,mi --threshold ood:0.95
 """,

@@ -132,13 +132,11 @@ def line_look(index: int, count: int) -> LineLook:
     marked = list(range(count))
     if count > 12:
         marked = _five_points(index, count)
-    points = point_look(index)
-    turn = index % len(_DASHES)
     return LineLook(
-        color=points["color"],
-        marker=points["marker"],
-        linestyle=_DASHES[turn],
-        zorder=points["zorder"],
+        color=colour(index),
+        marker=_MARKERS[index % len(_MARKERS)],
+        linestyle=_DASHES[index % len(_DASHES)],
+        zorder=3,
         markevery=marked,
         **UNCLIPPED,
     )
@@ -160,8 +158,13 @@ def _five_points(index: int, count: int) -> list[int]:
 
 
 def point_look(index: int) -> PointLook:
-    """Return the style of points that no line joins: the colour and the marker of the series of this index."""
-    turn = index % len(_MARKERS)
+    """Return the style of points that no line joins: the colour and the marker of the series of this index.
+
+    Lines differ by dashes, too. Of points no two of the first 49 series have colour and marker in common: once all
+    colours were used, each gets the marker of the next.
+    """
+    round_of_colours = index // len(COLOURS)
+    turn = (index + round_of_colours) % len(_MARKERS)
     return PointLook(color=colour(index), marker=_MARKERS[turn], linestyle="", zorder=3)
 
 

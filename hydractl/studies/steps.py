@@ -99,16 +99,16 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
         here: the working directory that relative paths start from.
     """
     steps_to_best = in_order(best)
-    default_folder = _quoted(folder.resolve())
-    argument = f'"${{1:-{default_folder}}}"'  # the first argument of the script, else the folder of the study
     lines = [
         "#!/bin/sh",
         "# The commands of this study. sh study.sh FOLDER makes its files again in another folder.",
         "set -eu",
-        f"mkdir -p {argument}",
-        f"DIR=$(cd {argument} && pwd)",
+        "DIR=${1:-}",
+        f'[ "$DIR" ] || DIR={shlex.quote(str(folder.resolve()))}',
+        'mkdir -p -- "$DIR"',
+        'DIR=$(CDPATH= cd -- "$DIR" && pwd)',
         'mkdir -p "$DIR/choose" "$DIR/test"',
-        f"cd {shlex.quote(str(here))}",
+        f"cd -- {shlex.quote(str(here))}",
         "export HYDRACTL_CONFIG=/dev/null  # every option is given here",
         "",
         "# best.st and its figures on the test data",
@@ -121,16 +121,6 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
             lines.append(_line(step, folder))
     lines.append("")
     return "\n".join(lines)
-
-
-def _quoted(path: Path) -> str:
-    """Return a path escaped for the inside of double quotes in a shell."""
-    quoted = ""
-    for character in str(path):
-        if character in '\\"$`':
-            quoted += "\\"
-        quoted += character
-    return quoted
 
 
 def _line(step: Step, folder: Path) -> str:

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures, picture_files, possible_files
-from hydractl.report.pictures import COLOURS, Panel, Picture, compose, save_png, styled
+from hydractl.report.pictures import COLOURS, Panel, Picture, compose, point_look, save_png, styled
 from tests.report.examples import HOSTILE, SETS, SITES, answer_of, everything, sample, without_values
 
 
@@ -165,6 +165,12 @@ def test_twenty_series_differ_without_colour() -> None:
     drawn = lines(on_axes(picture(found, "risk-coverage").panels[0]))
     assert len({(line.get_marker(), str(line._unscaled_dash_pattern)) for line in drawn}) == 20  # type: ignore[attr-defined]
     assert len({line.get_color() for line in drawn}) == len(COLOURS)
+
+
+@pytest.mark.fault(103)
+def test_points_of_twenty_rows_have_no_colour_and_marker_in_common() -> None:
+    looks = [point_look(index) for index in range(20)]
+    assert len({(look["color"], look["marker"]) for look in looks}) == 20
 
 
 def long_names() -> dict[str, Any]:
