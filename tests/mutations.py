@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "a folder's name that a shell expands",
         "hydractl/studies/steps.py",
-        """if character in '\\\\"$`'""",
-        """if character in '\\\\"`'""",
+        "DIR={shlex.quote(str(folder.resolve()))}",
+        "DIR={folder.resolve()}",
         "tests/studies/test_steps.py",
     ),
     Mutation(
