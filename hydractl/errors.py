@@ -49,6 +49,18 @@ class InputError(HydraError):
     exit_code = 3
 
 
+class SampleError(InputError):
+    """One sample of a batch cannot be made an input of a model; the others may be fine.
+
+    Attributes:
+        position: the place of the sample in the batch.
+    """
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position
+
+
 class RequirementError(HydraError):
     """A ``--require`` is not met (exit code 4)."""
 
@@ -85,6 +97,12 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, hint: str) -> None:
         super().__init__()
         self.hint = hint
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a panic of a library written in Rust, which does not derive from ``Exception``."""
+    # Each of these libraries has a class of its own for it, which no module exports.
+    return type(error).__name__ == "PanicException"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -26,7 +26,7 @@ from PIL import Image
 
 import hydractl
 from examples.serve import client, server
-from hydractl.errors import NonFiniteError
+from hydractl.errors import InputError, NonFiniteError
 from tests.pico import SMALL, published
 from tests.running import quiet
 
@@ -294,17 +294,14 @@ def test_too_much_text(of_texts: Service) -> None:
 
 @pytest.mark.fault(78)
 def test_what_a_tokenizer_or_the_model_fails_at(of_texts: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):
-        """As of a library written in Rust."""
-
-    def panics(_: Any) -> Any:
-        raise PanicException(SECRET)
+    def refuses(_: Any) -> Any:
+        raise InputError(SECRET)
 
     def fails(_: Any) -> Any:
         raise NonFiniteError(SECRET)
 
     with monkeypatch.context() as patch:
-        patch.setattr(of_texts.model, "preprocess", panics)
+        patch.setattr(of_texts.model, "preprocess", refuses)
         assert of_texts.texts("a") == (422, {"detail": "the tokenizer cannot read the texts"})
     with monkeypatch.context() as patch:
         patch.setattr(of_texts.model, "predict", fails)

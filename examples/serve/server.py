@@ -128,7 +128,7 @@ def tokenized(model: HydraModel, texts: list[str | tuple[str, str]]) -> Any:
     """Return texts as inputs of the model."""
     try:
         return model.preprocess(texts)
-    except BaseException:  # a tokenizer written in Rust panics with an error that is no Exception
+    except HydraError:  # no error of a tokenizer is of another kind
         raise HTTPException(422, "the tokenizer cannot read the texts") from None
 
 

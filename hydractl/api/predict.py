@@ -49,7 +49,7 @@ def predict(
     on_bad: Annotated[
         Literal["error", "skip"],
         predicting(
-            "An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
+            "A sample that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
         ),
     ] = "error",
     top: Annotated[

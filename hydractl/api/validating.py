@@ -23,7 +23,7 @@ validating = partial(opt, group="Validation data")
 
 OnBad: TypeAlias = Annotated[
     Literal["error", "skip"],
-    io("An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it"),
+    io("A sample that cannot be read: error stops and names it; skip leaves it out, counts and lists it"),
 ]
 Val: TypeAlias = Annotated[
     Data | None,

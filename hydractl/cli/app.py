@@ -20,7 +20,7 @@ from hydractl.cli.console import say, settle_log
 from hydractl.cli.failures import no_such_verb, parser_problem, say_failure
 from hydractl.cli.help import app_help, info_help, verb_help
 from hydractl.cli.request import INFO, Request
-from hydractl.errors import INTERRUPTED, UsageError, failure_of
+from hydractl.errors import INTERRUPTED, UsageError, failure_of, is_panic
 from hydractl.options.registry import VERBS
 
 _COMPLETING = "_HYDRACTL_COMPLETE"
@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _interruptible():
             _run(list(argv), answer)
-    except (Exception, KeyboardInterrupt) as error:
+    except BaseException as error:
+        if not isinstance(error, (Exception, KeyboardInterrupt)) and not is_panic(error):
+            raise
         failure = failure_of(error)
         say_failure(failure, error)
         return failure.exit_code

@@ -228,4 +228,6 @@ def warning_of_skipped(dataset: Dataset, count: int, ids: Sequence[str]) -> str:
     unlisted = count - _MOST_SAID
     if unlisted > 0:
         listed += f" and {unlisted} more"
-    return f"{dataset.where}: {count} of {len(dataset)} images {verb} left out, as they cannot be read: {listed}"
+    return (
+        f"{dataset.where}: {count} of {len(dataset)} {dataset.kind}s {verb} left out, as they cannot be read: {listed}"
+    )

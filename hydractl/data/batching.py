@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data.base import Dataset, UnreadableSample
-from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.errors import HydraError, InputError, SampleError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -241,16 +241,29 @@ class _BatchReader:
             UnreadableSample: for an unreadable sample, if the data set does not skip such samples.
         """
         samples = []
+        indices = []  # of these samples
         unreadable = {}
         for index in self.indices_by_batch[i]:
             try:
                 samples.append(self.dataset[index])
+                indices.append(index)
             except UnreadableSample as error:
                 if self.dataset.skipped is None:
                     raise
                 unreadable[index] = error.message
-        inputs = self.collate(samples) if samples else None
-        return inputs, unreadable
+        while samples:
+            try:
+                return self.collate(samples), unreadable
+            except SampleError as error:
+                dataset = self.dataset
+                index = indices.pop(error.position)
+                why = f"cannot read {dataset.ids[index]}: {error.message} ({dataset.where})"
+                if dataset.skipped is None:
+                    raise UnreadableSample(why, hint="take it out of the set") from error
+                # The index may be in the batch several times, and fails each time.
+                del samples[error.position]
+                unreadable[index] = why
+        return None, unreadable
 
     def __getitem__(self, i: int) -> _Result | Exception:
         # Return an error instead of raising it: torch would raise a new error with the whole traceback as its message.

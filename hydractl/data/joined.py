@@ -112,7 +112,7 @@ def open_inputs(
         labels: the class names of the model; empty if it has none.
         limit: take only this many samples of each input; neighbouring image files count as one input.
         seed: seed of the random draw of samples from a set that is sorted by class.
-        on_bad: what to do with an image that cannot be read: ``error`` or ``skip``.
+        on_bad: what to do with a sample that cannot be read: ``error`` or ``skip``.
 
     Returns:
         The single input, or a :class:`JoinedSets` of all inputs.

@@ -102,7 +102,7 @@ def open_data(
         ignore_labels: leave out labels that cannot be mapped, instead of refusing them; for out-of-distribution sets.
         reads: maps the name of each model that will see the data to what it reads: ``image``, ``text`` or
             :data:`PAIRS`.
-        on_bad: what to do with an image that cannot be read. ``error`` raises an error; ``skip`` leaves the image out
+        on_bad: what to do with a sample that cannot be read. ``error`` raises an error; ``skip`` leaves it out
             and records it in :attr:`Dataset.skipped`.
         read_once: the samples will be read once and in order. Then a set that can be read piece by piece from its file
             is not kept in memory.

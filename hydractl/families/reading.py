@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.errors import HydraError, InputError, SampleError, UsageError, is_panic
 from hydractl.families.config_json import LibraryConfig
 from hydractl.files.checkpoint import FileTensors, ShardedTensors
 from hydractl.files.header import PICKLES
 from hydractl.jsonio import canonical_json, parse_json, shown
 
 BuiltT = TypeVar("BuiltT")
+SampleT = TypeVar("SampleT")
 LoadedT = TypeVar("LoadedT", bound=Any)  # hydractl.families.base.LoadedModel, which this file is below
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<file>[^@]+\.st))?")
@@ -67,11 +68,35 @@ def refused_as(what: str, hint: str | None = None, why: Callable[[BaseException]
     except HydraError:
         raise
     except BaseException as error:
-        # A library written in Rust panics with an error that does not derive from Exception. All other errors of that
-        # kind, e.g. KeyboardInterrupt, are passed on.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        # Other errors that do not derive from Exception, e.g. KeyboardInterrupt, are passed on.
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise InputError(f"{what}: {why(error)}", hint=hint) from error
+
+
+def naming_sample(what: str, prepare: Callable[[Sequence[SampleT]], BuiltT], samples: Sequence[SampleT]) -> BuiltT:
+    """Return what a library makes of a batch of samples; if it raises an error, name the first sample that it fails at.
+
+    Args:
+        what: the start of the message, e.g. ``the tokenizer cannot read this text``; the sample follows.
+        prepare: calls the library with a batch, or with one sample of it.
+        samples: the batch.
+
+    Raises:
+        SampleError: if the library fails at a sample.
+        InputError: if it fails at the batch alone.
+    """
+    try:
+        with refused_as(what):
+            return prepare(samples)
+    except InputError:
+        for position, sample in enumerate(samples):
+            try:
+                with refused_as(f"{what} {shown(sample)}"):
+                    prepare([sample])
+            except InputError as error:
+                raise SampleError(error.message, position) from error
+        raise
 
 
 def cached_by_config(build: Callable[[Any], BuiltT]) -> Callable[[LibraryConfig], BuiltT]:

@@ -67,7 +67,7 @@ class _Plan:
         chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
         dataset: all inputs.
         samples: the indices of the inputs that this process predicts.
-        on_bad: what happens to an image that cannot be read: ``error`` or ``skip``.
+        on_bad: what happens to a sample that cannot be read: ``error`` or ``skip``.
         how: how the model runs.
         form: what is written about each input.
         requirements: what has to hold of the summary.
@@ -151,7 +151,7 @@ def run(
         how: how it runs.
         form: what is written about each input.
         limit: the most samples to predict; None for all.
-        on_bad: what happens to an image that cannot be read: ``error`` or ``skip``.
+        on_bad: what happens to a sample that cannot be read: ``error`` or ``skip``.
         requirements: what has to hold of the summary.
         output: the file of the predictions; None to predict line by line.
         report: the file of the summary; None for no file.

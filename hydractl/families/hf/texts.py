@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import zlib
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, SampleError
 from hydractl.families.config_json import Preprocessing, is_whole_number
 from hydractl.families.hf.architectures import quiet
 from hydractl.families.reading import (
     cached_by_config,
     folder_for_library,
     names_only,
+    naming_sample,
     read_config,
     refuse_link_elsewhere,
     refused_as,
@@ -110,6 +112,7 @@ _KIND_OF_MODEL = ("model_type", "tokenizer_class", "transformers_version")
 _VERSIONED = re.compile(r"tokenizer\.[\w.-]+\.json", re.ASCII)
 """A ``tokenizer.json`` for newer versions of transformers, as ``fast_tokenizer_files`` names it."""
 
+_CANNOT_READ = "the tokenizer cannot read this text"
 _LARGEST_ID = 1 << 21  # the Rust library allocates memory for all ids up to the largest, and aborts if that fails
 _TOKEN_KEYS = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
@@ -141,7 +144,8 @@ def text_preprocess(
     """
     hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
     _check_files(folder)
-    with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
+    cannot_read = f"{folder} has no tokenizer that transformers can read"
+    with refused_as(cannot_read, hint):
         tokenizer = _open_tokenizer(folder)
 
     # Tokenizers of decoders often have no padding token.
@@ -156,7 +160,8 @@ def text_preprocess(
         raise InputError(f"the tokenizer in {folder} cannot be used", problems=problems)
 
     # A copy, without the truncation and padding that a file may still have from the last call.
-    rust_tokenizer = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    with refused_as(cannot_read, hint):
+        rust_tokenizer = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     _keep_lengths(rust_tokenizer)
 
     # What a checkpoint stores: the tokenizer itself as a text, and the settings that are not part of this text. A
@@ -323,7 +328,8 @@ def text_collate(preprocess: object) -> TextCollate:
     max_length = preprocess.get("max_length") if isinstance(preprocess, Mapping) else None
     longest = tokenizer.model_max_length
     # Each text of a pair keeps at least one token beside the special ones.
-    shortest = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    with refused_as("the stored tokenizer cannot be read"):
+        shortest = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if not is_whole_number(max_length, shortest, longest):
         raise InputError(f"a text of at most {shown(max_length)} tokens: this model takes {shortest} to {longest}")
     return TextCollate(tokenizer, max_length)
@@ -337,7 +343,8 @@ def padding_of(preprocess: object) -> int:
 def ends_in_padding(preprocess: object) -> bool:
     """Return whether the tokenizer ends every text with the token that it also pads with."""
     tokenizer = stored_tokenizer(preprocess)
-    ids = tokenizer("a")["input_ids"]
+    with refused_as("the stored tokenizer cannot be read"):
+        ids = tokenizer("a")["input_ids"]
     return bool(ids) and ids[-1] == tokenizer.pad_token_id
 
 
@@ -385,17 +392,19 @@ class TextCollate:
             samples: each a ``str`` or a pair ``(str, str)``.
 
         Raises:
-            InputError: if ``samples`` is a single text, or a sample is not a text or has no tokens.
+            InputError: if ``samples`` is a single text, or a sample is not a text.
+            SampleError: if a sample has no tokens, or the tokenizer cannot read it.
         """
         if isinstance(samples, str):  # iterating over it would give its letters
             raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
         batch_texts = [_as_texts(sample) for sample in samples]
-        batch = self._tokenize(batch_texts)
+        batch = naming_sample(_CANNOT_READ, self._tokenize, batch_texts)
         # An empty text has no tokens if the tokenizer adds no special ones.
         has_tokens = batch["attention_mask"].bool().any(dim=1)  # [B]
         if not bool(has_tokens.all()):
             first_empty = int(has_tokens.int().argmin())
-            raise InputError(f"this text has no token that can be read: {shown(batch_texts[first_empty])}")
+            message = f"this text has no token that can be read: {shown(batch_texts[first_empty])}"
+            raise SampleError(message, first_empty)
         return dict(batch)
 
     def _tokenize(self, batch_texts: Sequence[tuple[str, ...]]) -> Any:
@@ -418,6 +427,8 @@ class TextCollate:
     def cut(self, samples: Iterable[Any]) -> int:
         """Count the samples with more than ``max_length`` tokens, which are truncated.
 
+        A text that the tokenizer cannot read counts as none: it is an error, or left out, where it becomes an input.
+
         Raises:
             InputError: if a sample is not a text or a pair of texts.
         """
@@ -428,9 +439,10 @@ class TextCollate:
             texts = _as_texts(sample)
             if self._is_surely_short(texts):
                 continue
-            tokens = rust_tokenizer.encode(*texts).ids
-            if len(tokens) > self.max_length:
-                count += 1
+            with contextlib.suppress(InputError), refused_as(_CANNOT_READ):
+                tokens = rust_tokenizer.encode(*texts).ids
+                if len(tokens) > self.max_length:
+                    count += 1
         return count
 
     def _is_surely_short(self, texts: tuple[str, ...]) -> bool:
@@ -467,17 +479,18 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> d
 
     Raises:
         InputError: if the preprocessing has no tokenizer.
+        SampleError: if the tokenizer cannot read a text.
     """
     tokenizer = stored_tokenizer(preprocess)
-    tokens = tokenizer(
-        list(texts),
+    tokenize = partial(
+        tokenizer,
         padding="max_length" if full_length else "longest",
         padding_side=tokenizer.padding_side if full_length else "right",
         max_length=preprocess["max_length"],
         truncation=True,
         return_tensors="pt",
     )
-    return dict(tokens)
+    return dict(naming_sample(_CANNOT_READ, tokenize, list(texts)))
 
 
 def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str, Tensor]:
