@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,33 @@ def control_characters(text: str, allowed: str = "\n") -> list[str]:
         if (number < 0x20 and character not in allowed) or 0x7F <= number < 0xA0:
             found.append(character)
     return found
+
+
+def described(source: Path, target: Path, change: Callable[[dict[str, Any]], Any], **metadata: str) -> Path:
+    """A copy of a checkpoint whose description is another.
+
+    Args:
+        source: the checkpoint.
+        target: where the copy is written; it is returned.
+        change: changes the description in place.
+        metadata: what stands beside it.
+    """
+    whole = source.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    description = json.loads(header["__metadata__"]["hydractl"])
+    change(description)
+    header["__metadata__"] |= {"hydractl": json.dumps(description), **metadata}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    target.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+    return target
+
+
+def link_files(source: Path, folder: Path) -> None:
+    """Let a folder have the files of another as links."""
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
 
 
 def script(path: Path) -> Any:

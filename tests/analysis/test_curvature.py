@@ -71,13 +71,6 @@ def test_the_diagonal_is_right_on_average_and_the_same_for_a_seed() -> None:
     assert torch.equal(one, two)
 
 
-def test_the_diagonal_of_a_diagonal_hessian_needs_one_draw() -> None:
-    p = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    weights = torch.tensor([1.0, -4.0, 0.5])
-    found = curvature.hessian_diagonal(lambda: iter([((weights * p**2).sum() * 2, 2)]), [p], 1, seed=0)
-    assert torch.allclose(found[0], 2 * weights)
-
-
 def pico(variant: str) -> tuple[HydraModel, list[tuple[Tensor, Tensor]]]:
     source = source_of(shared_stock(variant), variant)
     model = HydraModel(source.description, source.tensors, dtype=torch.float64)

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import zlib
@@ -31,6 +30,7 @@ from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.model.source import ModelOptions, open_source
 from tests.fuzz.readers import CORPUS
 from tests.pico import WORDS, published
+from tests.running import described
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "zvogelkanarie"
@@ -389,15 +389,11 @@ def hostile(name: str, honest: Path, place: Path) -> Path:
 def hostile_checkpoint(name: str, honest: Path, place: Path) -> Path:
     """A hostile checkpoint."""
     base, entries = CHECKPOINTS[name]
-    whole = (honest / f"{base}.st").read_bytes()
-    length = struct.unpack("<Q", whole[:8])[0]
-    header = json.loads(whole[8 : 8 + length])
-    document = json.loads(header["__metadata__"]["hydractl"])
-    header["__metadata__"]["hydractl"] = json.dumps(merged(document, entries, place / "outside"))
-    text = json.dumps(header).encode()
-    path = place / "checkpoint.st"
-    path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
-    return path
+
+    def change(document: dict[str, Any]) -> None:
+        document.update(merged(document, entries, place / "outside"))
+
+    return described(honest / f"{base}.st", place / "checkpoint.st", change)
 
 
 # --- in this process --------------------------------------------------------------------------------------------------

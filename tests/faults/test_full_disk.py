@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.running import link_files
+
 TINY = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=12&depth=1&num_heads=3&num_classes=3"
 
 # Files cannot grow beyond a limit while the command runs. It runs in a process of its own, as torch may end it.
@@ -60,8 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_space_for_what_a_library_writes(
     command: str, output: str, limit: int, models: Path, tmp_path: Path
 ) -> None:
-    for file in models.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    link_files(models, tmp_path)
     old = tmp_path / output
     if old.suffix:
         old.write_bytes(b"old")
@@ -88,8 +89,7 @@ def test_no_space_for_what_a_library_writes(
 @pytest.mark.long
 @pytest.mark.fault(95)
 def test_no_space_for_parquet_keeps_what_can_be_resumed(models: Path, tmp_path: Path) -> None:
-    for file in models.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    link_files(models, tmp_path)
     command = "predict m.st a.npz -o p.parquet"
     (tmp_path / "p.parquet").write_bytes(b"old")
     arguments = [sys.executable, "-c", LIMITED, "one", "2000", *command.split()]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
-import struct
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from PIL import Image
 
 from hydractl.cli.app import main
 from tests.fuzz.readers import CORPUS
-from tests.running import control_characters
+from tests.running import control_characters, described
 
 NAMES = [
     '=HYPERLINK("http://a.example","x")<script>alert(1)</script>',
@@ -26,33 +25,14 @@ ROW, SET = "@<img>|`x`\x1b[31m", "@set|<b>`x`"
 FILES = ["out.json", "p.csv", "p.jsonl", "report.html", "card.md"]
 
 
-class Tags(HTMLParser):
-    """The tags and attributes of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: Any) -> None:
-        self.tags.append(tag)
-        self.attributes += [name for name, _ in attributes]
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outputs of one eval of a hostile checkpoint on a hostile data set."""
     folder = tmp_path_factory.mktemp("hostile")
-    whole = (CORPUS / "beside" / "vit.st").read_bytes()
-    length = struct.unpack("<Q", whole[:8])[0]
-    header = json.loads(whole[8 : 8 + length])
-    document = json.loads(header["__metadata__"]["hydractl"])
-    document.update(labels=NAMES, seen=[])
-    document["provenance"] = {"command": NAMES[1], "sources": [], "notes": NAMES[0]}
-    header["__metadata__"] = {"hydractl": json.dumps(document), NAMES[1]: NAMES[0]}
-    text = json.dumps(header).encode()
-    (folder / "=vit<b>.st").write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
+    provenance = {"command": NAMES[1], "sources": [], "notes": NAMES[0]}
+    change = {"labels": NAMES, "seen": [], "provenance": provenance}
+    path = folder / "=vit<b>.st"
+    described(CORPUS / "beside" / "vit.st", path, lambda document: document.update(change), **{NAMES[1]: NAMES[0]})
     for index, name in enumerate(("=cmd|<img src=x onerror=alert(1)>", "\x1b[31m`x`")):
         place = folder / SET / f"c{index}"
         place.mkdir(parents=True)
@@ -67,26 +47,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def said(made: Path) -> str:
     """What was printed; the outputs lie in the folder."""
-    import contextlib
-    import io
-    import os
-
-    stream, before = io.StringIO(), Path.cwd()
-    os.chdir(made)
-    try:
-        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-            both = ["eval", f"{ROW}==vit<b>.st", "=vit<b>.st", "--label-map", "map.json", "--test", SET]
-            ood = ["--ood", "letters=ood/<script>"]
-            assert main([*both, *ood, "-o", "out.json"]) == 0, stream.getvalue()
-            outputs = ["--html", "report.html", "--card", "card.md"]
-            assert main(["report", "out.json", *outputs]) == 0, stream.getvalue()
-            for name in ("p.csv", "p.jsonl"):
-                words = ["eval", "=vit<b>.st", "--label-map", "map.json", "--test", SET, "--predictions", name]
-                assert main([*words, "-o", "x.json", "--force"]) == 0, stream.getvalue()
-            assert main(["fuse", "=vit<b>.st", "=vit<b>.st", "-o", "=f.st"]) == 0, stream.getvalue()
-            assert main(["--info", "=vit<b>.st", "=f.st", "out.json"]) == 0, stream.getvalue()
-    finally:
-        os.chdir(before)
+    stream = io.StringIO()
+    with contextlib.chdir(made), contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        both = ["eval", f"{ROW}==vit<b>.st", "=vit<b>.st", "--label-map", "map.json", "--test", SET]
+        ood = ["--ood", "letters=ood/<script>"]
+        assert main([*both, *ood, "-o", "out.json"]) == 0, stream.getvalue()
+        outputs = ["--html", "report.html", "--card", "card.md"]
+        assert main(["report", "out.json", *outputs]) == 0, stream.getvalue()
+        for name in ("p.csv", "p.jsonl"):
+            words = ["eval", "=vit<b>.st", "--label-map", "map.json", "--test", SET, "--predictions", name]
+            assert main([*words, "-o", "x.json", "--force"]) == 0, stream.getvalue()
+        assert main(["fuse", "=vit<b>.st", "=vit<b>.st", "-o", "=f.st"]) == 0, stream.getvalue()
+        assert main(["--info", "=vit<b>.st", "=f.st", "out.json"]) == 0, stream.getvalue()
     return stream.getvalue()
 
 
@@ -99,21 +71,6 @@ def test_no_output_holds_an_escape_sequence(said: str, made: Path) -> None:
         assert "\x1b" not in text and "\x9b" not in text, name
     for name in ("out.json", "p.jsonl"):
         assert b"\x1b" not in (made / name).read_bytes()
-
-
-@pytest.mark.fault(40)
-def test_no_page_runs_what_a_name_says(said: str, made: Path) -> None:
-    page = Tags((made / "report.html").read_text())
-    assert not {"script", "img", "iframe", "object"} & set(page.tags)
-    assert not [name for name in page.attributes if name.startswith("on")]
-    assert "javascript:" not in [value[:11] for value in page.attributes]
-
-
-@pytest.mark.fault(40)
-def test_a_card_shows_names_and_does_nothing_else(said: str, made: Path) -> None:
-    body = (made / "card.md").read_text().split("\n---\n", 1)[1]
-    assert "<img" not in body and "<script" not in body and "<b>" not in body
-    assert "](javascript" not in body.replace("\\[", "").replace("\\]", "")
 
 
 @pytest.mark.fault(57)

@@ -18,7 +18,6 @@ from filelock import lock_descriptor
 
 from hydractl.errors import OutputError, StorageError
 from hydractl.files.atomic import Output, storage_error, write_json, write_with
-from hydractl.jsonio import json_bytes
 
 
 def listing(folder: Path) -> list[str]:
@@ -96,20 +95,6 @@ def test_a_new_file_is_written_and_nothing_else(tmp_path: Path) -> None:
         assert write_json(output, {"b": 1, "a": "ü"}) == path
     assert listing(tmp_path) == ["a.json"]
     assert path.read_bytes() == '{\n  "b": 1,\n  "a": "ü"\n}\n'.encode()
-
-
-def test_json_never_holds_nan() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        json_bytes({"a": float("nan")})
-
-
-def test_leaving_without_commit_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.st"
-    path.write_bytes(b"old")
-    with Output(path, force=True) as output, output.opened() as handle:
-        handle.write(b"new")
-    assert path.read_bytes() == b"old"
-    assert listing(tmp_path) == ["a.st"]
 
 
 def test_an_exception_keeps_the_old_file_and_comes_through(tmp_path: Path) -> None:

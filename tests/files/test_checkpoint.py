@@ -7,8 +7,6 @@ import io
 import json
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,37 +354,6 @@ def test_every_tensor_is_aligned_and_the_header_keys_are_sorted(tmp_path: Path) 
     assert all(header.tensors[name].start % size == 0 for name, size in sizes.items() if size)
     keys = list(json.loads((tmp_path / "a.st").read_bytes()[8 : header.data_start]))
     assert keys == sorted(keys)
-
-
-HASHED_ORDER = """
-import sys, torch
-from hydractl.files.checkpoint import DictTensors, write_tensors
-names = sorted({f"layer.{i}.weight" for i in range(20)}, key=hash)
-tensors = {n: torch.full((int(n.split(".")[1]) + 1,), float(len(n))) for n in names}
-description = {key: key for key in sorted({"kind", "family", "arch", "labels", "config"}, key=hash)}
-with open(sys.argv[1], "wb") as handle:
-    write_tensors(handle, DictTensors(tensors), description)
-print(names)
-"""
-
-
-@pytest.mark.long
-def test_the_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = tmp_path / "here.st", tmp_path / "there.st"
-    seed = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"
-    path = os.pathsep.join(sys.path)
-    ran = subprocess.run(
-        [sys.executable, "-c", HASHED_ORDER, str(there)],
-        env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    monkeypatch.setattr(sys, "argv", ["", str(here)])
-    names: dict[str, Any] = {}
-    exec(HASHED_ORDER, names)
-    assert ran.stdout.strip() != str(names["names"]), "the two processes must meet the names in another order"
-    assert here.read_bytes() == there.read_bytes()
 
 
 def test_a_description_with_nan_is_never_written() -> None:

@@ -42,16 +42,6 @@ def collections() -> Iterator[list[int]]:
         gc.freeze()
 
 
-def test_nothing_is_collected_while_modules_are_imported(collections: list[int]) -> None:
-    with importing():
-        held = [[number] for number in range(5000)]
-        assert collections == []
-    assert gc.isenabled()
-    held += [[number] for number in range(5000)]
-    assert collections
-    assert gc.get_freeze_count() == 0  # nothing is set apart in a process of somebody else
-
-
 def test_the_collector_stays_off_where_it_was_off(collections: list[int]) -> None:
     with importing(), importing():
         assert not gc.isenabled()

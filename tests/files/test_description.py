@@ -136,49 +136,56 @@ def test_another_schema(schema: Any) -> None:
     assert caught.value.message == f"a.st has the schema {schema!r}, expected 'hydractl.checkpoint/1'"
 
 
-@pytest.mark.parametrize("pair", [None, ["a"], ["a", 2, 3], [1, 2], ["a", True], ["a", 2.0], {"a": 2}])
-def test_a_site_that_is_no_pair(pair: Any) -> None:
-    assert broken({"sites": [["blocks.0.attn", 2], pair]}) == [f"site {pair!r} is not a pair of path and head count"]
+NO_PAIRS: list[Any] = [None, ["a"], ["a", 2, 3], [1, 2], ["a", True], ["a", 2.0], {"a": 2}]
+NO_HEADS: list[Any] = [None, "01", {"0": 1}, [0, 0], [1, 0], [-1], [2], [0, True], [0, 1.0], [[0]]]
+NO_MEMBERS: list[Any] = [
+    *(None, [], {}, {"kept": []}, {"kept": {"blocks.2.attn": [0]}}),
+    {"kept": {"blocks.10.attn": [0], "blocks.2.attn": [0], "blocks.3.attn": []}},
+]
+MEMBERS = FUSED.to_json()["members"]
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "problems"),
+    [
+        *(
+            (DENSE, {"sites": [["blocks.0.attn", 2], pair]}, [f"site {pair!r} is not a pair of path and head count"])
+            for pair in NO_PAIRS
+        ),
+        *(
+            (
+                DENSE,
+                {"members": [{"kept": {"blocks.10.attn": [0, 1, 2], "blocks.2.attn": kept}}]},
+                [f"member 0 keeps {kept!r} at 'blocks.2.attn', which has 2 heads"],
+            )
+            for kept in NO_HEADS
+        ),
+        *(
+            (FUSED, {"members": [*MEMBERS, member]}, ["member 2 does not name the kept heads of every site"])
+            for member in NO_MEMBERS
+        ),
+        (
+            FUSED,
+            {"members": [{"kept": {"blocks.10.attn": [9], "blocks.2.attn": 5}}, 7]},
+            [
+                "member 0 keeps [9] at 'blocks.10.attn', which has 3 heads",
+                "member 0 keeps 5 at 'blocks.2.attn', which has 2 heads",
+                "member 1 does not name the kept heads of every site",
+            ],
+        ),
+        (PRUNED, {"members": MEMBERS}, ["a pruned model cannot have 2 members"]),
+        (FUSED, {"layout": "zeroed"}, ["a fused model is always sliced"]),
+        (DENSE, {"members": MEMBERS[:1]}, ["a dense model keeps every head, this one does not"]),
+    ],
+)
+def test_what_does_not_fit_is_listed(base: Description, changes: dict[str, Any], problems: list[str]) -> None:
+    assert broken(changes, base) == problems
 
 
 @pytest.mark.parametrize("pair", [["blocks.2.attn", 2], ["x", 0], ["x", -1]])
 def test_a_site_twice_or_without_heads(pair: list[Any]) -> None:
     problems = broken({"sites": [*DENSE.to_json()["sites"], pair]})
     assert f"site {pair!r} is listed twice or has no heads" in problems
-
-
-@pytest.mark.parametrize("kept", [None, "01", {"0": 1}, [0, 0], [1, 0], [-1], [2], [0, True], [0, 1.0], [[0]]])
-def test_kept_heads_that_are_none(kept: Any) -> None:
-    members = [{"kept": {"blocks.10.attn": [0, 1, 2], "blocks.2.attn": kept}}]
-    assert broken({"members": members}) == [f"member 0 keeps {kept!r} at 'blocks.2.attn', which has 2 heads"]
-
-
-@pytest.mark.parametrize(
-    "member",
-    [
-        *(None, [], {}, {"kept": []}, {"kept": {"blocks.2.attn": [0]}}),
-        {"kept": {"blocks.10.attn": [0], "blocks.2.attn": [0], "blocks.3.attn": []}},
-    ],
-)
-def test_a_member_that_does_not_name_every_site(member: Any) -> None:
-    members = [*FUSED.to_json()["members"], member]
-    assert broken({"members": members}, FUSED) == ["member 2 does not name the kept heads of every site"]
-
-
-def test_the_problems_of_all_members_are_listed() -> None:
-    members = [{"kept": {"blocks.10.attn": [9], "blocks.2.attn": 5}}, 7]
-    assert broken({"members": members}, FUSED) == [
-        "member 0 keeps [9] at 'blocks.10.attn', which has 3 heads",
-        "member 0 keeps 5 at 'blocks.2.attn', which has 2 heads",
-        "member 1 does not name the kept heads of every site",
-    ]
-
-
-def test_fields_that_contradict_each_other() -> None:
-    members = FUSED.to_json()["members"]
-    assert broken({"members": members}, PRUNED) == ["a pruned model cannot have 2 members"]
-    assert broken({"layout": "zeroed"}, FUSED) == ["a fused model is always sliced"]
-    assert broken({"members": members[:1]}) == ["a dense model keeps every head, this one does not"]
 
 
 def test_huge_values_stay_out_of_the_message() -> None:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from hydractl.errors import InputError
@@ -98,9 +97,3 @@ def test_a_broken_list_is_refused(broken: object) -> None:
     assert seen.checked([GOOD], "a.st") == [GOOD]
     with pytest.raises(InputError, match=r"a\.st has a broken list"):
         seen.checked(broken, "a.st")
-
-
-def test_the_packed_values_are_those_of_the_fingerprints() -> None:
-    data = Named(["one"])
-    (value,) = np.frombuffer(base64.b64decode(seen.entry("x", "id", data)["hashes"]), dtype=np.uint8).reshape(1, 6)
-    assert value.tobytes().hex() == data.sample_fingerprints()[0][:12]

@@ -100,10 +100,3 @@ def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.Captur
     no_numbers = {"id.accuracy_at", "ood.l.1.group", "diversity.id.pairs", "diversity.l.1.pairs"}
     assert set(keys) == numbers - no_numbers
     assert main([*command, "--require", "ood.l.1.auroc>=2"]) == 4
-
-
-@pytest.mark.fault(24)
-def test_a_budget_is_called_by_its_option(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["extract-circuit", "vit.st", "--val", "builtin:digits/val", "--objective", "acc", "--budget", "10"]
-    assert main(command) == 2
-    assert "--budget 10 is outside 0..9" in capsys.readouterr().err

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from tests.running import described
 
 HEADS = [{"site": "blocks.0.attn", "tower": "main", "heads": 3, "kept": [[0, 1]]}]
 MODEL = {
@@ -37,16 +36,7 @@ def written(path: Path, change: Any = lambda document: None) -> Path:
         for index, one in enumerate(SETS):
             logits = np.random.default_rng(index).normal(size=(1, len(one.ids), 3)).astype(np.float32)
             writer.write(index, range(len(one.ids)), logits)
-    raw = path.read_bytes()
-    length = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8 : 8 + length])
-    document = copy.deepcopy(json.loads(header["__metadata__"]["hydractl"]))
-    change(document)
-    header["__metadata__"]["hydractl"] = json.dumps(document)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
-    return path
+    return described(path, path, change)
 
 
 def put(*keys: Any, value: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation.predictions import store
 from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from tests.running import described
 
 MODEL = {"name": "vit", "sha256": "ab", "labels": ["a", "b", "c"], "batch_size": 4}
 RANDOM = np.random.default_rng(0)
@@ -145,20 +144,6 @@ def test_only_predictions_are_predictions(tmp_path: Path) -> None:
         read_predictions(other)
 
 
-def rewritten(path: Path, change: Any) -> Path:
-    """The file with another description."""
-    raw = path.read_bytes()
-    (length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + length])
-    document = json.loads(header["__metadata__"]["hydractl"])
-    change(document)
-    header["__metadata__"]["hydractl"] = json.dumps(document)
-    text = json.dumps(header).encode()
-    broken = path.with_name("broken.st")
-    broken.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
-    return broken
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -176,5 +161,5 @@ def test_a_description_that_does_not_fit_is_refused(tmp_path: Path, change: Any,
     path = tmp_path / "p.st"
     write_all(writer(path))
     with pytest.raises(InputError, match="is broken") as caught:
-        read_predictions(rewritten(path, change))
+        read_predictions(described(path, path.with_name("broken.st"), change))
     assert complaint in caught.value.problems
