@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import hydractl
 from hydractl.verbs.max_drop import steps_within
 from tests.pico import without_heads
+from tests.running import link_files
 from tests.running import quiet as run
 from tests.spread import marked_release
 
@@ -66,8 +67,7 @@ def _image(pixels: np.ndarray) -> Any:
 @pytest.fixture(autouse=True)
 def inside(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for file in folder.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    link_files(folder, tmp_path)
 
 
 def right(mask: str, name: str, used: list[int]) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from hydractl.model.source import open_source
+from tests.running import link_files
 from tests.running import quiet as run
 
 BASE = (
@@ -24,24 +25,19 @@ SEARCH = ["--val", "builtin:digits/val", "--limit", "10", "--objective", "acc", 
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``vit.st`` with its scores, circuit and member ``a.st``, and ``other.st`` trained from scratch like it."""
     folder = tmp_path_factory.mktemp("bases")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         for name, seed in (("vit", "0"), ("other", "1")):
             run("finetune", BASE, *TRAIN, "--init", "random", "--seed", seed, "-o", f"{name}.st")
         run("score", "vit.st", "--method", "magnitude", "-o", "scores.json")
         run("extract-circuit", "vit.st", *SEARCH, "-o", "circuit.json")
         run("prune", "vit.st", "--scores", "scores.json", "--keep", "2", "-o", "a.st")
-    finally:
-        os.chdir(before)
     return folder
 
 
 @pytest.fixture(autouse=True)
 def inside(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for file in models.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    link_files(models, tmp_path)
 
 
 TAKING = ("--scores", "--circuit", "--mask", "--with", "--start-mask", "--share-from")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import io
 import json
 import os
@@ -23,7 +25,7 @@ from hydractl.evaluation.providers import running
 from hydractl.model.arriving import one_behind
 from tests.forked import Forked
 from tests.pico import published
-from tests.running import main, run
+from tests.running import link_files, main, run
 from tests.spread import marked_long
 
 BASE = (
@@ -37,9 +39,7 @@ TEST = "builtin:digits/test"
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a fused model, plain and calibrated with a score on features, a threshold and prediction sets."""
     folder = tmp_path_factory.mktemp("predict")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         run("finetune", BASE, "--train", "builtin:digits/train", "--limit", "400", "--lr", "4e-3", "-o", "base.st")
         for seed in ("0", "1"):
             taylor = ["--method", "taylor", "--keep", "2", "--data", "builtin:digits/train", "--samples", "64"]
@@ -47,8 +47,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run("fuse", "t0.st", "t1.st", "-o", "hydra.st")
         chosen = ["--ood-score", "mahalanobis", "--temperature", "fit", "--threshold", "id:0.05", "--conformal", "0.1"]
         run("calibrate", "hydra.st", "--val", "builtin:digits/val", "--train", "builtin:digits/train", *chosen)
-    finally:
-        os.chdir(before)
     return folder
 
 
@@ -56,8 +54,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inside(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test starts in a folder of its own that sees the models."""
     monkeypatch.chdir(tmp_path)
-    for file in models.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    link_files(models, tmp_path)
     os.symlink(models / "hydra.calibrated.st", "cal.st")
 
 
@@ -82,23 +79,6 @@ def images(folder: str, count: int) -> list[str]:
         Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
         paths.append(path)
     return paths
-
-
-def set_of_images(form: str, count: int) -> str:
-    """Write so many images as a folder, an array or a table, and return the SPEC."""
-    paths = images("set", count)
-    if form == "npz":
-        np.savez("set.npz", x=np.stack([np.asarray(Image.open(path)) for path in paths]))
-        return "set.npz"
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
-        import pyarrow
-        import pyarrow.parquet
-
-        column = [Path(path).read_bytes() for path in paths]
-        pyarrow.parquet.write_table(pyarrow.table({"image": column}), "set.parquet")
-        return "set.parquet"
-    return "set"
 
 
 def give_on_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -182,24 +162,6 @@ def test_windows_one_after_another_are_the_whole() -> None:
     assert b"".join(predict(span, "--batch-size", "16") for span in spans) == whole
 
 
-@pytest.mark.parametrize("form", ["folder", "npz", "parquet"])
-def test_parts_of_a_set_have_the_rows_of_the_whole(form: str) -> None:
-    """The ids are those of the whole set, whatever its form; other samples share a batch, so figures are rounded."""
-    spec = set_of_images(form, 11)
-    predict(spec, "--batch-size", "4")
-    whole = {row["id"]: row for row in lines("p.jsonl")}
-    found = []
-    for number in (1, 2, 3):
-        predict(f"{spec}?part={number}/3", "--batch-size", "4")
-        found += lines("p.jsonl")
-    assert len(found) == len(whole) == 11
-    for row in found:
-        expected = whole.pop(row["id"])
-        assert [row[name] for name in ("label", "predicted")] == [expected[name] for name in ("label", "predicted")]
-        for figure in ("confidence", "entropy", "mi", "ood_score"):
-            assert row[figure] == pytest.approx(expected[figure], rel=1e-4, abs=1e-5)
-
-
 def test_standard_input_files_and_folders_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = images("new", 5)
     by_file = predict(*paths)
@@ -280,17 +242,14 @@ def test_nothing_but_broken_images() -> None:
     assert not Path("p.jsonl").exists()
 
 
-def test_csv_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    import csv
-
+def test_csv_holds_the_same() -> None:
     run("predict", "cal.st", TEST, "--limit", "6", "--top", "2", "-o", "p.csv")
     predict(TEST, "--limit", "6", "--top", "2")
     with open("p.csv", encoding="utf-8", newline="") as handle:
         rows = list(csv.DictReader(handle))
     for row, expected in zip(rows, lines("p.jsonl"), strict=True):
         assert list(row) == list(expected)
-        assert float(row["ood_score"]) == expected["ood_score"]
-        assert json.loads(row["top"]) == expected["top"]
+        assert (float(row["ood_score"]), json.loads(row["top"])) == (expected["ood_score"], expected["top"])
 
 
 @pytest.mark.parametrize("labels", [True, *marked_long([False])])
