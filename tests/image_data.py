@@ -15,8 +15,14 @@ from hydractl.data import Dataset, batches
 
 def png(value: int) -> bytes:
     """A PNG file of a small grey image."""
+    return encoded(Image.new("L", (3, 2), value))
+
+
+def encoded(pixels: Any, kind: str = "PNG") -> bytes:
+    """An array of pixels, or an image, as a file."""
     file = io.BytesIO()
-    Image.new("L", (3, 2), value).save(file, "PNG")
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    image.save(file, kind)
     return file.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 import hydractl
 from tests.forked import Forked
 from tests.pico import removed_heads
-from tests.running import run
+from tests.running import link_files, run
 
 pytestmark = pytest.mark.long
 
@@ -32,9 +33,7 @@ SEARCH = ["--val", "builtin:digits/val", "--limit", "60", "--ood-val", "builtin:
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained base, three Taylor members, a circuit, members of it and a fused model."""
     folder = tmp_path_factory.mktemp("chain")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         train = ["--train", "builtin:digits/train", "--epochs", "8", "--batch-size", "32", "--lr", "4e-3", "-q"]
         run("finetune", BASE, *train, "--val", "builtin:digits/val", "-o", "base.st")
         for seed in range(3):
@@ -45,8 +44,6 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run("prune", "base.st", "--circuit", f"c.{objective}.json", "-o", f"{objective}.st")
         run("fuse", "t0.st", "t1.st", "t2.st", "-o", "hydra.st")
         run("fuse", "acc.st", "ood.st", "avg.st", "--merge", "none", "-o", "unmerged.st")
-    finally:
-        os.chdir(before)
     return folder
 
 
@@ -54,8 +51,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inside(chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test starts in a folder of its own that sees the files of the chain."""
     monkeypatch.chdir(tmp_path)
-    for file in chain.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    link_files(chain, tmp_path)
 
 
 def document(capsys: pytest.CaptureFixture[str]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -21,6 +20,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
 
 import hydractl
+from tests.image_data import encoded
 from tests.pico import SMALL, published
 
 pytestmark = pytest.mark.release
@@ -130,8 +130,6 @@ def test_executorch_runs_an_exported_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["class-token", "hf-vit", "bert"])
 def test_the_library_loads_a_pruned_folder(folder: Path, tmp_path: Path, variant: str) -> None:
-    from PIL import Image
-
     from examples.interop.published_folders import with_timm, with_transformers
 
     whole = f"timm:vit_tiny_patch16_224?{SMALL}" if variant == "class-token" else published(variant, tmp_path)
@@ -161,12 +159,8 @@ def test_mlflow_answers_as_predict_does(folder: Path, tmp_path: Path, monkeypatc
     Path("mlflow_hydra.py").write_text(code, encoding="utf-8")
     exec(saving, {})
     pixels = np.load(folder / "data.npz")["x"][:9]
-    contents = []
-    for image in pixels:
-        content = io.BytesIO()
-        Image.fromarray(image).save(content, "PNG")
-        contents.append(content.getvalue())
-    answer = mlflow.pyfunc.load_model("best.mlflow").predict(pandas.DataFrame({"image": contents}))
+    frame = pandas.DataFrame({"image": list(map(encoded, pixels))})
+    answer = mlflow.pyfunc.load_model("best.mlflow").predict(frame)
     rows = hydractl.predict("best.st", data=pixels, device="cpu").rows
     assert answer["is_ood"].tolist() == [row["is_ood"] for row in rows]
     assert answer["ood_score"].tolist() == pytest.approx([row["ood_score"] for row in rows])
@@ -189,11 +183,7 @@ def test_ray_data_says_of_every_row_what_a_single_process_says(
     ids = [f"photo {number}" for number in range(len(pixels))]
     shards = []
     for start, stop in ((0, 30), (30, 37), (37, 80)):  # no multiple of the batch size
-        images = []
-        for image in pixels[start:stop]:
-            content = io.BytesIO()
-            Image.fromarray(image).save(content, "PNG")
-            images.append(content.getvalue())
+        images = list(map(encoded, pixels[start:stop]))
         shard = str(tmp_path / f"shard{start:02}.parquet")
         parquet.write_table(pyarrow.table({"id": ids[start:stop], "image": images}), shard)
         shards.append(shard)

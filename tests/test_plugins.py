@@ -103,7 +103,7 @@ def test_a_toy_criterion_and_a_toy_family(way: str, tmp_path: Path) -> None:
         assert scores["sites"]["blocks.1.attention"][head] == pytest.approx(expected, rel=1e-5)
 
 
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **points: str) -> Registry[Any]:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> Registry[Any]:
     """A registry of a folder with one module, ``oak``, and these entry points."""
     package = tmp_path / "trees"
     package.mkdir()
@@ -113,34 +113,31 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **points: str) -> 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trees", raising=False)
     monkeypatch.delitem(sys.modules, "trees.oak", raising=False)
-    found = [EntryPoint(name, value, "trees") for name, value in points.items()]
+    found = [EntryPoint(name, value, "trees") for name, value in points]
     monkeypatch.setattr("hydractl.files.plugins.entry_points_of", lambda group: found if group == "trees" else [])
     return Registry("trees", [str(package)], "TREE", helpers=["saw"])
 
 
 def test_names_are_known_before_anything_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trees = registry(tmp_path, monkeypatch, elm="nowhere:TREE")
+    trees = registry(tmp_path, monkeypatch, ("elm", "nowhere:TREE"))
     assert trees.names == ["oak", "elm"]
     assert "trees.oak" not in sys.modules
     assert trees.get("oak").name == "oak"  # type: ignore[union-attr]
     assert trees.get("ash") is None
 
 
-def test_a_broken_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="'elm' of nowhere:TREE cannot be imported: ModuleNotFoundError"):
-        registry(tmp_path, monkeypatch, elm="nowhere:TREE").get("elm")
-
-
-@pytest.mark.parametrize("points", [[("oak", "nowhere:TREE")], [("elm", "nowhere:TREE"), ("elm", "elsewhere:TREE")]])
-def test_a_name_that_is_taken(points: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trees = registry(tmp_path, monkeypatch)
-    found = [EntryPoint(name, value, "trees") for name, value in points]
-    monkeypatch.setattr("hydractl.files.plugins.entry_points_of", lambda group: found)
-    with pytest.raises(InputError, match=f"'{points[0][0]}' in trees, a name that is taken"):
-        _ = trees.names
-
-
-def test_one_thing_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([("elm", "nowhere:TREE")], "'elm' of nowhere:TREE cannot be imported: ModuleNotFoundError"),
+        ([("elm", "elms:TREE")], "elms:TREE declares 'elm' as 'yew' in trees"),
+        ([("oak", "nowhere:TREE")], "'oak' in trees, a name that is taken"),
+        ([("elm", "nowhere:TREE"), ("elm", "elsewhere:TREE")], "'elm' in trees, a name that is taken"),
+    ],
+)
+def test_a_wrong_package_is_named(
+    points: list[tuple[str, str]], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elms.py").write_text("from types import SimpleNamespace\nTREE = SimpleNamespace(name='yew')\n")
-    with pytest.raises(InputError, match="elms:TREE declares 'elm' as 'yew' in trees"):
-        registry(tmp_path, monkeypatch, elm="elms:TREE").get("elm")
+    with pytest.raises(InputError, match=message):
+        registry(tmp_path, monkeypatch, *points).get("elm")

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,19 +43,23 @@ def drawn() -> Tensors:
     return tensors
 
 
-def multi_head_attention(tensors: Tensors) -> torch.Tensor:
-    module = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+def filled(module: torch.nn.Module, tensors: Tensors) -> Any:
+    """Return a module for inference with these numbers as its weights."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(tensors["square"].flatten().repeat(3)[: parameter.numel()].view_as(parameter))
+    return module.eval()
+
+
+def multi_head_attention(tensors: Tensors) -> torch.Tensor:
+    module = filled(torch.nn.MultiheadAttention(16, 2, batch_first=True), tensors)
+    with torch.no_grad():
         return module(tensors["stack"], tensors["stack"], tensors["stack"], need_weights=False)[0]
 
 
 def encoder_layer(tensors: Tensors) -> torch.Tensor:
-    module = torch.nn.TransformerEncoderLayer(16, 2, dim_feedforward=16, batch_first=True).eval()
+    module = filled(torch.nn.TransformerEncoderLayer(16, 2, dim_feedforward=16, batch_first=True), tensors)
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(tensors["square"].flatten().repeat(3)[: parameter.numel()].view_as(parameter))
         return module(tensors["stack"])
 
 
@@ -279,11 +284,7 @@ def test_the_canaries_of_each_way(way: str) -> None:
         sys.executable,
         "-m",
         "pytest",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "-k",
+        *["-n", "0", "-p", "no:cacheprovider", "-k"],
         "canary or same_bytes",
         __file__,
     ]

@@ -27,6 +27,7 @@ from PIL import Image
 import hydractl
 from examples.serve import client, server
 from hydractl.errors import InputError, NonFiniteError
+from tests.image_data import encoded
 from tests.pico import SMALL, published
 from tests.running import quiet
 
@@ -124,14 +125,6 @@ def form(files: Sequence[bytes]) -> bytes:
     return b"".join(head + file + b"\r\n" for file in files) + b"--a-boundary--\r\n"
 
 
-def encoded(pixels: Any, kind: str = "PNG") -> bytes:
-    """Pixels, or an image, as a file."""
-    file = io.BytesIO()
-    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
-    image.save(file, kind)
-    return file.getvalue()
-
-
 def picture(seed: int) -> bytes:
     """A grey PNG of random pixels."""
     return encoded(np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8))
@@ -214,49 +207,39 @@ def test_a_broken_image_is_an_error_of_its_request(of_images: Service, broken: b
     assert of_images.images(picture(0), broken) == (422, {"detail": "input 1 is no image that can be decoded"})
 
 
-@pytest.mark.fault(74, 83)
-@pytest.mark.parametrize(
-    ("body", "type"),
-    [
-        (form([picture(0)])[:-20], FORM),
-        (form([picture(0)]), "multipart/form-data; boundary=another"),
-        (form([picture(0)]), "multipart/form-data"),
-        (form([]), FORM),
-        (b"", FORM),
-        (picture(0), "image/png"),
-        (f"--{SECRET}".encode(), FORM),
-        (f"{SECRET}=1".encode(), "application/x-www-form-urlencoded"),
-        (form([b"x"]).replace(b'; filename="image.png"', b""), FORM),
-        (json.dumps({"texts": [SECRET]}).encode(), "application/json"),
-    ],
-)
-def test_a_body_of_another_form(of_images: Service, body: bytes, type: str) -> None:
-    status, answer = of_images.ask("/predict", body, type)
-    assert status == 400 and SECRET.encode() not in answer
+IN_FORMS = [
+    (form([picture(0)])[:-20], FORM),
+    (form([picture(0)]), "multipart/form-data; boundary=another"),
+    (form([picture(0)]), "multipart/form-data"),
+    (form([]), FORM),
+    (b"", FORM),
+    (picture(0), "image/png"),
+    (f"--{SECRET}".encode(), FORM),
+    (f"{SECRET}=1".encode(), "application/x-www-form-urlencoded"),
+    (form([b"x"]).replace(b'; filename="image.png"', b""), FORM),
+    (json.dumps({"texts": [SECRET]}).encode(), "application/json"),
+]
+IN_JSON = [
+    *(b"", SECRET.encode(), b'{"texts": ["\xff"]}', b'{"texts": ["\\ud800"]}', b'{"texts": []}', b'{"texts": [NaN]}'),
+    b"[" * 50_000,
+    json.dumps({"texts": SECRET}).encode(),
+    json.dumps({SECRET: ["a"]}).encode(),
+    *(json.dumps({"texts": [text]}).encode() for text in ([SECRET], [SECRET, "b", "c"], {"path": "/etc/passwd"})),
+    json.dumps({"texts": [1, SECRET]}).encode(),
+    json.dumps({"texts": ["a"] * 33}).encode(),
+]
 
 
-@pytest.mark.fault(78, 83)
+@pytest.mark.fault(74, 78, 83)
 @pytest.mark.parametrize(
-    "body",
+    ("service", "body", "type"),
     [
-        b"",
-        SECRET.encode(),
-        b'{"texts": ["\xff"]}',
-        b'{"texts": ["\\ud800"]}',
-        b'{"texts": []}',
-        b'{"texts": [NaN]}',
-        b"[" * 50_000,
-        json.dumps({"texts": SECRET}).encode(),
-        json.dumps({SECRET: ["a"]}).encode(),
-        json.dumps({"texts": [1, SECRET]}).encode(),
-        json.dumps({"texts": [[SECRET]]}).encode(),
-        json.dumps({"texts": [[SECRET, "b", "c"]]}).encode(),
-        json.dumps({"texts": [{"path": "/etc/passwd"}]}).encode(),
-        json.dumps({"texts": ["a"] * 33}).encode(),
+        *(("of_images", body, type) for body, type in IN_FORMS),
+        *(("of_texts", body, "application/json") for body in IN_JSON),
     ],
 )
-def test_json_of_another_form(of_texts: Service, body: bytes) -> None:
-    status, answer = of_texts.ask("/predict", body, "application/json")
+def test_a_body_of_another_form(service: str, body: bytes, type: str, request: pytest.FixtureRequest) -> None:
+    status, answer = request.getfixturevalue(service).ask("/predict", body, type)
     assert status == 400 and SECRET.encode() not in answer
 
 

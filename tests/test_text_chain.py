@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import TIMM, WORDS, close, images, logits, publish, removed_heads, stock, zero_columns
+from tests.running import link_files
 from tests.running import quiet as run
 from tests.spread import marked_long
 
@@ -70,8 +71,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inside(chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has a working directory of its own that sees the files of the fixture."""
     monkeypatch.chdir(tmp_path)
-    for file in chain.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    link_files(chain, tmp_path)
 
 
 def labelled() -> tuple[list[str], torch.Tensor]:
