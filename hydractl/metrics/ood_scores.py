@@ -36,12 +36,14 @@ class OodScore:
         convention: the sentence that defines it.
         of_several: whether it needs several members; for one member it is constant.
         chance: what kind of probability it is; empty if it is none.
+        in_studies: whether a study chooses from it unasked, if it is of another package; those of this file always are.
     """
 
     function: Callable[[Block], Floats]
     convention: str
     of_several: bool = False
     chance: Chance = ""
+    in_studies: bool = False
 
     def __call__(self, block: Block) -> Floats:
         return self.function(block)
@@ -105,6 +107,10 @@ class ScoreTable(Mapping[str, OodScore]):
     def __len__(self) -> int:
         return len(self._declared_here) + len(self._points)
 
+    def of_studies(self) -> list[str]:
+        """Return the names of the scores that a study chooses from: those of this file, and others that ask for it."""
+        return [name for name in self if name in self._declared_here or self[name].in_studies]
+
 
 SCORES = ScoreTable()
 
@@ -166,7 +172,7 @@ def chance_of(name: str) -> Chance:
 
 
 def ood_score(
-    convention: str, *, of_several: bool = False, chance: Chance = ""
+    convention: str, *, of_several: bool = False, chance: Chance = "", in_studies: bool = False
 ) -> Callable[[Callable[[Block], Floats]], OodScore]:
     """Return a decorator that turns a function into a score; in this file it also enters the score under its name.
 
@@ -174,10 +180,11 @@ def ood_score(
         convention: the sentence that defines the score.
         of_several: whether it needs several members; for one member it is constant.
         chance: what kind of probability it is; empty if it is none.
+        in_studies: whether a study chooses from it unasked, although it is of another package.
     """
 
     def declare(function: Callable[[Block], Floats]) -> OodScore:
-        score = OodScore(function, convention, of_several, chance)
+        score = OodScore(function, convention, of_several, chance, in_studies)
         if function.__module__ == __name__:
             SCORES[function.__name__] = score
         return score

@@ -213,7 +213,7 @@ class Study:
             The row with its fitted temperature, and one candidate for each of its scores.
         """
         calibration = fitted_temperature(path)
-        measured = measure_row(path, calibration)
+        measured = measure_row(path, calibration, given_score=self._given_score)
         accuracy_and_nll = measured.accuracy_and_nll(self._rounds, self._seed)
         aurocs = measured.aurocs(measured.scores, self._rounds, self._seed)
         candidates = []
@@ -351,7 +351,8 @@ class Study:
         """
         # Measure all rows.
         for name, validated in self._results.items():
-            self._tests[name] = measure_row(predictions[name], validated.calibration)
+            calibration = validated.calibration
+            self._tests[name] = measure_row(predictions[name], calibration, given_score=self._given_score)
         self._uncalibrated_single = measure_row(predictions[SINGLE], None)
         single = self._tests[SINGLE]
 

@@ -128,7 +128,10 @@ def fitted_temperature(path: Path) -> Calibration:
 
 
 def measure_row(
-    row: Path | Predictions, calibration: Calibration | None, roles: tuple[str, str] = (ID, OOD)
+    row: Path | Predictions,
+    calibration: Calibration | None,
+    roles: tuple[str, str] = (ID, OOD),
+    given_score: str | None = None,
 ) -> MeasuredRow:
     """Measure a row from its stored predictions.
 
@@ -136,11 +139,17 @@ def measure_row(
         row: the predictions, or their file.
         calibration: the calibration to apply to the probabilities; None for none.
         roles: the role of the ID set (there must be exactly one), and that of the OOD sets; other sets are ignored.
+        given_score: the score that the model of the study was given with; it is measured even if it is of another
+            package, and its declaration does not ask for studies.
     """
     predictions = row
     if isinstance(predictions, Path):
         predictions = read_predictions(predictions)
     id_role, ood_role = roles
+
+    scores = SCORES.of_studies()
+    if given_score in SCORES and given_score not in scores:
+        scores.append(given_score)
 
     # Make the samples of each set, with all scores on logits and all stored scores on features.
     id_sets = []
@@ -156,7 +165,7 @@ def measure_row(
         samples = samples_of(
             data_set.logits,
             labels,
-            beside=[*SCORES, *data_set.feature_scores],
+            beside=[*scores, *data_set.feature_scores],
             fitted_scores=data_set.feature_scores,
             calibration=calibration,
             pairs=False,

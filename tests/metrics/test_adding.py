@@ -18,6 +18,8 @@ from hydractl.expressions.score_choice import parse_ood_score
 from hydractl.metrics import declaration, ood_scores, samples
 from hydractl.metrics.bootstrap import draw, resample
 from hydractl.metrics.rows import row_blocks, row_keys
+from hydractl.studies.measured_rows import measure_row
+from tests.evaluation.stored import write_predictions
 from tests.metrics.arrays import pooled_probabilities
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,6 +161,19 @@ def test_a_score_of_another_package(fresh_scores: Path) -> None:
     logits = np.random.default_rng(0).normal(size=(3, 50, 4)) * 2
     expected = [1 - sum(p**2 for p in row) for row in pooled_probabilities(logits)]
     assert samples.samples_of(logits, score="gini").score == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.fault(112)
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_score_of_another_package_joins_studies_only_where_it_asks_for_that(asks: bool, fresh_scores: Path) -> None:
+    declared = SCORE.replace('p_k^2.")', f'p_k^2.", in_studies={asks})')
+    assert declared != SCORE
+    install(fresh_scores, declared, ENTRY_OF_SCORE, "gini")
+    importlib.invalidate_caches()
+    predictions = fresh_scores / "p.st"
+    write_predictions(str(predictions))
+    assert ("gini" in measure_row(predictions, None).inside.scores) == asks
+    assert "gini" in measure_row(predictions, None, given_score="gini").inside.scores
 
 
 @pytest.mark.parametrize(
