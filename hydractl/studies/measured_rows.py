@@ -148,7 +148,7 @@ def measure_row(
     id_role, ood_role = roles
 
     scores = SCORES.of_studies()
-    if given_score in SCORES and given_score not in scores:
+    if given_score is not None and given_score in SCORES and given_score not in scores:
         scores.append(given_score)
 
     # Make the samples of each set, with all scores on logits and all stored scores on features.

@@ -352,6 +352,9 @@ def _predict_into_file(plan: _Plan, path: Path, files: _Files, resume: bool, log
             refuse_other_division(target, team.size)
         output = report_output = None
         if team.rank == 0:
+            # A stopped run may already have written them, and left its unfinished file because it was not at its end.
+            stopped = unfinished_of_rank(target, 0, team.size)
+            files = replace(files, force=files.force or (resume and stopped.exists()))
             output = stack.enter_context(Output(path, force=files.force))
             report_output = files.claim_report(stack)
         team.gather(None)  # wait until rank 0 has claimed the outputs
@@ -379,8 +382,8 @@ def _predict_into_file(plan: _Plan, path: Path, files: _Files, resume: bool, log
         tally = PredictionTally()
         rows = _rows_counted(windows_in(files_of_team), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.model.description.labels is not None)
-        _remove(files_of_team)
         answer = _sum_up(plan, tally, path, report_output, log)
+        _remove(files_of_team)
     return _outcome(answer, plan, files)
 
 

@@ -338,6 +338,39 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(monkeypatch: pytest.Monkey
     assert not unfinished.exists()
 
 
+@pytest.mark.fault(105)
+def test_stopped_between_its_files_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [
+        "predict",
+        "cal.st",
+        TEST,
+        "--limit",
+        "40",
+        "--device",
+        "cpu",
+        "-o",
+        "p.jsonl",
+        "--report",
+        "r.json",
+        "-q",
+    ]
+    assert main([*command]) == 0
+    whole = Path("p.jsonl").read_bytes(), Path("r.json").read_bytes()
+    for path in ("p.jsonl", "r.json"):
+        os.remove(path)
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hydractl.verbs.predict.write_json", stops)  # the predictions are written, the summary is not
+        assert main([*command]) == 130
+    assert Path("p.jsonl").exists() and not Path("r.json").exists()
+    assert main([*command, "--resume"]) == 0
+    assert (Path("p.jsonl").read_bytes(), Path("r.json").read_bytes()) == whole
+    assert not Path("p.jsonl.part").exists()
+
+
 def test_python_gets_rows_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
     generator = np.random.default_rng(1)
     pixels = generator.integers(0, 256, (5, 8, 8), dtype=np.uint8)
