@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -27,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import hydractl
+from hydractl.data.files import opened_image
 from hydractl.errors import HydraError
 from hydractl.model.runtime import HydraModel, move
 
@@ -36,7 +36,6 @@ MOST_PIXELS = 25_000_000  # of all images of a request
 MOST_TEXT = 100_000  # bytes of the body, where the model reads texts
 MOST_REQUESTS = 64  # that are read, decoded or waiting; the next one is refused
 MOST_SECONDS = 10  # from the head of a request to its answer
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # for some others Pillow calls outside programs
 
 
 class Texts(BaseModel):
@@ -111,7 +110,7 @@ def decoded(model: HydraModel, files: list[bytes]) -> Any:
     pixels = 0
     for position, file in enumerate(files):
         try:
-            image = Image.open(io.BytesIO(file), formats=FORMATS)
+            image = opened_image(file)
             pixels += image.width * image.height
             if pixels > MOST_PIXELS:
                 raise Image.DecompressionBombError

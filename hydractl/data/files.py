@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from hydractl.data.base import Dataset, UnreadableSample, reason
 from hydractl.data.labels import INTEGER, RawLabels, limited
+from hydractl.data.slow_images import refuse_slow
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 
@@ -98,6 +99,21 @@ class FileImages(EncodedImages):
             raise self.unreadable(i, reason(error)) from error
 
 
+def opened_image(content: bytes) -> Image.Image:
+    """Return an image whose header alone has been read; its pixels are decoded by ``load``.
+
+    Args:
+        content: the bytes of an image file.
+
+    Raises:
+        UnidentifiedImageError: if it has none of the formats that are read.
+        ValueError: if it would take minutes to decode.
+        Exception: Pillow raises ``OSError``, ``SyntaxError`` and others for a damaged header.
+    """
+    refuse_slow(content)
+    return Image.open(io.BytesIO(content), formats=_available_formats())
+
+
 def decoded_image(content: bytes) -> Image.Image:
     """Decode an image and return it in the mode in which it is stored. If it has several frames, return the first one.
 
@@ -106,10 +122,10 @@ def decoded_image(content: bytes) -> Image.Image:
 
     Raises:
         UnidentifiedImageError: if it has none of the formats that are read.
-        ValueError: if its mode cannot be converted to RGB.
+        ValueError: if its mode cannot be converted to RGB, or it would take minutes to decode.
         Exception: decoders raise ``OSError``, ``SyntaxError``, ``ValueError`` and others for a damaged file.
     """
-    image = Image.open(io.BytesIO(content), formats=_available_formats())
+    image = opened_image(content)
     image.load()
     if not _is_readable(image.mode):
         raise ValueError(f"Pillow converts no {image.mode} to RGB")
