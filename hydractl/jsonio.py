@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -141,23 +143,43 @@ class Held(str):
         return str(self), self.value
 
 
-class HeldDocument(Held):
-    """A JSON document instead of the path of a file; ``value`` is the content that the file would have."""
+@dataclass(frozen=True)
+class Document:
+    """A JSON document that an option names, or that a Python program holds.
+
+    Attributes:
+        text: the path of its file, ``-`` for standard input; the name of a document in memory.
+        held: the content of a document in memory, None for a file.
+    """
+
+    text: str
+    held: Any = None
+
+    @classmethod
+    def of_option(cls, option: str, text: str) -> Self:
+        """Return the document of a file; nothing is read yet."""
+        return cls(text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @functools.cached_property
+    def content(self) -> Any:
+        """The content, parsed strictly; InputError if the file cannot be read, or is not JSON."""
+        return read_json_file(self.text) if self.held is None else self.held
 
 
 def read_json_file(path: str | Path) -> Any:
     """Return the document in a JSON artefact, parsed strictly.
 
     Args:
-        path: the file; ``-`` for standard input. A held document is returned as it is.
+        path: the file; ``-`` for standard input.
 
     Raises:
         InputError: the file cannot be read, or is not JSON.
     """
     import sys
 
-    if isinstance(path, HeldDocument):
-        return path.value
     if str(path) == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed")

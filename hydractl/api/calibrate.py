@@ -48,6 +48,7 @@ from hydractl.api.verb import verb
 from hydractl.expressions.calibration import check_temperature
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
+from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
 from hydractl.options.signature import opt
@@ -198,7 +199,7 @@ def calibrate(
             limit=limit,
             seed=seed,
             on_bad=on_bad,
-            label_map=text_or_none(label_map),
+            label_map=cast("Document | None", label_map),
         ),
         fit=FitOptions(
             temperature=temperature_of_all(temperatures),

@@ -17,7 +17,7 @@ from hydractl.data.held import held_set
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.results import Result
-from hydractl.jsonio import HeldDocument, json_bytes, parse_json
+from hydractl.jsonio import Document, json_bytes, parse_json
 from hydractl.options.option import Option
 from hydractl.options.registry import VERBS, function_of
 from hydractl.options.signature import OF_A_TERMINAL
@@ -138,10 +138,7 @@ def held_spec(option: str, value: Any, name: str) -> str | DataSpec:
 
 
 def value_for_option(option: Option, value: object) -> object:
-    """Return the value of an argument in the form that its option takes.
-
-    Options for JSON files take a text. If the call gave the content of a JSON file, it is wrapped in a text that holds
-    it. Any other value is returned as it is.
+    """Return the value of an argument in the form that its option takes: samples and documents are held by objects.
 
     Args:
         option: the option of the argument.
@@ -153,14 +150,10 @@ def value_for_option(option: Option, value: object) -> object:
     if option.takes_data:
         return data_argument(option, value)
 
-    # An option whose value may be any text can name a JSON file; then a mapping or a list is the content of that file.
-    takes_any_text = option.type is str and not option.choices and option.pattern is None
-    may_name_a_file = takes_any_text and not option.many
     if isinstance(value, Result):
         value = value.to_dict()
-    is_content_of_file = isinstance(value, Mapping | list | tuple)
-    if may_name_a_file and is_content_of_file:
-        return HeldDocument(option.name, _as_json(option, value))
+    if option.type is Document and isinstance(value, Mapping | list | tuple):
+        return Document(option.name, _as_json(option, value))
     return value
 
 

@@ -16,7 +16,7 @@ from hydractl.api.wording import Wording
 from hydractl.errors import HydraError, RequirementError, UsageError
 from hydractl.files.inputs import reading
 from hydractl.files.results import Result
-from hydractl.jsonio import HeldDocument
+from hydractl.jsonio import Document
 from hydractl.model.source import HeldModel, HeldRow
 from hydractl.options.call import gather_arguments
 from hydractl.options.inputs import inputs_of
@@ -89,7 +89,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _model_texts(option: Option, value: Any) -> list[str]:
+def _model_texts(option: Option, value: Any) -> Sequence[object]:
     """Return the texts of what was passed as MODEL; those of opened models and of documents hold them."""
     if option.kind == "rows":
         return row_arguments(value)
@@ -184,14 +184,14 @@ def _row_argument(name: str, members: list[str]) -> str:
     return text
 
 
-def document_arguments(documents: Any) -> list[str]:
-    """Return each document as the name of its file, or as a text that holds it."""
-    names: list[str] = []
+def document_arguments(documents: Any) -> list[str | Document]:
+    """Return each document as the name of its file, or as an object that holds it."""
+    names: list[str | Document] = []
     for number, document in enumerate(as_list(documents), start=1):
         if isinstance(document, Result):
             document = document.to_dict()
         if isinstance(document, Mapping):
-            names.append(HeldDocument(f"document {number}", dict(document)))
+            names.append(Document(f"document {number}", dict(document)))
         else:
             names.append(os.fspath(document))
     return names

@@ -63,6 +63,7 @@ from hydractl.expressions.data_sets import (
     parse_ood_suite,
 )
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
+from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.options.call import Problems, current, integers, log, text_or_none, texts, where
 from hydractl.options.option import ends_in
@@ -322,7 +323,7 @@ def evaluate(
             limit=limit,
             seed=seed,
             on_bad=on_bad,
-            label_map=text_or_none(label_map),
+            label_map=cast("Document | None", label_map),
             corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
             severities=integers(severities),
             photographs=text_or_none(photographs),

@@ -29,6 +29,7 @@ from hydractl.api.options import (
 from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.jsonio import Document
 from hydractl.options.call import Problems, current, log, text, text_or_none, texts, to_stdout, where
 from hydractl.options.signature import opt
 
@@ -240,8 +241,8 @@ def extract_circuit(
         max_drop=max_drop,
         tower=tower,
         sites=sites,
-        start_mask=text_or_none(start_mask),
-        share_from=text_or_none(share_from),
+        start_mask=cast("Document | None", start_mask),
+        share_from=cast("Document | None", share_from),
         share_sites=share_sites,
         batch_size=batch_size,
         dtype=dtype,

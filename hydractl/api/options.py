@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeAlias
 
-from hydractl.api.values import Data, Path
+from hydractl.api.values import Data, Names, Path
 from hydractl.options.signature import opt
 
 io = partial(opt, group="Input and output")
@@ -92,14 +92,13 @@ MaxLength: TypeAlias = Annotated[
     ),
 ]
 Labels: TypeAlias = Annotated[
-    Path | Sequence[str] | None,
+    Names | None,
     io(
         "Class names: a file with one per line, a JSON list, a folder of class folders, or a set with names built in "
         "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
         "zero-shot model [default: those of the checkpoint, else of the data]",
         metavar="FILE|NAME",
         copied=True,
-        whole=True,
     ),
 ]
 Prompt: TypeAlias = Annotated[

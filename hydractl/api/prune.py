@@ -42,7 +42,8 @@ from hydractl.api.verb import verb
 from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
 from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Problems, current, log, text, text_or_none
+from hydractl.jsonio import Document
+from hydractl.options.call import Problems, current, log, text
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -302,9 +303,9 @@ def prune(
     assert not isinstance(remove, str)  # "auto" is a drop by now
     wanted = Selection(
         criterion=criterion if isinstance(criterion, Criterion) else None,
-        scores=text_or_none(scores),
-        circuit=text_or_none(circuit),
-        mask=text_or_none(mask),
+        scores=cast("Document | None", scores),
+        circuit=cast("Document | None", circuit),
+        mask=cast("Document | None", mask),
         keep=keep,
         remove=remove,
         max_drop=max_drop,
@@ -313,7 +314,7 @@ def prune(
         order=order,
         sample_from=sample_from,
         share_sites=share_sites,
-        with_mask=text_or_none(with_mask),
+        with_mask=cast("Document | None", with_mask),
         allow_other_base=allow_other_base,
         tower=tower,
         max_length=max_length,

@@ -256,7 +256,7 @@ def study(
         bootstrap=bootstrap,
         limit=limit,
         max_length=max_length,
-        labels=text_or_none(labels),
+        labels=None if labels is None else str(labels),
         prompt=texts(prompt),
         tower=tower,
         arch=arch,

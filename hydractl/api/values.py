@@ -55,11 +55,16 @@ if TYPE_CHECKING:
 
     JsonDocument: TypeAlias = Path | Result | Mapping[str, object]
     """The document that a function returned, or the file of one."""
+
+    Names: TypeAlias = Path | Sequence[str]
+    """Names, or a file of them."""
 else:
     Path = str
     from hydractl.expressions.data_sets import DataSpec, OodSet
+    from hydractl.jsonio import Document
 
     DataFile = Data = NewType("Data", DataSpec)
     NamedFiles = NamedData = Sequence[NewType("Data", OodSet)]
     ManyData = Sequence[Data]
-    JsonDocument = NewType("JsonDocument", str)
+    JsonDocument = NewType("JsonDocument", Document)
+    Names = NewType("Names", Document)

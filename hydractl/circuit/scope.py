@@ -13,7 +13,7 @@ from hydractl.files.fingerprints import Entry, seen_in
 from hydractl.fusion.plan import check_members
 from hydractl.heads.mask import Head, HeadMask, Ranking, Site, mask_from_json, ranking_from_json
 from hydractl.heads.selection import check_whole, leading_sites, total_budget
-from hydractl.jsonio import read_json_file
+from hydractl.jsonio import Document
 from hydractl.log import Log
 from hydractl.model.matching import check_base, sites_of
 from hydractl.model.source import Source, pruned
@@ -40,8 +40,8 @@ class SearchOptions:
     max_drop: float | None
     tower: str | None
     sites: str | None
-    start_mask: str | None
-    share_from: str | None
+    start_mask: Document | None
+    share_from: Document | None
     share_sites: int | None
     batch_size: int
     dtype: str
@@ -259,11 +259,11 @@ def _starting_point(
     leading: list[str] = []
     seen: list[Entry] = []
     if options.start_mask is not None:
-        document = read_json_file(options.start_mask)
-        start_mask = mask_from_json(document, source.sites, options.start_mask, source.description.arch)
-        check_base(document, options.start_mask, source, allow_other=options.allow_other_base, log=log)
+        document = options.start_mask.content
+        start_mask = mask_from_json(document, source.sites, options.start_mask.text, source.description.arch)
+        check_base(document, options.start_mask.text, source, allow_other=options.allow_other_base, log=log)
         mask = mask.intersect(start_mask)
-        seen += seen_in(document, options.start_mask)
+        seen += seen_in(document, options.start_mask.text)
 
     # Take over the circuit's removals at the leading sites, as many as it has made when all removals are done.
     if options.share_from is not None and options.share_sites is not None:
@@ -271,11 +271,11 @@ def _starting_point(
         if options.share_sites >= fewest:
             raise UsageError(f"--share-sites {options.share_sites} leaves no later site: the range is 1..{fewest - 1}")
         total = total_budget(before, options.keep, options.budget, "--budget")
-        document = read_json_file(options.share_from)
-        ranking = ranking_from_json(document, source.sites, options.share_from)
-        check_base(document, options.share_from, source, allow_other=options.allow_other_base, log=log)
-        seen += seen_in(document, options.share_from)
-        removed = _removed_when_gone(ranking, total, source, options.share_from)
+        document = options.share_from.content
+        ranking = ranking_from_json(document, source.sites, options.share_from.text)
+        check_base(document, options.share_from.text, source, allow_other=options.allow_other_base, log=log)
+        seen += seen_in(document, options.share_from.text)
+        removed = _removed_when_gone(ranking, total, source, options.share_from.text)
         removed_at_leading = [(site, head) for site, head in removed if site in leading]
         mask = mask.without(removed_at_leading)
     return _StartingPoint(mask, leading, seen)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.errors import InputError, UsageError
-from hydractl.jsonio import HeldDocument, parse_json, shown
+from hydractl.jsonio import Document, parse_json, shown
 
 _FOLDER = Path(__file__).parent / "classes"
 LABEL_SETS = ("imagenet", "cifar10", "cifar100", "food101", "sun397", "pets", "dtd", "eurosat", "caltech101")
@@ -189,11 +189,11 @@ def renaming_warning(old_names: Sequence[str], names: Sequence[str], model: str)
     )
 
 
-def read_labels(text: str, option: str = "--labels") -> list[str]:
+def read_labels(labels: str | Document, option: str = "--labels") -> list[str]:
     """Return the class names that an option asks for.
 
     Args:
-        text: one of four things. The name of one of the :data:`LABEL_SETS`. A file: a ``.json`` file with a list of
+        labels: one of four things. The name of one of the :data:`LABEL_SETS`. A file: a ``.json`` file with a list of
             strings, or a UTF-8 text file with a name on each line (blank lines and spaces around names are ignored).
             A folder of training images, whose sub-folders are the classes, in the order in which training scripts
             number them. A list that a Python program holds. If a name is both a built-in list and a file,
@@ -204,9 +204,10 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
         InputError: if a file cannot be read, has no names, or has a name twice.
         UsageError: if a name is both a list and a file, or no list has the name after ``builtin:``.
     """
-    if isinstance(text, HeldDocument):
-        held_names = _listed_names(text.value, option)
+    if isinstance(labels, Document) and labels.held is not None:
+        held_names = _listed_names(labels.held, option)
         return _checked_names(held_names, option, "class name", "class names")
+    text = str(labels)
     where = f"{option} {text}"
     if _is_built_in(text, LABEL_SETS, where):
         built_in = label_set(text.removeprefix(_SCHEME))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.files.model_records import DropoutRecord
+from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
 
 
@@ -44,7 +45,7 @@ class DataOptions:
         limit: the most samples to use from each set; None means all.
         seed: the seed with which these samples are drawn from a set that is sorted by class.
         on_bad: what to do with samples that cannot be read, ``error`` or ``skip``.
-        label_map: a JSON file with an object from class names in the data to class names of the model, or None.
+        label_map: a JSON object from class names in the data to class names of the model, or None.
         corruptions, severities: the corruptions of the test data to measure, each at every severity.
         photographs: the folder of photographs for the corruption frost, or None.
         allow_seen: whether test data may contain samples to which something was fitted.
@@ -58,7 +59,7 @@ class DataOptions:
     limit: int | None = None
     seed: int = 0
     on_bad: str = "error"
-    label_map: str | None = None
+    label_map: Document | None = None
     corruptions: Sequence[str] = ()
     severities: Sequence[int] = ()
     photographs: str | None = None

@@ -20,7 +20,7 @@ from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.expressions.data_sets import AUTO, FROST, DataSpec
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
-from hydractl.jsonio import read_json_file
+from hydractl.jsonio import Document
 from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
@@ -382,18 +382,18 @@ def _check_classes(dataset: EvalSet, model: Classifier) -> None:
     )
 
 
-def _label_map(path: str | None) -> Mapping[str, str]:
+def _label_map(document: Document | None) -> Mapping[str, str]:
     """Read the map from class names in the data to class names of the models; empty if there is no file.
 
     Raises:
         InputError: if the file is not a JSON object from text to text.
     """
-    if path is None:
+    if document is None:
         return {}
-    names = read_json_file(path)
+    names = document.content
     is_map = isinstance(names, dict) and all(isinstance(value, str) for value in names.values())
     if not is_map:
-        raise InputError(f"{path} is not a JSON object from name to name")
+        raise InputError(f"{document} is not a JSON object from name to name")
     return names
 
 

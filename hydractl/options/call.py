@@ -439,7 +439,7 @@ class Problems:
 
     def one_from_stdin(self, *names: str) -> None:
         """Add a problem if more than one of these options is ``-``: standard input can be read only once."""
-        readers = [self._call.label(name) for name in names if self._call.values[name] == "-"]
+        readers = [self._call.label(name) for name in names if str(self._call.values[name]) == "-"]
         if len(readers) > 1:
             self.add(f"standard input can be read once, not for {' and '.join(readers)}")
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.files.inputs import InputFile, reading, refuse_input
 from hydractl.jsonio import Held
 from hydractl.options.option import MODEL_KINDS, Option
@@ -47,8 +46,7 @@ def _named_inputs(options: Sequence[Option], values: Mapping[str, Any], *, write
     An option may name inputs if it holds texts, has no fixed choices, and does not name an output.
     """
     for option in options:
-        may_name_inputs = (option.type is str or option.takes_data) and not option.writes and not option.choices
-        if not may_name_inputs:
+        if not option.may_name_inputs:
             continue
 
         # Only a verb that writes a model may replace its input, the MODEL.
@@ -70,8 +68,8 @@ def _texts(value: Any) -> list[str]:
     texts = []
     for item in values:
         is_file = isinstance(item, str) and not isinstance(item, Held)
-        is_spec = isinstance(item, DataSpec | OodSet) and item.held is None
-        if is_file or is_spec:
+        names_file = hasattr(item, "held") and item.held is None
+        if is_file or names_file:
             texts.append(str(item))
     return texts
 

@@ -73,7 +73,6 @@ class Option:
         copied: whether it may name a text file whose lines go into what is written, such as class names.
         flag_only: whether it is given on the command line or in Python alone: no file and no variable can set it.
         often: whether the short help (``-h``) shows it, which has room for about a dozen options.
-        whole: whether a list of a Python program is one value: the content of a file.
         name: the field of the settings dataclass.
         flagless: whether it has no flag, and can be given only in files, recipes, variables and Python calls.
         kind: what objects of a Python program it takes besides texts: one of :data:`MODEL_KINDS`, ``data``,
@@ -111,7 +110,6 @@ class Option:
     often: bool = False
     flagless: bool = False
     kind: str = ""
-    whole: bool = False
     name: str = ""
     type: type = str
     many: bool = False
@@ -135,6 +133,12 @@ class Option:
     def takes_data(self) -> bool:
         """Whether it takes one data set or several."""
         return self.type in (DataSpec, OodSet)
+
+    @property
+    def may_name_inputs(self) -> bool:
+        """Whether it may name files that are read."""
+        takes_names = self.type is str or hasattr(self.type, "of_option")
+        return takes_names and not self.writes and not self.choices
 
     @property
     def variable(self) -> str:

@@ -122,7 +122,7 @@ def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Op
     if default is inspect.Parameter.empty or default == ():
         default = None
     types = list(_types_in(annotation))
-    many = Sequence in types and not declared.whole
+    many = Sequence in types
     literals = [part for part in types if isinstance(part, str) and part != declared.word]
     choices = declared.choices or list(dict.fromkeys(literals))
     named_types = [part for part in types if part in (bool, int, float, str)]
@@ -134,10 +134,10 @@ def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Op
         name = "model"
     flag = declared.flag or "--" + name.replace("_", "-")
     reads = declared.reads
-    for part in types:
-        if hasattr(part, "of_option"):  # messages about it begin with the flag
-            kind = part
-            reads = partial(reads or part.of_option, flag)
+    own_type = next((part for part in types if hasattr(part, "of_option")), None)
+    if own_type is not None:  # messages about it begin with the flag
+        kind = own_type
+        reads = partial(reads or own_type.of_option, flag)
     if many and default is None:
         default = []
     if many and isinstance(default, tuple):

@@ -98,11 +98,9 @@ def paths_out_of_folder(item: Option, text: Given, value: Any, config: Contents)
         config: the contents of the file of defaults.
     """
     is_of_file = text.rank in (SHARED_KEY, VERB_KEY)
-    if config.folder is None or not is_of_file or not (item.writes or item.copied):
+    if config.folder is None or not is_of_file or value is None or not (item.writes or item.copied):
         return []
-    paths = value or []
-    if isinstance(value, str):
-        paths = [value]
+    paths = value if isinstance(value, list) else [str(value)]
 
     problems = []
     folder = os.path.realpath(config.folder)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hydractl.criteria import Criterion
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.jsonio import Document
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ class Selection:
     """
 
     criterion: Criterion | None
-    scores: str | None
-    circuit: str | None
-    mask: str | None
+    scores: Document | None
+    circuit: Document | None
+    mask: Document | None
     keep: int | None
     remove: int | None
     max_drop: float | None
@@ -85,7 +86,7 @@ class Selection:
     order: str | None
     sample_from: int | None
     share_sites: int | None
-    with_mask: str | None
+    with_mask: Document | None
     allow_other_base: bool
     tower: str | None
     max_length: int | None

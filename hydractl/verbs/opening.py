@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.files.state_dict import StateDict
 from hydractl.files.tokenizer_text import foreign_tokens
+from hydractl.jsonio import Document
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source, warnings_of_opening
-from hydractl.options.call import text, texts
+from hydractl.options.call import texts
 
 _BIG_BYTES = 200_000_000
 """Bytes of weights that take about a second to hash and read. Reading this many or more is announced."""
@@ -31,7 +33,7 @@ def opening_options(
     """
     return ModelOptions(
         arch=arch,
-        labels=None if labels is None else read_labels(text(labels)),
+        labels=None if labels is None else read_labels(cast(Document, labels)),
         max_length=max_length,
         prompt=tuple(read_prompts(texts(prompt))),
         seed=seed,

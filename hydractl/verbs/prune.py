@@ -30,7 +30,7 @@ from hydractl.heads.selection import (
     site_budget,
     total_budget,
 )
-from hydractl.jsonio import json_bytes, read_json_file, shown
+from hydractl.jsonio import Document, json_bytes, shown
 from hydractl.log import Log
 from hydractl.model.cost import size_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
@@ -125,11 +125,9 @@ def _name_of_decision(wanted: Selection) -> str:
     """Return the name of what decides which heads are removed: the criterion, or a file name without its ending."""
     if wanted.criterion:
         return wanted.criterion.name
-    if wanted.scores == "-":
-        return "scores"
     if wanted.scores:
-        return Path(wanted.scores).name.removesuffix(".json")
-    file = wanted.circuit or wanted.mask or ""
+        return "scores" if wanted.scores.text == "-" else Path(wanted.scores.text).name.removesuffix(".json")
+    file = str(wanted.circuit or wanted.mask or "")
     if file == "-":
         return "mask"
     return Path(file).name.removesuffix(".json").removesuffix(".mask")
@@ -157,13 +155,9 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
     Raises:
         UsageError: ``--val`` is to measure each removal of a circuit, but the circuit's first heads are gone already.
     """
-    documents: dict[str, Any] = {}
-    for path in (wanted.with_mask, wanted.mask, wanted.circuit):
-        if path:
-            documents[path] = read_json_file(path)
     max_drop = wanted.max_drop
     if max_drop is None:
-        return _choose_at_budget(source, wanted, documents, log)
+        return _choose_at_budget(source, wanted, log)
 
     # One-shot scores do not depend on the budget, so they are measured once for all budgets.
     scores = None
@@ -172,7 +166,7 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
 
     def choose_for_budget(count: int, log: Log) -> HeadChoice:
         with_budget = replace(wanted, remove=count)
-        return _choose_at_budget(source, with_budget, documents, log, scores)
+        return _choose_at_budget(source, with_budget, log, scores)
 
     # Scores: measure at every budget from 0 on.
     if wanted.circuit is None:
@@ -180,8 +174,8 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
         return choose_within(source, max_drop, wanted.val, wanted.on, budgets, choose_for_budget, log)
 
     # A circuit: its search may have started from a pruned model, with ``gone_at_start`` heads fewer than this one.
-    circuit_document = documents[wanted.circuit]
-    ranking = ranking_from_json(circuit_document, sites=source.sites, origin=wanted.circuit)
+    circuit_document = wanted.circuit.content
+    ranking = ranking_from_json(circuit_document, sites=source.sites, origin=wanted.circuit.text)
     heads_present = set(source.description.mask.kept_heads)
     gone_at_start = len(heads_present.intersection(ranking.start))
     if wanted.val and gone_at_start:
@@ -193,7 +187,7 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
     if wanted.val:
         budgets = range(len(ranking.removed) + 1)
         return choose_within(source, max_drop, wanted.val, wanted.on, budgets, choose_for_budget, log)
-    removals_within_drop, measured = removals_of_circuit(circuit_document, wanted.circuit, max_drop)
+    removals_within_drop, measured = removals_of_circuit(circuit_document, wanted.circuit.text, max_drop)
     choice = choose_for_budget(gone_at_start + removals_within_drop, log)
     return replace(choice, details={**choice.details, **measured})
 
@@ -211,9 +205,7 @@ def _most_removable(source: Source, wanted: Selection) -> int:
     return min(heads_by_site)
 
 
-def _choose_at_budget(
-    source: Source, wanted: Selection, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
-) -> HeadChoice:
+def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadScores | None = None) -> HeadChoice:
     """Return the heads that a mask, a circuit or scores keep, when the number of heads to remove is known.
 
     At the sites where ``--with-mask`` decides, its mask replaces that choice.
@@ -221,7 +213,6 @@ def _choose_at_budget(
     Args:
         source: the model.
         wanted: how heads are chosen, with the budget.
-        documents: the files of masks and circuits, by path.
         log: receives warnings about odd files.
         scores: scores of ``--method`` that were measured before; None to measure them.
     """
@@ -229,25 +220,25 @@ def _choose_at_budget(
     arch = source.description.arch
     fixed: Fixed = {}
     if wanted.share_sites and wanted.with_mask:
-        document = documents[wanted.with_mask]
-        shared_mask = mask_from_json(document, source.sites, wanted.with_mask, arch)
-        _check_same_base(document, wanted.with_mask, source, wanted, log)  # before scoring, which may take long
+        document = wanted.with_mask.content
+        shared_mask = mask_from_json(document, source.sites, wanted.with_mask.text, arch)
+        _check_same_base(document, wanted.with_mask.text, source, wanted, log)  # before scoring, which may take long
         fixed = shared_sites(source.sites, shared_mask, wanted.share_sites)
 
     # The heads that the mask, the circuit or the scores keep, and what the provenance says about that decision.
     decision: Mapping[str, object] = {}
     seen_by_scores: Sequence[Entry] = ()
     if wanted.mask:
-        document = documents[wanted.mask]
-        mask_in_file = mask_from_json(document, source.sites, wanted.mask, arch)
-        _check_same_base(document, wanted.mask, source, wanted, log)
-        _warn_of_other_weights_beside(wanted.mask, mask_in_file, log)
+        document = wanted.mask.content
+        mask_in_file = mask_from_json(document, source.sites, wanted.mask.text, arch)
+        _check_same_base(document, wanted.mask.text, source, wanted, log)
+        _warn_of_other_weights_beside(wanted.mask.text, mask_in_file, log)
         kept_by_both = source.description.mask.intersect(mask_in_file)
         mask = apply_fixed(kept_by_both, fixed)
     elif wanted.circuit:
-        document = documents[wanted.circuit]
-        mask, decision = _choose_by_circuit(document, wanted.circuit, source, wanted, fixed)
-        _check_same_base(document, wanted.circuit, source, wanted, log)
+        document = wanted.circuit.content
+        mask, decision = _choose_by_circuit(document, wanted.circuit.text, source, wanted, fixed)
+        _check_same_base(document, wanted.circuit.text, source, wanted, log)
     else:
         choice_of_scores = _choose_by_scores(source, wanted, fixed, log, scores)
         mask = choice_of_scores.mask
@@ -265,7 +256,8 @@ def _choose_at_budget(
     if fixed:
         details["shared"] = {path: list(kept) for path, kept in fixed.items()}
     details.update(decision)
-    seen_by_files = [seen_in(document, path) for path, document in documents.items()]
+    files = [file for file in (wanted.with_mask, wanted.mask, wanted.circuit) if file]
+    seen_by_files = [seen_in(file.content, file.text) for file in files]
     seen = merged(source.description.seen, *seen_by_files, seen_by_scores)
     return HeadChoice(mask, details, seen)
 
@@ -296,7 +288,7 @@ def _choose_by_scores(
         scores = known or _score(source, wanted, log)
         origin = scores.info["source"]["settings"]
     details: dict[str, object] = {"scores": origin}
-    seen = checked(scores.info.get("seen"), wanted.scores or "scores")
+    seen = checked(scores.info.get("seen"), str(wanted.scores or "scores"))
 
     # Count and remove only heads that have scores and belong to the tower of --tower (if that option is given).
     mask_of_model = source.description.mask
@@ -327,11 +319,10 @@ def _choose_by_scores(
     return HeadChoice(mask_of_model.updated(mask), details, seen)
 
 
-def _read_scores(path: str, source: Source, wanted: Selection, log: Log) -> HeadScores:
+def _read_scores(file: Document, source: Source, wanted: Selection, log: Log) -> HeadScores:
     """Return the scores in a file, after a check that they belong to this model and fit the budget."""
-    document = read_json_file(path)
-    scores = scores_from_json(document, source.sites, path)
-    _check_same_base(document, path, source, wanted, log)
+    scores = scores_from_json(file.content, source.sites, file.text)
+    _check_same_base(file.content, file.text, source, wanted, log)
     _check_order(scores, wanted, log)
     return scores
 

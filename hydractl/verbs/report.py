@@ -14,7 +14,7 @@ from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
-from hydractl.jsonio import read_json_file, shown
+from hydractl.jsonio import Document, shown
 from hydractl.log import Log
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_runs import means
@@ -29,7 +29,7 @@ OfEvals = Mapping[str, object]
 
 
 def run(
-    paths: Sequence[str],
+    files: Sequence[Document],
     options: ReportOptions,
     *,
     note: str | None,
@@ -42,7 +42,7 @@ def run(
     """Report on documents of one kind: a single one, or the means of several evals.
 
     Args:
-        paths: the files of the documents; ``-`` is standard input.
+        files: the documents; ``-`` is standard input.
         options: which files show them.
         note: a sentence of the user about how the model was chosen, or None.
         over: what means are taken over: ``seed`` or ``data``; None to show a single document.
@@ -57,8 +57,8 @@ def run(
     """
     documents = {}
     schemas = set()
-    for path in paths:
-        documents[path] = read_json_file(path)
+    for file in files:
+        documents[file.text] = file.content
     for path, document in documents.items():
         schemas.add(_schema_of(document, path))
     has_several = len(documents) > 1

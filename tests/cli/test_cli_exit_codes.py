@@ -156,7 +156,7 @@ def test_flags_reach_the_verb(hydractl: Run, fake_verb: Run) -> None:
     assert not seen  # --no-x was the value of --mask, and --keep has no effect with it
     hydractl("prune", "--keep=8", "a.st", "--scores", "-", "--force", "-qo", "x.st", "--no-dry-run")
     [settings] = seen
-    assert (settings.model, settings.keep, settings.scores, settings.output) == (["a.st"], 8, "-", "x.st")
+    assert (settings.model, settings.keep, str(settings.scores), settings.output) == (["a.st"], 8, "-", "x.st")
     assert (settings.force, settings.quiet, settings.dry_run) == (True, True, False)
     assert settings.sources["dry_run"] == "flag"
     seen = fake_verb("eval")

@@ -141,8 +141,9 @@ def _labels(path: Path) -> None:
 def _label_map(path: Path) -> None:
     from hydractl.data.opening import open_data
     from hydractl.evaluation.sets import _label_map
+    from hydractl.jsonio import Document
 
-    open_data("images.npz", labels=["zero", "one"], label_map=_label_map(str(path)))
+    open_data("images.npz", labels=["zero", "one"], label_map=_label_map(Document(str(path))))
 
 
 def _data_set(form: str, name: str, spec_of: Callable[[Path], object] = str) -> Reader:
