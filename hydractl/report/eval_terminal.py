@@ -13,7 +13,7 @@ from rich.text import Text
 from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.report import eval_tables as tables
 from hydractl.report.rich_parts import known_columns, table
-from hydractl.report.texts import drawn_names
+from hydractl.report.texts import drawn_names, shown_name
 
 _STYLES = {tables.BEST: "bold", tables.SECOND: "underline"}
 _LETTERS_OF_NAME = (40, 24, 14)
@@ -78,7 +78,7 @@ def _parts_together(rows: Sequence[EvalRow]) -> list[_Part]:
     """Return all main columns as one part."""
     title = _in_distribution_title(rows)
     if tables.ood_names(rows):
-        title = f"{title}, OOD averages"
+        title = f"{title}, {_ood_title(rows)}"
     return [(title, tables.main_columns(rows))]
 
 
@@ -87,8 +87,17 @@ def _parts_apart(rows: Sequence[EvalRow]) -> list[_Part]:
     in_distribution: _Part = (_in_distribution_title(rows), tables.ID_COLUMNS)
     rest: _Part = ("diversity in distribution", tables.DIVERSITY)
     if tables.ood_names(rows):
-        rest = ("OOD averages, and diversity in distribution", [*tables.OOD_AVERAGE, *tables.DIVERSITY])
+        rest = (f"{_ood_title(rows)}, and diversity in distribution", [*tables.OOD_AVERAGE, *tables.DIVERSITY])
     return [in_distribution, rest]
+
+
+def _ood_title(rows: Sequence[EvalRow]) -> str:
+    """Return the title of the columns on OOD data; it names the scores of the rows where they differ."""
+    scores = {row.ood_score for row in rows if row.ood_score is not None}
+    if len(scores) < 2:
+        return "OOD averages"
+    score_of_each = ", ".join(f"{shown_name(row.name)} by {shown_name(row.ood_score or '-')}" for row in rows)
+    return f"OOD averages by different scores ({score_of_each})"
 
 
 def _in_distribution_title(rows: Sequence[EvalRow]) -> str:

@@ -152,3 +152,16 @@ def test_groups_and_sizes_of_ood_sets() -> None:
         entry = row["ood"][name]
         values = [f"{entry[key]:.4f}" for key in ("auroc", "fpr95", "aupr")]
         assert ["hydra", name, group, n, *values, f"{row['diversity'][name]['mi']:.4f}"] in found
+
+
+@pytest.mark.fault(104)
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_rows_by_different_scores_say_so(width: int) -> None:
+    document = sample({"single": 1, "hydra": 3}, sets={"svhn": "far"}, rounds=0)
+    alike = " ".join(shown(document, width).split())
+    assert "OOD averages" in alike and " by different scores" not in alike
+    for row, score in zip(document["models"], ("msp", "mahalanobis"), strict=True):
+        row["ood_score"] = score
+    different = " ".join(shown(document, width).split())
+    assert "OOD averages by different scores (single by msp, hydra by mahalanobis)" in different
+    assert all(len(line) <= width for line in lines(document, width))
