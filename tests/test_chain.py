@@ -101,14 +101,9 @@ def test_the_same_commands_give_the_same_bytes_under_another_hash_seed() -> None
         assert Path(name).read_bytes() == Path(f"here.{name}").read_bytes(), name
 
 
-def test_the_two_literal_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("hydra.yaml").write_text("model: base.st\ndata: builtin:digits/train\nprune: {samples: 32}\n")
-    run("prune", "--method", "taylor", "--keep", "2")
-    assert Path("base.taylor-2.st").is_file() and Path("base.taylor-2.mask.json").is_file()
-    for name in "abc":
-        Path(f"{name}.st").write_bytes(Path("base.taylor-2.st").read_bytes())
-    Path("hydra.st").unlink()
-    run("fuse", "a.st", "b.st", "c.st", "-o", "hydra.st")
+def test_members_of_the_same_bytes_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("copy.st").write_bytes(Path("t0.st").read_bytes())
+    run("fuse", "t0.st", "copy.st", "-o", "same.st")
     assert "same checkpoint" in capsys.readouterr().err
 
 
@@ -154,21 +149,6 @@ def test_circuit_budgets_are_nested_and_sampling_follows_the_seed() -> None:
     draws = [removed("--remove", "2", "--sample-from", "3", "--seed", str(seed)) for seed in range(4)]
     assert all(len(draw) == 2 and draw <= removed() for draw in draws)
     assert len({frozenset(draw) for draw in draws}) > 1
-
-
-def test_shared_sites_take_the_heads_of_the_other_mask() -> None:
-    share = ["--share-sites", "2", "--with", "t0.mask.json"]
-    taylor = ["--method", "random", "--keep", "1", "--seed", "5"]
-    run("prune", "base.st", *taylor, *share, "-o", "s.st")
-    first = json.loads(Path("t0.mask.json").read_text())["sites"]
-    shared = json.loads(Path("s.mask.json").read_text())["sites"]
-    *earlier, last = first
-    for path in earlier:
-        assert shared[path]["kept"] == first[path]["kept"]
-    assert len(shared[last]["kept"]) == 1
-    run("prune", "base.st", "--circuit", "c.avg.json", "--remove", "3", *share, "-o", "g.st", code=0)
-    total = sum(len(e["kept"]) for e in json.loads(Path("g.mask.json").read_text())["sites"].values())
-    assert total == 6
 
 
 def test_lines_of_data_with_and_without_labels() -> None:
@@ -247,16 +227,11 @@ def test_the_plan_of_a_search_in_words(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.fault(24)
 def test_errors_keep_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("taken.st").write_bytes(b"old")
-    run("fuse", "t0.st", "t1.st", "-o", "taken.st", code=5)
-    assert Path("taken.st").read_bytes() == b"old"
-    run("fuse", "t0.st", "missing.st", code=3)
     run("fuse", "hydra.st", "t0.st", "-o", "x.st", code=3)
     run("prune", "base.st", "--method", "magnitude", "--keep", "9", code=2)
     run("prune", "hydra.st", "--method", "magnitude", "--keep", "1", code=3)
-    run("eval", "base.st", "--test", "nowhere.npz", code=3)
     run("extract-circuit", "base.st", *SEARCH, "--budget", "10", code=2)
+    assert "--budget 10 is outside 0..9" in capsys.readouterr().err
     same = [*SEARCH[:4], "--ood-val", "builtin:digits/val", "--budget", "1"]
     run("extract-circuit", "base.st", *same, "-o", "n.json", code=3)
-    assert "Traceback" not in capsys.readouterr().err
     assert not [name for name in os.listdir(".") if "hydractl-tmp" in name]

@@ -125,65 +125,6 @@ def test_pruned_and_fused_minilm(real_data: Path, tmp_path: Path, monkeypatch: p
     assert len(hydra["members"]) == 2 and hydra["diversity"]["rte"]["mi"] > 0
 
 
-# --- a language model on SST-2 ----------------------------------------------------------------------------------------
-
-
-def publish_language_model(folder: Path, texts: list[str]) -> None:
-    """A small Llama of random weights, in 16 bits and several files, with a tokenizer of bytes and no padding token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    how = {"vocab_size": 400, "special_tokens": ["<s>", "</s>"], "initial_alphabet": letters, "show_progress": False}
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(**how))
-    ends = {"bos_token": "<s>", "eos_token": "</s>", "padding_side": "left", "model_max_length": 32}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=400, bos_token_id=0, eos_token_id=1)
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder, max_shard_size="20KB")
-
-
-@pytest.mark.long
-def test_a_language_model_becomes_an_ensemble_of_classifiers(
-    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = first(real_data / "text" / "sst2_train.jsonl.gz", 300)
-    publish_language_model(Path("lm"), [row["text"] for row in rows])
-    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train = ["--train", "train.jsonl", "--steps", "3", "--batch-size", "16"]
-    run("finetune", "lm", "--init", "head", *train, "-o", "base.st")
-    assert "of another task, and left: lm_head.weight" in capsys.readouterr().err
-    run("prune", "base.st", "--method", "taylor", "--data", "train.jsonl", "--keep", "3", "-o", "a.st", "-q")
-    run("prune", "base.st", "--method", "random", "--keep", "2", "-o", "b.st", "-q")
-    run("finetune", "b.st", "--ensemble", "lora:2,4", *train, "-o", "lora.st", "-q")
-    run("fuse", "a.st", "b.st", "-o", "one.st", "-q")
-    run("fuse", "a.st", "lora.st", "-o", "two.st", "-q")
-    test = str(real_data / "text" / "sst2_test.jsonl.gz")
-    models = ["base.st", "one.st", "a=a.st+b.st", "two.st"]
-    run("eval", *models, "--test", test, "--limit", "100", "-o", "e.json", "-q")
-    found = {row["name"]: row["id"] for row in json.loads(Path("e.json").read_text())["models"]}
-    assert found["one"]["nll"] == pytest.approx(found["a"]["nll"], rel=1e-4)
-    assert all(row["n"] == 100 for row in found.values())
-    run("prune", "a.st", "--method", "magnitude", "--keep", "2", "-o", "zeroed/", "-q")
-    run("prune", "a.st", "--method", "magnitude", "--keep", "2", "-o", "sliced.st", "-q")
-    sentences = [row["text"] for row in first(Path(test), 12)]
-    library, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-        "zeroed", dtype=torch.float32, output_loading_info=True
-    )
-    assert not any(report.values())
-    batch = transformers.AutoTokenizer.from_pretrained("zeroed")(
-        sentences, padding=True, truncation=True, max_length=32, return_tensors="pt"
-    )
-    assert batch["attention_mask"][:, 0].all(), "as a classifier reads texts, they are padded on the right"
-    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    ours = hydractl.load("sliced.st", device="cpu")
-    with torch.no_grad():
-        close(ours(ours.preprocess(sentences)), library.eval()(**given).logits.log_softmax(-1))
-
-
 # --- the paper's way, from a language model ---------------------------------------------------------------------------
 
 
