@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -160,12 +161,12 @@ def room_violations(files: dict[str, ast.Module]) -> list[str]:
 
 
 def loops(needs: dict[str, set[str]]) -> list[str]:
-    """One line for what imports each other: what is left when all that nothing loops through is taken away."""
-    while free := [name for name, targets in needs.items() if not targets & needs.keys()]:
-        needs = {name: targets for name, targets in needs.items() if name not in free}
-    while top := [name for name in needs if not any(name in targets for targets in needs.values())]:
-        needs = {name: targets for name, targets in needs.items() if name not in top}
-    return ["import each other: " + ", ".join(sorted(needs))] if needs else []
+    """One line for what imports each other in a circle."""
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return ["import each other: " + ", ".join(sorted({*error.args[1]}))]
+    return []
 
 
 def cycles(files: dict[str, ast.Module]) -> list[str]:

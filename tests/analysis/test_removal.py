@@ -58,14 +58,6 @@ def test_every_row_is_that_of_a_pruned_model(variant: str) -> None:
     assert rows[0]["id"]["nll"] != rows[2]["id"]["nll"]
 
 
-def test_the_gates_are_gone_afterwards(model: HydraModel) -> None:
-    inside = [(images(), torch.arange(3))]
-    with torch.no_grad():
-        before = model.member_logits(images())
-        removal_curve(model, all_heads(model.sites), [2], inside, {"o": inside}, Log())
-        assert torch.equal(model.member_logits(images()), before)
-
-
 def test_orders_of_scores_and_of_circuits(model: HydraModel) -> None:
     heads = all_heads(model.sites)
     scores = HeadScores({s.path: tuple(float(-h) for h in range(s.heads)) for s in model.sites}).to_json()

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import DictTensors, FileTensors, page_buffer, sha256_file, write_tensors
 from hydractl.files.header import MAX_HEADER_BYTES, read_header, same_names
+from tests.running import tensors
 
 # --- files that are refused -------------------------------------------------------------------------------------------
 
@@ -284,21 +284,14 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert bits(found) == bits(expected)
 
 
-READERS: dict[str, Callable[[Path], dict[str, torch.Tensor]]] = {
-    "hydractl": lambda path: {name: FileTensors(path).read(name) for name in FileTensors(path).names()},
-    "safetensors": lambda path: safetensors.torch.load_file(path),
-}
-
-
 @pytest.mark.fault(19)
-@pytest.mark.parametrize("reader", list(READERS))
-def test_every_dtype_and_layout_comes_back_bit_for_bit(reader: str, tmp_path: Path) -> None:
-    tensors = every_dtype()
-    write(tmp_path / "a.st", tensors)
-    found = READERS[reader](tmp_path / "a.st")
-    assert sorted(found) == sorted(tensors)
-    for name, tensor in tensors.items():
-        assert_same(found[name], tensor)
+def test_every_dtype_and_layout_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    expected = every_dtype()
+    write(tmp_path / "a.st", expected)
+    for found in (tensors(tmp_path / "a.st"), safetensors.torch.load_file(tmp_path / "a.st")):
+        assert sorted(found) == sorted(expected)
+        for name, tensor in expected.items():
+            assert_same(found[name], tensor)
 
 
 def test_the_library_reads_the_metadata(tmp_path: Path) -> None:

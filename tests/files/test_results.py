@@ -9,7 +9,6 @@ import pytest
 from pydantic import ValidationError
 
 from hydractl.errors import InputError
-from hydractl.files.circuit_answer import SearchCounts
 from hydractl.files.results import (
     Count,
     Interval,
@@ -196,8 +195,3 @@ def test_what_is_no_count(value: Any) -> None:
 )
 def test_where_a_problem_is(document: Any, expected: list[str]) -> None:
     assert problems(Tree, document) == expected
-
-
-def test_counts_of_a_search_without_ood_data_say_so() -> None:
-    counts = SearchCounts(correct=1, n_id=2, score=0.5)
-    assert counts.to_dict() == {"correct": 1, "n_id": 2, "two_u": None, "n_ood": None, "score": 0.5}

@@ -109,8 +109,3 @@ def test_a_verb_that_is_gone_says_what_to_do_instead(
     with pytest.raises(UsageError, match=re.escape(f"unknown key {verb!r}; it is gone: {GONE_VERBS[verb]}")):
         checked("prune", {"model": ["a.st"], "method": "random", "keep": "1"}, {}, tmp_path)
     assert verb not in VERBS
-
-
-def test_a_variable_of_an_option_that_is_gone_is_a_warning_like_any_other() -> None:
-    (line,) = unknown_variables({"HYDRACTL_BASE_MODEL": "a/b"})  # of push
-    assert "HYDRACTL_BASE_MODEL is not read by hydractl" in line

@@ -281,14 +281,6 @@ def test_a_verdict_that_steps_down_says_so_in_card_and_provenance(copy: Path, mo
     assert open_source("down/best.st").description.provenance["note"].startswith(note)
 
 
-def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")}
-    bytes_before = contents(copy)
-    assert study() == 0
-    assert contents(copy) == bytes_before
-    assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")} == before
-
-
 def printed_commands(table: str) -> list[list[str]]:
     """The commands that a study prints at its end, as a shell takes them apart."""
     _, _, end = table.partition("what now: ")
@@ -297,10 +289,14 @@ def printed_commands(table: str) -> list[list[str]]:
     return [shlex.split(line) for line in joined.splitlines()]
 
 
-def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
+def test_the_same_command_again_changes_nothing_and_prints_commands_as_a_shell_takes_them(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")}
+    bytes_before = contents(copy)
     assert study() == 0
+    assert contents(copy) == bytes_before
+    assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")} == before
     commands = printed_commands(capsys.readouterr().out)
     document = json.loads(Path("runs/study.json").read_text())
     program = program_words()
