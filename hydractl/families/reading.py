@@ -212,12 +212,17 @@ def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
         hint: the hint of the error.
 
     Raises:
-        InputError: if neither file exists; the message names up to three pickles in the folder.
+        InputError: if neither file exists (the message names up to three pickles in the folder), or a file is a link
+            out of the folder: what is read here is stored again, with other people's weights if a link leads to them.
     """
+    refuse_link_elsewhere(weights)
     if weights.exists():
         return FileTensors(weights)
     index = weights.with_name(f"{weights.name}.index.json")
+    refuse_link_elsewhere(index)
     if index.exists():
+        for shard in sorted(weights.parent.glob("*.safetensors")):
+            refuse_link_elsewhere(shard)
         return ShardedTensors(index)
     folder = weights.parent
     problem = f"{folder} has no {weights.name}"

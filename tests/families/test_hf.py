@@ -344,6 +344,8 @@ def test_a_folder_needs_a_tokenizer_that_fits(tmp_path: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).unlink()
     assert refusal(folder).problems == ["there is no tokenizer.json, nor vocab.txt"]
+    (folder / "vocab.txt").mkdir()  # which transformers would take for a vocabulary of special tokens
+    assert refusal(folder).problems == ["there is no tokenizer.json, nor vocab.txt"]
     (folder / "tokenizer.json").write_text("{}")
     assert refusal(folder).message.startswith(f"{folder} has no tokenizer that transformers can read: ")
 

@@ -142,6 +142,18 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "config.json, a link": ("bert", {CONFIG: "OUT/config.json"}),
     "preprocessor_config.json, a link": ("vit", {IMAGES: "OUT/preprocessor_config.json"}),
     "open_clip_config.json, a link": ("clip", {CLIP: "OUT/config.json"}),
+    "weights, a link": ("bert", {"model.safetensors": "OUT/model.safetensors"}),
+    "weights of timm, a link": ("timm", {"model.safetensors": "OUT/model.safetensors"}),
+    "weights of open_clip, a link": ("clip", {"open_clip_model.safetensors": "OUT/model.safetensors"}),
+    "an index, a link": ("bert", {"model.safetensors": None, INDEX: "OUT/vocab.json"}),
+    "a shard, a link": (
+        "bert",
+        {
+            "model.safetensors": None,
+            "a.safetensors": "OUT/model.safetensors",
+            INDEX: {"weight_map": {"a": "a.safetensors"}},
+        },
+    ),
     # a model of transformers
     "auto_map of a model": ("bert", {CONFIG: {"auto_map": {"AutoModel": "evil/x--code.Model"}}}),
     "a kernel of the hub": (

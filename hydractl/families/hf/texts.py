@@ -201,8 +201,8 @@ def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[s
     files_by_purpose = dict(tokenizer.vocab_files_names)
     files_by_purpose.pop("tokenizer_file", None)
     vocabulary_files = list(files_by_purpose.values())
-    has_vocabulary = all((folder / name).exists() for name in vocabulary_files)
-    has_json = (folder / "tokenizer.json").exists()
+    has_vocabulary = all((folder / name).is_file() for name in vocabulary_files)
+    has_json = (folder / "tokenizer.json").is_file()
     if not has_json and not has_vocabulary:
         listed_files = " and ".join(vocabulary_files) or "another vocabulary"
         problems.append(f"there is no tokenizer.json, nor {listed_files}")
