@@ -64,8 +64,14 @@ def digest(path: str) -> str:
 
 def test_rows_say_what_they_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    run("eval", "base.st", "hydra=hydra.st", "deep=t0.st+t1.st+t2.st", *TEST, "--json")
+    sets = ["--ood", "letters:far=builtin:letters", "--ood", "photos:far=builtin:photos"]
+    run("eval", "base.st", "hydra=hydra.st", "deep=t0.st+t1.st+t2.st", *TEST, *sets, "--json")
     single, hydra, deep = document(capsys)["models"]
+    assert single["id"]["accuracy"] > 0.7 and hydra["id"]["accuracy"] > single["id"]["accuracy"] - 0.1
+    # Nothing was trained after pruning, so averaging equal MLPs changes nothing.
+    assert hydra["id"]["nll"] == pytest.approx(deep["id"]["nll"], rel=1e-4)
+    assert hydra["ood_avg"]["auroc"] == pytest.approx(deep["ood_avg"]["auroc"], abs=1e-4)
+    assert hydra["far_avg"]["auroc"] == hydra["ood_avg"]["auroc"] and hydra["diversity"]["letters"]["mi"] > 0
     assert [single["name"], hydra["name"], deep["name"]] == ["base", "hydra", "deep"]
     assert len(hydra["members"]) == 3 and single["members"] == []
     assert deep["sha256"] == [digest(f"t{i}.st") for i in range(3)] and hydra["sha256"] == digest("hydra.st")

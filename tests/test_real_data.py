@@ -1,4 +1,4 @@
-"""The chain on real images (Fashion-MNIST against MNIST and grey CIFAR-10) and on a real BERT (MiniLM on SST-2).
+"""The chain on a real BERT (MiniLM on SST-2); that on real images is test_chain.py.
 
 Small enough for every run of the tests.
 """
@@ -9,7 +9,6 @@ import gzip
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -23,46 +22,6 @@ from tests.running import run
 declare_operators()
 
 import transformers  # noqa: E402
-
-BASE = (
-    "timm:vit_tiny_patch16_224?pretrained=0&img_size=28&patch_size=7&in_chans=1"
-    "&embed_dim=32&depth=3&num_heads=4&mlp_ratio=2&num_classes=10"
-)
-
-
-@pytest.mark.long
-def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    images = real_data / "images"
-    with np.load(images / "fashion_mnist_train.npz") as whole:
-        for name, part in (("train", slice(0, 4000)), ("val", slice(4000, 4300))):
-            np.savez(f"{name}.npz", x=whole["x"][part], y=whole["y"][part], classes=whole["classes"])
-    train = ["--train", "train.npz", "--val", "val.npz", "--epochs", "4", "--lr", "3e-3", "-q"]
-    run("finetune", BASE, *train, "-o", "base.st")
-    ood = ["--ood-val", f"{images / 'cifar100_test.npz'}", "--limit", "100", "--batch-size", "100"]
-    search = ["--val", "val.npz", *ood, "--objective", "acc,ood,avg", "--budget", "3"]
-    run("extract-circuit", "base.st", *search, "-o", "c.json", "-q")
-    members = []
-    for objective in ("acc", "ood", "avg"):
-        run("prune", "base.st", "--circuit", f"c.{objective}.json", "-o", f"{objective}.st")
-        members.append(f"{objective}.st")
-    run("fuse", *members, "-o", "hydra.st")
-    test = ["--test", str(images / "fashion_mnist_test.npz"), "--limit", "300"]
-    sets = [f"mnist:far={images / 'mnist_test.npz'}", f"cifar:far={images / 'cifar10_test.npz'}"]
-    models = ["base.st", "hydra.st", f"deep={'+'.join(members)}"]
-    run("eval", *models, *test, "--ood", sets[0], "--ood", sets[1], "-o", "eval.json")
-    rows = {row["name"]: row for row in json.loads(Path("eval.json").read_text())["models"]}
-    single, hydra, deep = (rows[name] for name in ("base", "hydra", "deep"))
-    assert single["id"]["accuracy"] > 0.6
-    assert hydra["id"]["accuracy"] > single["id"]["accuracy"] - 0.1
-    # Nothing was trained after pruning, so averaging equal MLPs changes nothing.
-    assert hydra["id"]["nll"] == pytest.approx(deep["id"]["nll"], rel=1e-4)
-    assert hydra["ood_avg"]["auroc"] == pytest.approx(deep["ood_avg"]["auroc"], abs=1e-4)
-    assert hydra["far_avg"]["auroc"] == hydra["ood_avg"]["auroc"]
-    assert hydra["diversity"]["mnist"]["mi"] > 0
-
-
-# --- MiniLM on SST-2 --------------------------------------------------------------------------------------------------
 
 
 def first(path: Path, count: int) -> list[dict[str, str]]:

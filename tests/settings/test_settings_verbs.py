@@ -136,15 +136,3 @@ def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]
     assert merged("prune", {"mask": "m"}, yaml=yaml).keep is None
     assert merged("score", {"method": "random"}, yaml=yaml).keep is None
     assert merged("finetune", {"train": "d"}, yaml=yaml).momentum == 0.9
-
-
-def test_requirements_are_read(merged: Callable[..., Any]) -> None:
-    expressions = ["ratio<=1.5", "hf:o/n:id.ece < 1e-2", "fused:ood.cifar-10.auroc==1"]
-    found = merged("bench", {**M, "require": expressions}).require
-    assert [(r.row, r.key, r.sign, r.value) for r in found] == [
-        (None, "ratio", "<=", 1.5),
-        ("hf:o/n", "id.ece", "<", 0.01),
-        ("fused", "ood.cifar-10.auroc", "==", 1.0),
-    ]
-    assert found[0].holds(1.5) and not found[0].holds(1.6)
-    assert found[1].holds(0.0) and not found[1].holds(0.01)

@@ -75,6 +75,12 @@ def test_names_with_dots_and_groups_that_are_null() -> None:
     assert failures("near_avg.auroc>=0.5", rows) == ["near_avg.auroc>=0.5: near_avg.auroc of m is null"]
 
 
+def test_names_with_colons_and_spaces_beside_the_sign() -> None:
+    rows = [("hf:o/n", {"id": {"ece": 0.01}})]
+    assert failures("hf:o/n:id.ece <= 1e-2", rows) == []
+    assert failures("hf:o/n:id.ece < 1e-2", rows) == ["hf:o/n:id.ece < 1e-2: id.ece of hf:o/n is 0.01"]
+
+
 def test_a_label_tells_rows_of_one_name_apart() -> None:
     requirement = parse_requirement("hydra:ratio<=2")
     found = unmet_in(ROWS, [requirement], skip_first=True, label=lambda name, row: f"{name}/{row['ratio']}")
