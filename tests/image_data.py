@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import tarfile
 import zlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,17 @@ def encoded(pixels: Any, kind: str = "PNG") -> bytes:
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     image.save(file, kind)
     return file.getvalue()
+
+
+def shard(path: str | Path, members: Mapping[str, bytes]) -> str:
+    """A tar file of these members, in a folder that is made."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return str(path)
 
 
 def png_bomb(side: int) -> bytes:

@@ -23,7 +23,8 @@ import yaml
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.heads.mask import Head, HeadMask
-from hydractl.model.source import Source, open_source, with_labels
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source, open_source, pruned, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
 from tests.pico_hf_clip import HF_CLIP, hf_clip, hf_zero_shot_logits, patches, publish_hf_clip
 
@@ -453,6 +454,13 @@ def publish(model: Any, variant: str, folder: Path) -> None:
         write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
 
 
+def named(model: Any, labels: Sequence[str]) -> Any:
+    """A stock model of transformers whose classes have these names."""
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: i for i, label in enumerate(labels)}
+    return model
+
+
 WORDS = ["a", "film", "fine", "dull", "not", "so", "##s", "un", "##kind", "!", ".", ","]
 
 
@@ -488,10 +496,23 @@ def write_tokenizer(folder: Path, *, pair_types: bool = True, roberta: bool = Fa
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
+def shared_source(variant: str, seed: int = 0, name: str = "pico") -> Source:
+    """The source that holds the weights of :func:`shared_stock`."""
+    return source_of(shared_stock(variant, seed), variant, name)
+
+
+def model_of(stored: Any, **options: Any) -> Any:
+    """The model of a source or of a plan for fusing, on the CPU."""
+    return HydraModel(stored.description, stored.tensors, **options)
+
+
+def keeping(source: Source, kept: Sequence[Sequence[int]]) -> Source:
+    """The source with only these heads of each site."""
+    return prune_source(source, mask_of(source, kept))
+
+
 def prune_source(source: Source, mask: HeadMask) -> Source:
     """The source with only the heads of ``mask``, by the product's own slicing."""
-    from hydractl.model.source import pruned
-
     description, tensors = pruned(source, mask, "sliced")
     return replace(source, description=description, tensors=tensors, digest=f"{source.sha256}-{mask.counts()}")
 

@@ -35,6 +35,13 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def refused(kind: Any, call: Callable[..., object], /, *given: Any, **options: Any) -> Any:
+    """The error of this kind that a call raises."""
+    with pytest.raises(kind) as caught:
+        call(*given, **options)
+    return caught.value
+
+
 def control_characters(text: str, allowed: str = "\n") -> list[str]:
     """The characters of a text that a terminal would obey."""
     found = []

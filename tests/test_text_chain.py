@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from hydractl.families.torchvision_operators import declare_operators
-from tests.pico import TIMM, WORDS, close, images, logits, publish, removed_heads, stock, zero_columns
+from tests.pico import TIMM, WORDS, close, images, logits, named, publish, removed_heads, stock, zero_columns
 from tests.running import link_files
 from tests.running import quiet as run
 from tests.spread import marked_long
@@ -46,10 +46,7 @@ def sentences(random: np.random.Generator, words: Sequence[str], count: int) -> 
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``bert``, a published folder, and data: ``id.jsonl``, ``val.csv``, ``pairs.tsv`` (labelled), ``ood.jsonl``."""
     folder = tmp_path_factory.mktemp("text")
-    model = stock("bert")
-    model.config.id2label = dict(enumerate(LABELS))
-    model.config.label2id = {label: i for i, label in enumerate(LABELS)}
-    publish(model, "bert", folder / "bert")
+    publish(named(stock("bert"), LABELS), "bert", folder / "bert")
     random = np.random.default_rng(0)
     known, strange = WORDS[:6], WORDS[6:]
     rows = [{"text": t, "label": LABELS[i % 5]} for i, t in enumerate(sentences(random, known, 23))]

@@ -6,6 +6,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec
+from tests.running import refused
 
 
 @pytest.mark.parametrize(
@@ -39,13 +40,11 @@ def test_nothing_named(text: str) -> None:
 
 
 def test_bad_settings_are_all_listed() -> None:
-    with pytest.raises(UsageError) as error:
-        DataSpec.of_option("--data", "a.npz?x=&y&x=1&x=2")
-    assert error.value.problems == ["'x=' is not key=value", "'y' is not key=value", "'x' is given twice"]
+    error = refused(UsageError, DataSpec.of_option, "--data", "a.npz?x=&y&x=1&x=2")
+    assert error.problems == ["'x=' is not key=value", "'y' is not key=value", "'x' is given twice"]
 
 
 def test_unknown_setting_names_the_known() -> None:
-    with pytest.raises(UsageError) as error:
-        DataSpec.of_option("--ood", "a.npz?images=q").check_query(["x", "y"])
-    assert error.value.message == "--ood a.npz?images=q: unknown setting 'images' after '?'"
-    assert error.value.hint == "known here: x, y"
+    error = refused(UsageError, DataSpec.of_option("--ood", "a.npz?images=q").check_query, ["x", "y"])
+    assert error.message == "--ood a.npz?images=q: unknown setting 'images' after '?'"
+    assert error.hint == "known here: x, y"

@@ -13,6 +13,7 @@ from hydractl.data import open_data
 from hydractl.data.builtin import LETTERS, SYMBOLS
 from hydractl.data.docstrings import docstrings
 from hydractl.errors import InputError, UsageError
+from tests.running import refused
 
 
 def pixels(spec: str) -> np.ndarray:
@@ -28,14 +29,12 @@ def test_digits_are_split_without_overlap() -> None:
     for part in parts.values():
         fingerprints.update(part.sample_fingerprints())
         assert part.label_names == [str(i) for i in range(10)]
-        assert part.labels is not None
         share = np.bincount(part.labels) / len(part)
         assert np.abs(share - share_of_whole).max() < 0.004
     assert len(fingerprints) == 1797
     assert parts["val"].ids[:2] == ["builtin:digits/val#0", "builtin:digits/val#1"]
     # The first few hold all classes, so that --limit makes sense.
     first = open_data("builtin:digits/test", limit=60)
-    assert first.labels is not None
     assert len(set(first.labels.tolist())) == 10
 
 
@@ -46,7 +45,6 @@ def test_digits_are_scikit_learns() -> None:
         grey = np.rint(image * 255 / 16).astype(np.uint8)
         label_of_image[grey.tobytes()] = label
     data = open_data("builtin:digits/val", labels=[str(9 - i) for i in range(10)])
-    assert data.labels is not None
     for i, index in enumerate(data.labels.tolist()):
         assert index == 9 - label_of_image[data[i].tobytes()]
 
@@ -154,6 +152,5 @@ def test_docstrings_need_the_source_of_the_standard_library(library: Path) -> No
     ],
 )
 def test_wrong_names(spec: str, hint: str) -> None:
-    with pytest.raises(UsageError) as error:
-        open_data(spec)
-    assert error.value.hint and hint in error.value.hint
+    error = refused(UsageError, open_data, spec)
+    assert error.hint and hint in error.hint

@@ -17,6 +17,7 @@ from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.corruptions import TABLE, to_image, to_pixels
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import CORRUPTIONS, FROST
+from tests.running import refused
 from tests.spread import marked_long, spread
 
 Array = npt.NDArray[np.float64]
@@ -64,13 +65,6 @@ def test_the_table_has_every_name_in_order() -> None:
 MIXED = ("glass_blur", "frost", "elastic_transform")
 ORDERED = [(name, small) for name in CORRUPTIONS for small in (False, True) if name not in MIXED]
 ORDERED.remove(("fog", False))
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_every_severity_differs(name: str) -> None:
-    x = photos()[0]
-    far = [np.abs(np.clip(apply(name, s, x), 0, 1) - x).mean() for s in range(1, 6)]
-    assert min(far) > 0.01 and len({round(one, 6) for one in far}) == 5
 
 
 @pytest.mark.parametrize(("name", "small"), ORDERED)
@@ -127,13 +121,6 @@ def test_defocus_blur() -> None:
     expected = np.stack([ndimage.correlate(x[..., c], kernel, mode="mirror") for c in range(3)], axis=-1)
     assert np.allclose(apply("defocus_blur", 1, x), expected, atol=1e-12)
     assert disk.sum() == 29
-
-
-@pytest.mark.parametrize(
-    "name", ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "contrast", "elastic_transform"]
-)
-def test_a_flat_image_stays_flat(name: str) -> None:
-    assert np.allclose(apply(name, 3, FLAT), 0.5, atol=0.01)
 
 
 def test_glass_blur() -> None:
@@ -317,7 +304,7 @@ def test_by_spec(tmp_path: Path) -> None:
     clean = open_data("builtin:digits/test", limit=4)
     assert isinstance(data, CorruptedImages) and data.spec == "builtin:digits/test?corruption=shot_noise&severity=2"
     assert np.array_equal(np.array(data[3]), np.array(CorruptedImages(clean, "shot_noise", 2)[3]))
-    assert data.labels is not None and clean.labels is not None and data.labels.tolist() == clean.labels.tolist()
+    assert data.labels.tolist() == clean.labels.tolist()
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "list.txt").write_text("a.png 0\n")
     assert len(open_data(f"{tmp_path}/list.txt?root={tmp_path}&corruption=fog&severity=1")) == 1
@@ -352,9 +339,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("spec", "message"), WRONG.items())
 def test_wrong_specs(spec: str, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        open_data(spec)
-    assert message in error.value.message
+    error = refused(UsageError, open_data, spec)
+    assert message in error.message
 
 
 def test_texts_have_no_corruptions(tmp_path: Path) -> None:

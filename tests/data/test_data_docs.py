@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from hydractl.data.corrupted import LARGE_SIDE, SMALL_SIDE, take_corruption
 from hydractl.data.corruptions import TABLE
 from hydractl.data.suites import SUITES
 from hydractl.expressions.data_sets import DataSpec
-from tests.image_data import first_pixels, png
+from tests.image_data import first_pixels, png, shard
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding="utf-8")
 
@@ -24,7 +22,6 @@ TEXT = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding
 def table(heading: str) -> list[list[str]]:
     """The cells of the table whose first column has this heading."""
     rows = re.search(rf"^\| {heading} \|.*\n\|[-|:]+\n((?:\|.*\n)+)", TEXT, flags=re.MULTILINE)
-    assert rows is not None
     cells = []
     for row in rows[1].splitlines():
         cells.append(list(map(str.strip, row.strip("|").split("|"))))
@@ -102,19 +99,15 @@ def test_numbers_in_the_text() -> None:
 def test_shards_become_a_file_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets", reason="pip install 'hydractl[hub]'")
     monkeypatch.chdir(tmp_path)
-    Path("shards").mkdir()
-    for shard in range(2):
-        with tarfile.open(f"shards/val-{shard}.tar", "w") as archive:
-            for image in range(2):
-                number = 2 * shard + image
-                for ending, content in (("png", png(number)), ("cls", str(3 - number).encode())):
-                    member = tarfile.TarInfo(f"{number}.{ending}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+    for number in range(2):
+        members = {}
+        for image in (2 * number, 2 * number + 1):
+            members |= {f"{image}.png": png(image), f"{image}.cls": str(3 - image).encode()}
+        shard(f"shards/val-{number}.tar", members)
     _, _, section = TEXT.partition("**WebDataset shards**")
     snippet, _, _ = section.partition("```python\n")[2].partition("```")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     exec(snippet, {})
     data = open_data("val.parquet", need_labels=True)
-    assert data.labels is not None and data.labels.tolist() == [3, 2, 1, 0]
+    assert data.labels.tolist() == [3, 2, 1, 0]
     assert first_pixels(data) == [0, 1, 2, 3]

@@ -13,6 +13,7 @@ from PIL import Image
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
 from tests.image_data import png_bomb
+from tests.running import refused
 
 
 def draw(path: Path, value: int = 0, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> Path:
@@ -35,9 +36,9 @@ def pets(tmp_path: Path) -> Path:
 def test_class_folders(pets: Path) -> None:
     data = open_data(str(pets))
     assert data.ids == ["cat/10.png", "cat/9.png", "cat/deep er/x.png", "dog/a.JPG", "dog/b.png"]
-    assert data.label_names == ["cat", "dog"] and data.labels is not None and data.labels.tolist() == [0, 0, 0, 1, 1]
+    assert data.label_names == ["cat", "dog"] and data.labels.tolist() == [0, 0, 0, 1, 1]
     mapped = open_data(str(pets), labels=["dog", "emu", "cat"], limit=4)
-    assert mapped.labels is not None and mapped.labels.tolist() == [2, 2, 0, 0]
+    assert mapped.labels.tolist() == [2, 2, 0, 0]
     assert data[3].size == (5, 4)
 
 
@@ -51,9 +52,8 @@ def test_folder_of_images_has_no_labels(tmp_path: Path) -> None:
 def test_folder_problems_are_all_listed(pets: Path) -> None:
     (pets / "empty").mkdir()
     draw(pets / "stray.png")
-    with pytest.raises(InputError) as error:
-        open_data(str(pets))
-    assert error.value.problems == [
+    error = refused(InputError, open_data, str(pets))
+    assert error.problems == [
         "class folder 'empty' has no images",
         "images beside the class folders: stray.png and 0 more",
     ]
@@ -174,7 +174,7 @@ def test_image_list(pets: Path) -> None:
     spec = write_list(pets, "dog/b.png 3\r", "", "cat/deep er/x.png 0", "cat/9.png   7 ", "dog/b.png 3", "")
     data = open_data(spec)
     assert data.ids == ["dog/b.png", "cat/deep er/x.png", "cat/9.png", "dog/b.png#2"]
-    assert data.labels is not None and data.labels.tolist() == [3, 0, 7, 3]
+    assert data.labels.tolist() == [3, 0, 7, 3]
     assert data[1].size == (5, 4)
 
 
@@ -191,16 +191,15 @@ def test_image_list_without_labels_or_with_names(pets: Path) -> None:
     assert open_data(write_list(pets, "dog/b.png", "cat/deep er/x.png")).labels is None
     spec = write_list(pets, "dog/b.png dog", "cat/9.png cat", "cat/deep er/x.png\tbig cat")
     data = open_data(spec, limit=2)
-    assert data.label_names == ["big cat", "cat", "dog"] and data.labels is not None and data.labels.tolist() == [2, 1]
+    assert data.label_names == ["big cat", "cat", "dog"] and data.labels.tolist() == [2, 1]
     with pytest.raises(InputError, match="the model has no class names"):
         open_data(spec, labels=[])
 
 
 def test_image_list_label_problems(pets: Path) -> None:
     spec = write_list(pets, "dog/b.png 1", "cat/9.png cat", "cat/10.png")
-    with pytest.raises(InputError) as error:
-        open_data(spec)
-    assert error.value.problems == [
+    error = refused(InputError, open_data, spec)
+    assert error.problems == [
         "line 3: no label for cat/10.png",
         "line 2: label 'cat' is a name, others are numbers",
     ]

@@ -41,7 +41,7 @@ def pets(tmp_path: Path) -> Path:
 def test_images(pets: Path) -> None:
     data = open_data(f"hf:{pets}/default/train", labels=["dog", "cat"], reads={"vit": "image"}, need_labels=True)
     assert data.kind == "image" and data.ids[1] == f"hf:{pets}/default/train#1" and len(data) == 5
-    assert data.labels is not None and data.labels.tolist() == [1, 0, 1, 0, 1]
+    assert data.labels.tolist() == [1, 0, 1, 0, 1]
     for workers in (0, 2):
         found = torch.cat([batch.inputs for batch in batches(data, stacked, 2, workers=workers)])
         assert found[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
@@ -61,7 +61,7 @@ def test_texts(tmp_path: Path) -> None:
     )
     data = open_data(f"hf:{tmp_path}/t/default/train")
     assert data.kind == "text" and [data[0], data[1]] == ["good", "bad"] and data.label_names is None
-    assert data.labels is not None and data.labels.tolist() == [1, 0]
+    assert data.labels.tolist() == [1, 0]
     with pytest.raises(InputError, match="holds texts, and vit reads images"):
         open_data(f"hf:{tmp_path}/t/default/train", reads={"vit": "image"})
 
@@ -75,7 +75,7 @@ def test_pairs_and_names(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "p/validation.parquet")
     data = open_data(f"hf:{tmp_path}/p/default/validation", labels=["yes", "no"])
-    assert data[1] == ("b", "d") and data.labels is not None and data.labels.tolist() == [0, 1]
+    assert data[1] == ("b", "d") and data.labels.tolist() == [0, 1]
     single = open_data(f"hf:{tmp_path}/p/default/validation?text=sentence2", limit=1)
     assert len(single) == 1 and single[0] == "c"
 

@@ -41,7 +41,6 @@ def test_images_and_names(tmp_path: Path) -> None:
     data = open_data(path, labels=["dog", "cat"], need_labels=True, reads={"vit": "image"})
     assert data.kind == "image"
     assert data.ids == [f"a.parquet#{i}" for i in range(7)]
-    assert data.labels is not None
     assert data.labels.tolist() == [1, 0, 1, 0, 0, 1, 1]
     assert first_pixels(data) == first_pixels(data, workers=2) == list(range(7))
     assert [np.array(data[i])[0, 0] for i in (6, 0, 3, -1)] == [6, 0, 3, 6]
@@ -65,7 +64,6 @@ def test_plain_bytes_and_names_as_labels(tmp_path: Path) -> None:
     data = open_data(f"{path}?label=kind")
     assert first_pixels(data) == [1, 2]
     assert data.label_names == ["a", "b"]
-    assert data.labels is not None
     assert data.labels.tolist() == [1, 0]
 
 
@@ -89,7 +87,6 @@ def test_columns(tmp_path: Path) -> None:
 def test_a_limit_of_a_file_sorted_by_class_takes_some_of_each(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"image": images(*range(8)), "label": [0] * 4 + [1] * 4})
     data = open_data(path, limit=4)
-    assert data.labels is not None
     assert sorted(data.labels.tolist()) == [0, 0, 1, 1]
     assert first_pixels(data) == [int(name.partition("#")[2]) for name in data.ids]
 
@@ -111,7 +108,6 @@ def test_bad_rows(tmp_path: Path) -> None:
         first_pixels(open_data(path))
     data = open_data(path, on_bad="skip")
     assert first_pixels(data, workers=2) == [0, 4]
-    assert data.skipped is not None
     assert sorted(data.skipped) == [1, 2, 3]
 
 
@@ -127,7 +123,6 @@ def test_a_group_of_rows_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_bytes(content)
     data = open_data(str(path), on_bad="skip")
     assert first_pixels(data) == [3]
-    assert data.skipped is not None
     assert sorted(data.skipped) == [0, 1]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hydractl.data.labels import RawLabels, limited, raw_labels, resolve_labels
 from hydractl.errors import InputError, UsageError
+from tests.running import refused
 
 
 def resolve(raw: RawLabels, **options: Any) -> tuple[list[int] | None, list[str] | None]:
@@ -93,14 +94,12 @@ def test_a_limit_of_another_set_takes_the_first(labels: list[str] | None) -> Non
 
 
 def test_unknown_names_are_all_listed() -> None:
-    with pytest.raises(InputError) as error:
-        resolve(RawLabels(["x"], ["Cat", "x", "y"]), labels=["cat", "dog"], label_map={})
-    assert error.value.message == "--data s: 3 class names are not among the model's 2"
-    assert error.value.problems == ["'Cat' (near: 'cat')", "'x'", "'y'"]
-    assert error.value.hint and "--label-map" in error.value.hint and "cat, dog" in error.value.hint
-    with pytest.raises(InputError) as error:  # only eval takes one
-        resolve(RawLabels(["x"], ["x"]), labels=["cat", "dog"])
-    assert error.value.hint == (
+    error = refused(InputError, resolve, RawLabels(["x"], ["Cat", "x", "y"]), labels=["cat", "dog"], label_map={})
+    assert error.message == "--data s: 3 class names are not among the model's 2"
+    assert error.problems == ["'Cat' (near: 'cat')", "'x'", "'y'"]
+    assert error.hint and "--label-map" in error.hint and "cat, dog" in error.hint
+    error = refused(InputError, resolve, RawLabels(["x"], ["x"]), labels=["cat", "dog"])
+    assert error.hint == (
         "rename them in the data, or name the model's classes as the data do with --labels FILE; it has: cat, dog"
     )
 
@@ -140,9 +139,8 @@ def test_strings_outside_their_own_classes() -> None:
     ],
 )
 def test_out_of_range_names_the_first_sample(raw: RawLabels, labels: list[str] | None, text: str) -> None:
-    with pytest.raises(InputError) as error:
-        resolve(raw, labels=labels)
-    assert error.value.message == f"--data s: {text}"
+    error = refused(InputError, resolve, raw, labels=labels)
+    assert error.message == f"--data s: {text}"
 
 
 @pytest.mark.fault(27)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from hydractl.data.labels import RawLabels, resolve_labels
-from hydractl.data.names import LABEL_SETS, PROMPT_SETS, index_of_published, label_set, read_labels, read_prompts
+from hydractl.data.names import LABEL_SETS, index_of_published, label_set, read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.options.verbs import options_of_verb
 
 SIZES = {"imagenet": 1000, "cifar10": 10, "cifar100": 100, "food101": 101, "sun397": 397, "pets": 37, "dtd": 47}
 SIZES |= {"eurosat": 10, "caltech101": 102}
@@ -59,24 +58,9 @@ def test_cifar_lists_are_those_of_the_data(real_data: Path) -> None:
             assert list(label_set(name).published) == [str(c) for c in data["classes"]]
 
 
-def test_spoken_names_follow_the_published_ones() -> None:
-    assert label_set("cifar100").labels[1] == "aquarium fish"
-    assert label_set("food101").labels[:2] == ("apple pie", "baby back ribs")
-    assert label_set("sun397").labels[8] == "apartment building outdoor"
-    assert label_set("dtd").labels[30] == "polka-dotted"
-    caltech = label_set("caltech101")
-    pairs = dict(zip(caltech.published, caltech.labels, strict=True))
-    assert (pairs["Faces_easy"], pairs["car_side"], pairs["yin_yang"]) == (
-        "centered face",
-        "side of a car",
-        "yin and yang symbol",
-    )
-
-
 def mapped(own: list[str], labels: list[str]) -> list[int]:
     ids = [f"s{i}" for i in range(len(own))]
     found, _ = resolve_labels(RawLabels(own, sorted(set(own))), ids, "--data d", labels=labels)
-    assert found is not None
     return found.tolist()
 
 
@@ -149,12 +133,6 @@ def test_prompts_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Path("twice.txt").write_text("a {}\na {}\n")
     with pytest.raises(InputError, match="templates given more than once"):
         read_prompts(["twice.txt"])
-
-
-def test_help_names_what_is_built_in() -> None:
-    texts = {one.name: one.help for one in options_of_verb("eval")}
-    assert all(re.search(rf"\b{name}\b", texts["labels"]) for name in LABEL_SETS)
-    assert PROMPT_SETS[0] in texts["prompt"]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ import pytest
 from hydractl.data import open_data
 from hydractl.errors import HydraError, InputError
 from hydractl.expressions.data_sets import DataSpec
+from tests.running import refused
 
 
 def error_of(spec: str) -> HydraError:
-    with pytest.raises(HydraError) as error:
-        open_data(DataSpec.of_option("--ood", spec))
-    return error.value
+    return refused(HydraError, open_data, DataSpec.of_option("--ood", spec))
 
 
 def test_near_names(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
+from tests.running import refused
 
 
 def with_setting(spec: str, setting: str) -> str:
@@ -52,7 +53,7 @@ def test_the_parts_of_a_set_are_the_set(spec: str, tmp_path: Path) -> None:
 def test_the_limit_of_a_part_of_a_set_sorted_by_class_takes_every_class(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((30, 8, 8), dtype=np.uint8), y=np.arange(30) // 10)
     labels = open_data(f"{tmp_path}/a.npz?part=2/2", limit=6).labels
-    assert labels is not None and np.bincount(labels).tolist() == [2, 2, 2]
+    assert np.bincount(labels).tolist() == [2, 2, 2]
 
 
 FORMS = ["{0}/a.npz", "{0}/a.jsonl", "builtin:symbols", "{0}/folder", "{0}/list.txt?root={0}", "captions:{0}/a.tsv"]
@@ -100,7 +101,6 @@ def test_a_small_fraction_of_a_rare_class_is_rarely_more_than_its_share(tmp_path
     with_the_rare_class = 0
     for seed in range(40):
         labels = open_data(f"{tmp_path}/a.npz?fraction=0:0.02&seed={seed}").labels
-        assert labels is not None
         with_the_rare_class += bool(labels.any())
     assert with_the_rare_class <= 5  # expected: 1.5 samples in a hundred, so 0.6 of 40 draws
 
@@ -125,7 +125,7 @@ def test_two_fractions_are_the_set_and_have_its_classes(form: str, sets: Path) -
 def test_a_fraction_of_fewer_samples_than_classes_takes_each_class_once_at_most(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2000, 2, 2), dtype=np.uint8), y=np.arange(2000) // 50)
     labels = open_data(f"{tmp_path}/a.npz?fraction=0:0.01").labels
-    assert labels is not None and len(labels) == len(set(labels.tolist())) == 20
+    assert len(labels) == len(set(labels.tolist())) == 20
 
 
 def test_a_text_file_is_read_no_further_than_it_is_taken(tmp_path: Path) -> None:
@@ -188,13 +188,13 @@ def strange(tmp_path: Path) -> str:
 )
 def test_labels_outside_of_a_part_are_not_judged(strange: str, setting: str, labels: list[int]) -> None:
     part = open_data(f"{strange}?{setting}", labels=["a", "b", "c"], need_labels=True)
-    assert part.labels is not None and part.labels.tolist() == labels
+    assert part.labels.tolist() == labels
     assert part.label_names == ["a", "b", "c"] and len(part) == len(labels)
     limited = open_data(f"{strange}?{setting}", labels=["a", "b", "c"], limit=2)
-    assert limited.labels is not None and limited.labels.tolist() == labels[:2]
+    assert limited.labels.tolist() == labels[:2]
     # Labels that are left out where they cannot be mapped can be mapped here.
     ood = open_data(f"{strange}?{setting}", labels=["a", "b", "c"], ignore_labels=True)
-    assert ood.labels is not None and ood.labels.tolist() == labels
+    assert ood.labels.tolist() == labels
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,8 @@ def test_labels_outside_of_a_part_are_not_judged(strange: str, setting: str, lab
 def test_a_wrong_label_of_a_part_is_named_and_the_others_of_the_part_are_counted(
     strange: str, setting: str, message: str
 ) -> None:
-    with pytest.raises(InputError) as caught:
-        open_data(f"{strange}?{setting}", labels=["a", "b", "c"])
-    assert caught.value.message == f"--data {strange}?{setting}: {message}"
+    caught = refused(InputError, open_data, f"{strange}?{setting}", labels=["a", "b", "c"])
+    assert caught.message == f"--data {strange}?{setting}: {message}"
     assert open_data(f"{strange}?{setting}", labels=["a", "b", "c"], ignore_labels=True).labels is None
 
 
@@ -222,7 +221,6 @@ def test_labels_of_a_part_that_are_names_are_mapped_as_in_the_whole(classes: lis
     np.savez(tmp_path / "a.npz", x=np.zeros((6, 8, 8), dtype=np.uint8), y=np.array(names), **own)
     whole = open_data(f"{tmp_path}/a.npz", labels=["dog", "x", "cat", "ant"])
     part = open_data(f"{tmp_path}/a.npz?from=1&take=3", labels=["dog", "x", "cat", "ant"])
-    assert whole.labels is not None and part.labels is not None
     assert part.labels.tolist() == whole.labels[1:4].tolist() == [2, 0, 2]
     # The classes of a model that is trained from scratch are those of the whole set.
     alone = open_data(f"{tmp_path}/a.npz?from=1&take=3")
@@ -237,7 +235,7 @@ def test_numbers_are_names_in_a_part_where_they_are_in_the_whole(tmp_path: Path)
     for labels in (stars, ["1", "2", "3"]):  # the last has no 0, so that numbers are indices
         whole = open_data(f"{tmp_path}/a.csv", labels=labels).labels
         part = open_data(f"{tmp_path}/a.csv?from=1&without=4", labels=labels).labels
-        assert whole is not None and part is not None and part.tolist() == whole[1:5].tolist()
+        assert part.tolist() == whole[1:5].tolist()
 
 
 def test_a_missing_label_is_missing_only_in_its_part(tmp_path: Path) -> None:
@@ -248,18 +246,17 @@ def test_a_missing_label_is_missing_only_in_its_part(tmp_path: Path) -> None:
 
     path = write("a.jsonl", "", ', "label": "b"', ', "label": "a"', ', "label": "b"', ', "label": 7')
     part = open_data(f"{path}?from=1&take=3", need_labels=True)
-    assert part.labels is not None and part.labels.tolist() == [1, 0, 1] and part.label_names == ["a", "b"]
+    assert part.labels.tolist() == [1, 0, 1] and part.label_names == ["a", "b"]
     one_class = open_data(f"{path}?from=1&take=1", need_labels=True)
-    assert one_class.labels is not None and one_class.labels.tolist() == [0]  # of a file that is read no further
-    with pytest.raises(InputError) as caught:
-        open_data(f"{path}?part=1/2")
-    assert caught.value.problems == [
+    assert one_class.labels.tolist() == [0]  # of a file that is read no further
+    caught = refused(InputError, open_data, f"{path}?part=1/2")
+    assert caught.problems == [
         "no label for sample a.jsonl#0",
         "label 'a' of sample a.jsonl#2 is a name, others are numbers",
     ]
     numbers = write("b.jsonl", ', "label": 1', "", ', "label": 0')
     alternate = open_data(f"{numbers}?part=1/2", labels=["x", "y"], need_labels=True)
-    assert alternate.labels is not None and alternate.labels.tolist() == [1, 0]
+    assert alternate.labels.tolist() == [1, 0]
     with pytest.raises(InputError, match=r"no label for sample b.jsonl#1, nor for any other"):
         open_data(f"{numbers}?part=2/2", labels=["x", "y"], need_labels=True)
 
@@ -268,10 +265,9 @@ def test_labels_beyond_64_bits_are_bad_only_in_their_part(tmp_path: Path) -> Non
     labels = np.array([0, 1, 2**63, 1], dtype=np.uint64)
     np.savez(tmp_path / "a.npz", x=np.zeros((4, 8, 8), dtype=np.uint8), y=labels)
     part = open_data(f"{tmp_path}/a.npz?without=2")
-    assert part.labels is not None and part.labels.dtype == np.int64 and part.labels.tolist() == [0, 1, 1]
-    with pytest.raises(InputError) as caught:
-        open_data(f"{tmp_path}/a.npz?from=1")
-    assert caught.value.problems == ["the label of sample a.npz#2 is beyond 2^63"]
+    assert part.labels.dtype == np.int64 and part.labels.tolist() == [0, 1, 1]
+    caught = refused(InputError, open_data, f"{tmp_path}/a.npz?from=1")
+    assert caught.problems == ["the label of sample a.npz#2 is beyond 2^63"]
 
 
 def test_a_part_of_a_table_without_labels_has_none_where_classes_are_named_by_numbers(tmp_path: Path) -> None:

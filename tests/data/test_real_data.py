@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 
 
 def test_fashion_mnist(real_data: Path) -> None:
@@ -33,11 +33,3 @@ def test_out_of_distribution_sets(real_data: Path) -> None:
     far = open_data(str(real_data / "images/mnist_test.npz"), labels=names)
     assert far.labels is not None  # digits without names are indices
     assert far[0].mode == "L"
-
-
-def test_workers_on_real_images(real_data: Path) -> None:
-    data = open_data(str(real_data / "images/cifar10_test.npz"), limit=100)
-    alone = [batch.inputs for batch in batches(data, np.stack, 32)]
-    helped = [batch.inputs for batch in batches(data, np.stack, 32, workers=2)]
-    assert len(alone) == len(helped) == 4
-    assert np.array_equal(np.concatenate(alone), np.concatenate(helped))

@@ -13,17 +13,8 @@ from hydractl.data import open_data
 from hydractl.data.captions import CaptionedImages
 from hydractl.data.shards import expand_braces
 from hydractl.errors import InputError, UsageError
-from tests.image_data import first_pixels, png
-
-
-def write(path: Path, members: dict[str, bytes]) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return str(path)
+from tests.image_data import first_pixels, png, shard
+from tests.running import refused
 
 
 def captioned(path: Path, members: dict[str, bytes]) -> str:
@@ -32,7 +23,7 @@ def captioned(path: Path, members: dict[str, bytes]) -> str:
     for name, content in members.items():
         files[name] = content
         files[f"{name.partition('.')[0]}.txt"] = b"a caption"
-    return f"captions:{write(path, files)}"
+    return f"captions:{shard(path, files)}"
 
 
 def colours(spec: str) -> list[int]:
@@ -52,7 +43,7 @@ def shards(tmp_path: Path) -> Path:
             members[f"val/{n:03}.png"] = png(n)
             members[f"val/{n:03}.txt"] = f"{3 - n}\n".encode()
             members[f"val/{n:03}.json"] = b"{}"
-        write(tmp_path / f"val-{s:02}.tar", members)
+        shard(tmp_path / f"val-{s:02}.tar", members)
     return tmp_path
 
 
@@ -88,10 +79,9 @@ def test_limit_reads_no_further_shard(shards: Path) -> None:
     ],
 )
 def test_bad_captions(content: bytes, problem: str, tmp_path: Path) -> None:
-    shard = write(tmp_path / "a.tar", {"0.json": content, "0.jpg": png(0)})
-    with pytest.raises(InputError) as error:
-        open_data(f"captions:{shard}?caption=json.said")
-    assert error.value.problems[0].startswith(f"a.tar: the text of 0 {problem}")
+    file = shard(tmp_path / "a.tar", {"0.json": content, "0.jpg": png(0)})
+    error = refused(InputError, open_data, f"captions:{file}?caption=json.said")
+    assert error.problems[0].startswith(f"a.tar: the text of 0 {problem}")
 
 
 def test_which_image(tmp_path: Path) -> None:
@@ -107,24 +97,23 @@ def test_which_image(tmp_path: Path) -> None:
 
 
 def test_every_bad_shard_is_named(tmp_path: Path) -> None:
-    good = write(tmp_path / "0.tar", {"0.png": png(0), "1.png": png(1)})
+    good = shard(tmp_path / "0.tar", {"0.png": png(0), "1.png": png(1)})
     content = Path(good).read_bytes()
     (tmp_path / "1.tar").write_bytes(content[:1600])  # within the second header
     (tmp_path / "2.tar").write_bytes(content[:1024] + b"x" * 512 + bytes(2048))  # where the second header should be
     (tmp_path / "3.tar").write_bytes(gzip.compress(content))
     (tmp_path / "4.tar").write_bytes(b"")
-    write(tmp_path / "5.tar", {"0.png": png(0), "1.png": png(1), "0.cls": b"1"})
+    shard(tmp_path / "5.tar", {"0.png": png(0), "1.png": png(1), "0.cls": b"1"})
     (tmp_path / "6.tar").write_bytes(content[:2048])  # whole members, no end mark
     with tarfile.open(tmp_path / "7.tar", "w") as archive:
         link = tarfile.TarInfo("0.png")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
-    with pytest.raises(InputError) as error:
-        open_data(f"captions:{tmp_path}")
-    found = {problem.partition(":")[0]: problem for problem in error.value.problems}
+    error = refused(InputError, open_data, f"captions:{tmp_path}")
+    found = {problem.partition(":")[0]: problem for problem in error.problems}
     assert sorted(found) == [f"{i}.tar" for i in range(1, 8)]
     assert found["1.tar"] == "1.tar: unexpected end of data" and found["2.tar"] == "2.tar: it is damaged at byte 1024"
-    assert "compressed ones" in str(error.value.hint) and "cut off" in found["6.tar"]
+    assert "compressed ones" in str(error.hint) and "cut off" in found["6.tar"]
     assert "the files of 0 do not stand together" in found["5.tar"] and "0.png is no plain file" in found["7.tar"]
 
 
@@ -155,11 +144,11 @@ def test_a_damaged_image_is_one_sample(tmp_path: Path) -> None:
 
 
 def test_missing_and_empty(tmp_path: Path) -> None:
-    write(tmp_path / "s-1.tar", {"0.png": png(0)})
+    shard(tmp_path / "s-1.tar", {"0.png": png(0)})
     with pytest.raises(InputError, match="2 of 3 shards do not exist") as error:
         open_data(f"captions:{tmp_path}/s-{{0..2}}.tar")
     assert error.value.problems == [f"no file {tmp_path}/s-{i}.tar" for i in (0, 2)]
-    write(tmp_path / "none.tar", {"README": b"x", ".hidden.png": png(0)})
+    shard(tmp_path / "none.tar", {"README": b"x", ".hidden.png": png(0)})
     with pytest.raises(InputError, match="no images in 1 shard"):
         open_data(f"captions:{tmp_path}/none.tar")
     (tmp_path / "folder").mkdir()

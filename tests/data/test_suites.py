@@ -11,6 +11,7 @@ from hydractl.data import open_data
 from hydractl.data.suites import SUITES, SuiteMember, find_suite, id_list_of
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import OOD_SUITES, parse_ood_suite
+from tests.running import refused
 from tests.spread import spread
 
 
@@ -72,20 +73,19 @@ def test_every_missing_set_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "benchmark_imglist/imagenet/test_ninco.txt").unlink()
     (tmp_path / "benchmark_imglist/imagenet/test_texture.txt").unlink()
     (tmp_path / "images_largescale/test_inaturalist/0.png").unlink()
-    with pytest.raises(InputError) as error:
-        find_suite(parse_ood_suite("openood-imagenet"), str(tmp_path))
-    assert error.value.message == (
+    error = refused(InputError, find_suite, parse_ood_suite("openood-imagenet"), str(tmp_path))
+    assert error.message == (
         f"--ood-suite openood-imagenet: 3 of 4 sets are not under --ood-root {tmp_path}"
     )  # fmt: skip
     source = "of OpenOOD v1.5, scripts/download/download.py of https://github.com/Jingkang50/OpenOOD"
     lists = "benchmark_imglist/imagenet"
-    assert error.value.problems == [
+    assert error.problems == [
         f"ninco (near): no {lists}/test_ninco.txt; it comes from ninco {source}",
         f"inaturalist (far): {lists}/test_inaturalist.txt is there, and its first image is not: "
         f"images_largescale/test_inaturalist/0.png; it comes from inaturalist {source}",
         f"textures (far): no {lists}/test_textures.txt or {lists}/test_texture.txt; it comes from texture {source}",
     ]
-    assert error.value.hint is not None and "openood-imagenet:partial" in error.value.hint
+    assert error.hint is not None and "openood-imagenet:partial" in error.hint
 
     available = find_suite(parse_ood_suite("openood-imagenet:partial"), str(tmp_path))
     assert [ood_set.name for ood_set in available.sets] == ["ssb_hard"]
@@ -112,9 +112,8 @@ def test_sets_by_name(tmp_path: Path) -> None:
     assert [ood_set.name for ood_set in available.sets] == ["cifar10", "svhn"]
     available = find_suite(parse_ood_suite("openood-cifar100:tin"), str(tmp_path))  # its test part, asked for
     assert available.sets[0].spec.text.split("?")[0].endswith("cifar100/test_tin.txt") and available.notes == []
-    with pytest.raises(UsageError) as error:
-        find_suite(parse_ood_suite("openood-cifar100:lsun"), str(tmp_path))
-    assert error.value.problems == ["no set 'lsun': there are cifar10, tin, mnist, svhn, texture, places365"]
+    error = refused(UsageError, find_suite, parse_ood_suite("openood-cifar100:lsun"), str(tmp_path))
+    assert error.problems == ["no set 'lsun': there are cifar10, tin, mnist, svhn, texture, places365"]
     with pytest.raises(UsageError, match="sst2-paper has no other official sets"):
         find_suite(parse_ood_suite("sst2-paper:official"), str(tmp_path))
 
@@ -161,11 +160,10 @@ WRONG = {
 @pytest.mark.parametrize(("spec", "message"), WRONG.items())
 def test_wrong_parts_of_a_benchmark(spec: str, message: str, tmp_path: Path) -> None:
     put(tmp_path, SUITES["openood-imagenet"].parts["test"][0])
-    with pytest.raises((UsageError, InputError)) as error:
-        open_data(spec.format(tmp_path))
-    assert message in error.value.message
-    assert error.value.hint
-    lists = [problem.partition(" or")[0] for problem in error.value.problems]
+    error = refused((UsageError, InputError), open_data, spec.format(tmp_path))
+    assert message in error.message
+    assert error.hint
+    lists = [problem.partition(" or")[0] for problem in error.problems]
     if "not all" in message:
         folder = "benchmark_imglist/imagenet"
         assert lists == [f"no {folder}/test_imagenet_{shift}.txt" for shift in ("v2", "c", "r")]
@@ -208,13 +206,11 @@ def test_which_file_of_a_name(tmp_path: Path) -> None:
     texts(tmp_path, "trec_test.jsonl")
     assert find_suite(parse_ood_suite("sst2-paper:trec"), str(tmp_path)).sets[0].spec.text.endswith("trec_test.jsonl")
     texts(tmp_path, "trec-test.jsonl")
-    with pytest.raises(InputError) as error:
-        find_suite(parse_ood_suite("sst2-paper:trec,yelp"), str(tmp_path))
-    assert "several files may be it: trec-test.jsonl, trec_test.jsonl" in error.value.problems[1]
-    assert error.value.problems[0].startswith("yelp (near): no file yelp.* or yelp_*")
-    with pytest.raises(UsageError) as usage:
-        find_suite(parse_ood_suite("sst2-paper:agnews"), str(tmp_path))
-    assert "never tested" in usage.value.problems[0]
+    error = refused(InputError, find_suite, parse_ood_suite("sst2-paper:trec,yelp"), str(tmp_path))
+    assert "several files may be it: trec-test.jsonl, trec_test.jsonl" in error.problems[1]
+    assert error.problems[0].startswith("yelp (near): no file yelp.* or yelp_*")
+    usage = refused(UsageError, find_suite, parse_ood_suite("sst2-paper:agnews"), str(tmp_path))
+    assert "never tested" in usage.problems[0]
 
 
 def test_the_real_texts(real_data: Path) -> None:

@@ -47,7 +47,7 @@ def test_forms(tmp_path: Path, name: str, zipped: bool) -> None:
     name_on_disk = name + ".gz" * zipped
     data = open_data(write(tmp_path / name_on_disk, FORMS[name]), labels=["negative", "positive"], need_labels=True)
     assert (data.kind, texts(data)) == ("text", ["good film", "bad, film"])
-    assert data.labels is not None and data.labels.dtype == np.int64 and data.labels.tolist() == [1, 0]
+    assert data.labels.dtype == np.int64 and data.labels.tolist() == [1, 0]
     assert data.ids == [f"{name_on_disk}#0", f"{name_on_disk}#1"]
     assert data.label_names == ["negative", "positive"]
     plain = open_data(write(tmp_path / "plain.jsonl", FORMS["a.jsonl"]))
@@ -101,7 +101,7 @@ def test_pairs(tmp_path: Path, name: str, content: str, query: str) -> None:
 def test_columns_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "gold\tsentence\ttext_b\ttext\n1\tx\tb\tt\n")
     data = open_data(f"{path}?text=sentence&label=gold")
-    assert texts(data) == ["x"] and data.labels is not None and data.labels.tolist() == [1]
+    assert texts(data) == ["x"] and data.labels.tolist() == [1]
     assert texts(open_data(f"{path}?text=text&text_b=text_b")) == [("t", "b")]
     keys = write(tmp_path / "a.jsonl", '{"title": "t", "body": "b", "topic": "x"}\n')
     named = open_data(f"{keys}?text=title&text_b=body&label=topic")
@@ -112,7 +112,7 @@ def test_a_file_without_a_header(tmp_path: Path) -> None:
     path = write(tmp_path / "cola.tsv", "gj04\t1\t\tThey drank.\nbc01\t0\t*\tThey the drank.\n")
     data = open_data(f"{path}?columns=source,label,star,text")
     assert texts(data) == ["They drank.", "They the drank."]
-    assert data.labels is not None and data.labels.tolist() == [1, 0]
+    assert data.labels.tolist() == [1, 0]
 
 
 LABELS = {
@@ -129,7 +129,6 @@ LABELS = {
 def test_labels(tmp_path: Path, case: str) -> None:
     name, content, class_names, expected = LABELS[case]
     data = open_data(write(tmp_path / name, content), labels=list(class_names))
-    assert data.labels is not None
     assert data.labels.tolist() == expected
 
 
@@ -145,28 +144,11 @@ def test_texts_without_any_label(tmp_path: Path, name: str, content: str) -> Non
     assert open_data(write(tmp_path / name, content), labels=["x"]).labels is None
 
 
-def test_labels_of_ood_sets_are_left_out_where_they_do_not_fit(tmp_path: Path) -> None:
-    for content in ('{"text": "a", "label": "HUM"}\n', '{"text": "a", "label": 1.5}\n', '{"text": "a", "label": 7}\n'):
-        path = write(tmp_path / "a.jsonl", content)
-        assert open_data(path, labels=["x", "y"], ignore_labels=True).labels is None
-        with pytest.raises(InputError):
-            open_data(path, labels=["x", "y"])
-
-
-def test_names_define_the_classes_where_there_are_no_others(tmp_path: Path) -> None:
-    content = lines([{"text": "a", "label": "b"}, {"text": "c", "label": "a"}])
-    data = open_data(write(tmp_path / "a.jsonl", content))
-    assert data.label_names == ["a", "b"]
-    assert data.labels is not None
-    assert data.labels.tolist() == [1, 0]
-
-
 def test_limit_reads_no_further(tmp_path: Path) -> None:
     content = lines([{"text": str(i), "label": 0} for i in range(5)]).encode() + b"\xff\n{"
     path = write(tmp_path / "a.jsonl", content)
     data = open_data(path, limit=5)
     assert texts(data) == list("01234")
-    assert data.labels is not None
     assert len(data.labels) == 5
     with pytest.raises(InputError):
         open_data(path, limit=6)
@@ -221,7 +203,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), path)
     data = open_data(path, labels=["p", "n"])
     assert len(data) == 3000 and data[2999] == "t2999" and data.ids[17] == "a.parquet#17"
-    assert data.labels is not None and data.labels.tolist() == [1, 0] * 1500
+    assert data.labels.tolist() == [1, 0] * 1500
     assert texts(open_data(path, limit=2)) == ["t0", "t1"]
     assert open_data(f"{path}?label=idx").labels.tolist()[:3] == [0, 1, 2]  # type: ignore[union-attr]
     with pytest.raises(InputError, match="no column for \\?text=txt: it has 'idx', 'sentence', 'label'"):
@@ -232,13 +214,3 @@ def test_parquet(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
     with pytest.raises(InputError, match="b.parquet: cannot read the file"):
         open_data(str(tmp_path / "b.parquet"))
-
-
-def test_numbers_that_are_names_of_classes(tmp_path: Path) -> None:
-    path = tmp_path / "stars.csv"
-    path.write_text("text,label\na,5\nb,1\nc,2\n")
-    stars = ["1", "2", "3", "4", "5"]
-    assert open_data(str(path), labels=stars).labels.tolist() == [4, 0, 1]  # type: ignore[union-attr]
-    assert open_data(str(path), labels=stars[::-1]).labels.tolist() == [0, 4, 3]  # type: ignore[union-attr]
-    assert open_data(str(path), labels=list("abcdef")).labels.tolist() == [5, 1, 2]  # type: ignore[union-attr]
-    assert open_data(str(path)).labels.tolist() == [5, 1, 2]  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from pyarrow import parquet
 import hydractl
 from hydractl.data import open_data
 from hydractl.errors import InputError
-from tests.pico import WORDS, publish, stock
+from tests.pico import WORDS, named, publish, stock
 
 MODEL = ["positive", "negative", "neutral"]
 """The classes of the model, in another order than those of the data."""
@@ -78,12 +78,12 @@ def test_fault_89_labels_of_texts_go_by_name(form: Callable[[Path], str], tmp_pa
         pytest.importorskip("datasets")
     spec = form(tmp_path)
     data = open_data(spec, labels=MODEL, need_labels=True)
-    assert data.labels is not None and data.labels.tolist() == EXPECTED
+    assert data.labels.tolist() == EXPECTED
     own = open_data(spec)
     assert own.label_names == DATA
-    assert own.labels is not None and own.labels.tolist() == INTEGERS
+    assert own.labels.tolist() == INTEGERS
     part = open_data(f"{spec}?from=3", labels=MODEL)
-    assert part.labels is not None and part.labels.tolist() == EXPECTED[3:]
+    assert part.labels.tolist() == EXPECTED[3:]
     with pytest.raises(InputError, match="not among the model's 2"):
         open_data(spec, labels=["yes", "no"])
 
@@ -97,7 +97,7 @@ def test_fault_89_bad_labels_elsewhere_do_not_make_positions_of_names(tmp_path: 
     pytest.importorskip("datasets")
     for spec in specs:
         part = open_data(spec, labels=MODEL)
-        assert part.labels is not None and part.labels.tolist() == EXPECTED[:4]
+        assert part.labels.tolist() == EXPECTED[:4]
 
 
 @pytest.mark.fault(89)
@@ -116,7 +116,7 @@ def test_fault_89_damaged_metadata_name_nothing(metadata: bytes, tmp_path: Path)
     table = pyarrow.table({"text": TEXTS, "label": INTEGERS}).replace_schema_metadata({"huggingface": metadata})
     parquet.write_table(table, tmp_path / "a.parquet")
     data = open_data(f"{tmp_path}/a.parquet", labels=MODEL)
-    assert data.labels is not None and data.labels.tolist() == INTEGERS
+    assert data.labels.tolist() == INTEGERS
 
 
 STARS = ["awful", "bad", "fair", "good", "great"]
@@ -126,11 +126,7 @@ STARS = ["awful", "bad", "fair", "good", "great"]
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A published folder of a pico BERT whose five classes have names."""
     folder = tmp_path_factory.mktemp("models") / "bert"
-    folder.mkdir()
-    model = stock("bert")
-    model.config.id2label = dict(enumerate(STARS))
-    model.config.label2id = {name: index for index, name in enumerate(STARS)}
-    publish(model, "bert", folder)
+    publish(named(stock("bert"), STARS), "bert", folder)
     return str(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,10 @@ from hydractl.data.text import report_cut
 from hydractl.errors import InputError
 from hydractl.families.hf import texts as hf_tokenizer
 from hydractl.log import Log
-from tests.pico import publish, stock
+from tests.pico import named, publish, stock
 
 LABELS = ["awful", "bad", "fair", "good", "great"]
 IMAGES = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1&embed_dim=24&depth=2&num_heads=3"
-
-
-def named(model: Any, labels: list[str]) -> Any:
-    model.config.id2label = dict(enumerate(labels))
-    model.config.label2id = {label: i for i, label in enumerate(labels)}
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +29,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ``reordered`` gives the logits of ``bert`` in another order; ``words`` has a tokenizer that knows one word more.
     """
     folder = tmp_path_factory.mktemp("models")
-    publish(named(stock("bert"), LABELS), "bert", folder / "bert")
-    publish(named(stock("roberta"), LABELS), "roberta", folder / "roberta")
+    for variant in ("bert", "roberta"):
+        publish(named(stock(variant), LABELS), variant, folder / variant)
     publish(stock("bert"), "bert", folder / "nameless")
     reordered = named(stock("bert"), [*LABELS[2:], *LABELS[:2]])
     with torch.no_grad():
@@ -73,73 +66,8 @@ def evaluated(model: str, data: str, *more: str) -> Any:
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
-def labelled(label: Any) -> bytes:
-    return json.dumps({"text": "fine", "label": label}).encode() + b"\n"
-
-
-def check_refused(model: str, name: str, content: bytes, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An eval with a file of this content ends with one error, which says so, and writes nothing."""
-    Path(name).write_bytes(content)
-    assert main(["eval", model, "--test", name, "-o", "e.json"]) == 3
-    error, *details = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: ")
-    assert complaint in error
-    for line in details:
-        assert line.startswith(("  - ", "hint: "))
-    assert not Path("e.json").exists()
-
-
-TRUNCATED = gzip.compress(labelled(1) * 500)[:-20]
-UNREADABLE = {
-    "latin-1": ("a.csv", b"text,label\nfine,good\ncaf\xe9,bad\n", "line 3 is not UTF-8 text"),
-    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', "1 row cannot be read"),
-    "nothing": ("a.jsonl", b"", "no texts in the file"),
-    "truncated": ("a.jsonl.gz", TRUNCATED, "cannot read the file: Compressed file ended before"),
-    "no gzip": ("a.csv.gz", b"text\nfine\n", "cannot read the file: Not a gzipped file"),
-}
-
-
-@pytest.mark.parametrize("case", UNREADABLE)
-def test_a_file_that_cannot_be_read_is_refused(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name, content, complaint = UNREADABLE[case]
-    check_refused("bert", name, content, complaint, capsys)
-
-
-@pytest.mark.parametrize(
-    ("model", "label", "complaint"),
-    [
-        ("bert", "nice", "1 class name is not among the model's 5"),
-        ("nameless", "good", "the model has no class names to map them to"),
-        ("nameless", "LABEL_1", "the model has no class names to map them to"),
-        ("bert", 5, "label 5 of sample a.jsonl#0 is outside 0..4"),
-        ("nameless", 5, "label 5 of sample a.jsonl#0 is outside 0..4"),
-        ("nameless", -1, "label -1 of sample a.jsonl#0 is negative"),
-        (f"{IMAGES}&num_classes=5", 1, "holds texts, and "),
-    ],
-)
-def test_a_label_that_does_not_fit_the_model_is_refused(
-    model: str, label: Any, complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_refused(model, "a.jsonl", labelled(label), complaint, capsys)
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1xxxxPAR1", b"no parquet at all"])
-def test_a_broken_parquet_file(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pyarrow")
-    Path("a.parquet").write_bytes(content)
-    assert main(["eval", "bert", "--test", "a.parquet"]) == 3
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --test a.parquet: cannot read the file: ")
-
-
-@pytest.mark.parametrize("tokens", ["0", "-1", "4", "17", "100000", "9" * 30, "2.5", "all"])
-def test_lengths_that_make_no_sense(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "bert", "--test", "data.jsonl", "--max-length", tokens]) == 2
-    assert capsys.readouterr().err.startswith("error: --max-length")
-
-
 def test_every_verb_with_data_refuses_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.jsonl").write_bytes(labelled("nice"))
+    rows("a.jsonl", {"text": "fine", "label": "nice"})
     bad = ["--data", "a.jsonl"]
     commands = [
         ["score", "bert", "--method", "taylor", *bad],

@@ -13,14 +13,14 @@ import torch
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.samples import SampleSet
 from hydractl.circuit.search import GreedySearch
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 from hydractl.errors import UsageError
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.studies.sets import MADE_TEXTS, study_sets
 from tests.calls import study_request
-from tests.pico import WORDS, publish, stock
+from tests.pico import WORDS, named, publish, stock
 from tests.running import quiet as run
 from tests.spread import marked_long
 
@@ -32,11 +32,7 @@ IMAGES = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chan
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A published folder of a pico BERT of 5 classes that takes 16 tokens."""
     folder = tmp_path_factory.mktemp("models") / "bert"
-    folder.mkdir()
-    model = stock("bert")
-    model.config.id2label = dict(enumerate(LABELS))
-    model.config.label2id = {label: i for i, label in enumerate(LABELS)}
-    publish(model, "bert", folder)
+    publish(named(stock("bert"), LABELS), "bert", folder)
     return str(folder)
 
 
@@ -56,29 +52,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data.jsonl"
 
 
-def test_batches_come_by_length_and_once_each(data: Path) -> None:
-    opened = open_data(str(data), labels=LABELS)
-    lengths = opened.lengths()
-    assert lengths == [len(opened[i]) for i in range(21)] and lengths != sorted(lengths)
-    for workers in (0, 2):
-        found = list(batches(opened, list, 4, workers=workers))
-        order = [i for batch in found for i in batch.indices]
-        assert sorted(order) == list(range(21)) and order == sorted(range(21), key=lambda i: -lengths[i])
-        for batch in found:
-            assert batch.inputs == [opened[i] for i in batch.indices]
-            assert batch.labels is not None and batch.labels.tolist() == [i % 5 for i in batch.indices]
-
-
-def test_equal_lengths_keep_their_order_and_given_indices_theirs(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("text,text_b\nab,\na,b\n,abc\nb,a\n,\n")
-    opened = open_data(str(path))
-    assert [batch.indices for batch in batches(opened, list, 2)] == [[2, 0], [1, 3], [4]]
-    given = [4, 0, 2, 2]
-    assert [i for batch in batches(opened, list, 3, indices=given) for i in batch.indices] == given
-    assert [i for batch in batches(opened, list, 3, indices=range(5)) for i in batch.indices] == list(range(5))
-
-
 def alone(model: Any, opened: Any) -> np.ndarray:
     """Member logits of every sample in a batch of its own, in the order of the data."""
     with torch.inference_mode():
@@ -86,33 +59,24 @@ def alone(model: Any, opened: Any) -> np.ndarray:
     return torch.cat(found, dim=1).numpy()
 
 
-@pytest.mark.parametrize("batch_size", [4, *marked_long([1, 64])])
-def test_predictions_stand_where_their_samples_stand(bert: str, data: Path, batch_size: int) -> None:
-    model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
-    run("eval", bert, "--test", str(data), "--batch-size", str(batch_size), "--predictions", "p.st", "-o", "e.json")
-    found = np.concatenate([logits for _, logits, _ in read_predictions("p.st").batches(0)], axis=1)
-    expected = alone(model, opened)
-    assert found.dtype == np.float32 and np.allclose(found, expected, atol=1e-4)
-    assert len({row.tobytes() for row in found[0].round(3)}) > 15  # or any order would do
-
-
 def test_eval_does_not_depend_on_the_grouping(bert: str, data: Path) -> None:
-    rows, lines = [], []
-    for size in ("1", "5", "64"):
-        options = ["--ood", "x=ood.tsv", "--batch-size", size, "--predictions", f"p{size}.jsonl", "-o", f"e{size}.json"]
-        run("eval", bert, "--test", "data.jsonl", *options)
-        rows.append(json.loads(Path(f"e{size}.json").read_text()))
-        lines.append([json.loads(line) for line in Path(f"p{size}.jsonl").read_text().splitlines()])
     model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
-    predicted = alone(model, opened)[0].argmax(-1)
-    for document, written in zip(rows, lines, strict=True):
-        row = document["models"][0]
-        assert [line["id"] for line in written] == [f"data.jsonl#{i}" for i in range(21)]
-        assert [line["predicted"] for line in written] == [LABELS[i] for i in predicted]
-        assert row["id"]["accuracy"] == pytest.approx((predicted == np.arange(21) % 5).mean())
-        assert row["id"]["nll"] == pytest.approx(rows[0]["models"][0]["id"]["nll"], rel=1e-4)
-        assert row["ood"]["x"]["auroc"] == pytest.approx(rows[0]["models"][0]["ood"]["x"]["auroc"], abs=1e-9)
+    expected = alone(model, opened)
+    assert len({row.tobytes() for row in expected[0].round(3)}) > 15  # or any order would do
+    right = (expected[0].argmax(-1) == np.arange(21) % 5).mean()
+    rows = []
+    for size in ("1", "5", "64"):
+        run("eval", bert, "--test", "data.jsonl", "--ood", "x=ood.tsv", "--batch-size", size, "--force",
+            "--predictions", "p.st", "-o", "e.json")  # fmt: skip
+        found = np.concatenate([logits for _, logits, _ in read_predictions("p.st").batches(0)], axis=1)
+        assert np.allclose(found[:, :21], expected, atol=1e-4)
+        document = json.loads(Path("e.json").read_text())
         assert document["conventions"]["max_length"] == {"bert": 16}
+        rows += document["models"]
+    for row in rows:
+        assert row["id"]["accuracy"] == pytest.approx(right)
+        assert row["id"]["nll"] == pytest.approx(rows[0]["id"]["nll"], rel=1e-4)
+        assert row["ood"]["x"]["auroc"] == pytest.approx(rows[0]["ood"]["x"]["auroc"], abs=1e-9)
 
 
 def test_the_search_counts_the_same_for_any_grouping(bert: str, data: Path) -> None:
@@ -127,33 +91,6 @@ def test_the_search_counts_the_same_for_any_grouping(bert: str, data: Path) -> N
         search.evaluator.close()
         found.append((ranking.base.correct, [(step.head, step.counts.correct) for step in ranking.steps]))
     assert found[0] == found[1] and found[0][0] == expected
-
-
-@pytest.mark.long
-def test_every_verb_on_texts(bert: str, data: Path) -> None:
-    run("score", bert, "--data", "data.jsonl", "--method", "taylor", "-o", "s.json")
-    run("extract-circuit", bert, "--val", "data.jsonl", "--ood-val", "ood.tsv", "--budget", "2", "-o", "c.json")
-    run("prune", bert, "--circuit", "c.json", "-o", "c.st")
-    run("prune", bert, "--data", "data.jsonl", "--method", "taylor", "--keep", "2", "-o", "t.st")
-    run(
-        "finetune",
-        "t.st",
-        "--train",
-        "data.jsonl",
-        "--val",
-        "data.jsonl?label=label",
-        "--limit",
-        "9",
-        "-o",
-        "f.st",
-        code=3,
-    )
-    Path("val.csv").write_text("text,label\na film,good\nnot so fine so dull,bad\n")
-    tuned = ["--val", "val.csv", "--epochs", "1", "--batch-size", "4"]
-    run("finetune", "t.st", "--train", "data.jsonl", *tuned, "-o", "f.st")
-    run("fuse", "c.st", "t.st", "-o", "h.st")
-    run("eval", "h.st", "c.st+t.st", "--test", "data.jsonl", "-o", "e.json", "--allow-seen")
-    assert json.loads(Path("s.json").read_text())["source"]["settings"]["max_length"] == 16
 
 
 def max_length(path: str) -> Any:

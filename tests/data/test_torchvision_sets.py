@@ -29,8 +29,8 @@ def mnist(tmp_path: Path) -> Path:
 def test_local_files(mnist: Path) -> None:
     data = open_data(f"torchvision:MNIST/test?root={mnist}", limit=4)
     assert data.ids[3] == "torchvision:MNIST/test#3" and len(data) == 4
-    assert data.labels is not None and data.labels.tolist() == [3, 1, 4, 1]
-    assert data.label_names is not None and data.label_names[3] == "3 - three"
+    assert data.labels.tolist() == [3, 1, 4, 1]
+    assert data.label_names[3] == "3 - three"
     assert data[2].mode == "L" and np.array_equal(np.asarray(data[2]), IMAGES[2])
     again = open_data(f"torchvision:MNIST/train?root={mnist}", limit=4)
     assert again.fingerprint() == data.fingerprint()
