@@ -20,7 +20,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-import transformers
 from rich.console import Console
 
 import hydractl
@@ -36,7 +35,16 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_source
 from hydractl.report.terminal import render
 from tests.answers import result_of
-from tests.pico import LABELS, images, inputs, mask_of, prune_source, published, shared_stock, source_of
+from tests.families.test_contract import TEXTS, alone, padded, rolled_left, tokenized
+from tests.pico import (
+    LABELS,
+    images,
+    inputs,
+    keeping,
+    model_of,
+    published,
+    shared_source,
+)
 from tests.spread import ONE_OF_EACH, marked_long, marked_release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,8 +71,8 @@ def plan_of(variant: str) -> FusionPlan:
     """Two members with weights of their own."""
     members = []
     for seed, kept in enumerate(KEPT):
-        source = source_of(shared_stock(variant, seed=seed), variant, name=f"m{seed}")
-        members.append(prune_source(source, mask_of(source, kept)))
+        source = shared_source(variant, seed, name=f"m{seed}")
+        members.append(keeping(source, kept))
     return plan_fusion(members)
 
 
@@ -112,7 +120,7 @@ class Exported:
 
     def model(self) -> HydraModel:
         """Build the model anew."""
-        return HydraModel(self.plan.description, self.plan.tensors)
+        return model_of(self.plan)
 
     def check(self, number: int, outputs: Mapping[str, Any]) -> None:
         """Compare the outputs for one of the inputs with those of the model."""
@@ -163,8 +171,8 @@ GRAPHS_BEFORE_A_RELEASE = [v for v in GRAPHS if v not in (*GRAPHS_ALONE, *WRITTE
 @pytest.mark.parametrize("variant", [*GRAPHS_ALONE, *marked_release(GRAPHS_BEFORE_A_RELEASE)])
 def test_a_graph_takes_inputs_of_every_size(variant: str) -> None:
     plan = plan_of(variant)
-    model = HydraModel(plan.description, plan.tensors)
-    used_up = HydraModel(plan.description, plan.tensors)
+    model = model_of(plan)
+    used_up = model_of(plan)
     longest = used_up.family.longest_text(plan.description.preprocess)
     graph = traced(used_up, longest).program.module()
     for fed in inputs_of(variant):
@@ -178,32 +186,19 @@ def test_a_graph_takes_inputs_of_every_size(variant: str) -> None:
 @torch.no_grad()
 def test_an_exported_answer_to_a_text_is_that_to_it_alone(variant: str, tmp_path: Path) -> None:
     """In both formats, with padding on either side: of a decoder whose texts end in the token that it pads with."""
-    folder = published(variant, tmp_path / "published")
-    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
-    if variant == "gpt2":
-        settings["eos_token"] = settings["sep_token"]
-        del settings["pad_token"]
-        config = json.loads((folder / "config.json").read_text()) | {"pad_token_id": None}
-        (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    library = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    texts = ["a fine film", "not so dull !", "films"]
-    alone = [tokenizer(text, return_tensors="pt") for text in texts]
-    expected = torch.cat([library(**one).logits for one in alone])
-
+    folder = padded(published(variant, tmp_path / "published"), variant, "left", "none" if variant == "gpt2" else "own")
+    expected = alone(folder)
+    (one, *_) = tokenized(folder)
     source = open_source(str(folder))
-    batch = HydraModel(source.description, source.tensors).preprocess(texts)
-    shifts = (1 - batch["attention_mask"]).sum(1).tolist()
-    left = {name: torch.stack([r.roll(n) for r, n in zip(rows, shifts, strict=True)]) for name, rows in batch.items()}
-    names = set(batch)
+    batch = model_of(source).preprocess(TEXTS)
+    left = rolled_left(batch)
     targets = plan_exports(["onnx", "pt2"], tmp_path / "exported", source.description, source.tensors)
     with claimed(targets, force=False) as claim:
-        claim.write(lambda: HydraModel(source.description, source.tensors), ["a"], 1, 0, Log())
+        claim.write(lambda: model_of(source), ["a"], 1, 0, Log())
         onnx_file, pt2_file = claim.commit()
     session = onnxruntime.InferenceSession(str(onnx_file), providers=["CPUExecutionProvider"])
     program = torch.export.load(pt2_file).module()
-    for fed, rows in [(batch, expected), (left, expected), ({n: alone[0][n] for n in names}, expected[:1])]:
+    for fed, rows in [(batch, expected), (left, expected), ({name: one[name] for name in batch}, expected[:1])]:
         by_onnx = session.run(["member_logits"], {name: tensor.numpy() for name, tensor in fed.items()})[0]
         for found in (torch.from_numpy(by_onnx)[0], program(**fed)["member_logits"][0]):
             assert float((found - rows).abs().max()) <= 1e-4 * max(1.0, float(rows.abs().max()))
@@ -369,7 +364,6 @@ def test_the_way_to_an_exported_file_is_named(members: list[str]) -> None:
     code, _, err = run("fuse", *members, "-o", "h.pt2")
     assert code == 2 and files() == set()
     way = re.search(r"name it (.*?); hydractl (.*?) then writes (\S+)", err)
-    assert way is not None
     assert run("fuse", *members, "-o", way[1], "-q")[0] == 0
     assert run(*way[2].split(), "-q")[0] == 0
     assert Path(way[3]).read_bytes()[:2] == b"PK"

@@ -19,8 +19,8 @@ from PIL import Image
 import hydractl
 from hydractl.exports.targets import claimed, plan_exports
 from hydractl.log import Log
-from hydractl.model.runtime import HydraModel
 from tests.exports.test_export import TINY, plan_of
+from tests.pico import model_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("onnxruntime", "numpy", "pillow", "tokenizers")
@@ -35,7 +35,6 @@ def snippet(heading: str) -> str:
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     _, _, section = page.partition(f"\n## {heading}\n")
     found = re.search(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
-    assert found is not None
     return found[1]
 
 
@@ -62,7 +61,7 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     texts = plan_of("bert")
     targets = plan_exports(["onnx"], tmp_path / "texts", texts.description, texts.tensors)
     with claimed(targets, force=False) as claim:
-        claim.write(lambda: HydraModel(texts.description, texts.tensors), [], 1, 0, Log())
+        claim.write(lambda: model_of(texts), [], 1, 0, Log())
         claim.commit()
 
     in_hydractl: dict[str, Any] = {}
@@ -84,10 +83,9 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert answer["conformal_set"] == expected.sets.tolist()
 
     answer = run_alone(python, snippet("ONNX Runtime, texts"), tmp_path)
-    model = HydraModel(texts.description, texts.tensors)
+    model = model_of(texts)
     with torch.no_grad():
         prediction = model.predict(model.preprocess(["a fine film", "so dull !"]))
-    assert prediction.ood_score is not None
     assert np.allclose(answer["probabilities"], prediction.probabilities, atol=1e-5)
     assert np.allclose(answer["ood_score"], prediction.ood_score, atol=1e-4)
 

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from hydractl.errors import HydraError, InputError
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
-from tests.pico import prune_source
+from tests.pico import model_of, prune_source
 
 import timm  # isort: skip - behind the families, which make it importable
 
@@ -65,11 +64,11 @@ def compared(name: str) -> str:
     source.tensors.tensors.update(library.state_dict())
     whole = source.description.mask
     mask = whole.without([(site.path, 0) for site in source.sites])
-    model = HydraModel(source.description, source.tensors)
+    model = model_of(source)
     images = model.example_inputs(2)
     found = [model.member_logits(images)[0]]
     pruned = prune_source(source, mask)
-    found.append(HydraModel(pruned.description, pruned.tensors).member_logits(images)[0])
+    found.append(model_of(pruned).member_logits(images)[0])
     expected = [library(images)]
     for site in source.sites:
         library.get_submodule(site.path).proj.weight[:, : site.head_dim] = 0

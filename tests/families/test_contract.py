@@ -15,7 +15,7 @@ import transformers
 
 from hydractl.families.base import attention_names
 from hydractl.heads.mask import HeadMask
-from hydractl.model.runtime import HydraModel
+from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source, open_source, with_labels
 from hydractl.model.stored import zeroed
 from tests.pico import (
@@ -27,14 +27,16 @@ from tests.pico import (
     VARIANTS,
     close,
     inputs,
+    keeping,
     logits,
     mask_of,
+    model_of,
     prompts,
     prune_source,
     published,
     same_tensors,
+    shared_source,
     shared_stock,
-    source_of,
     stock,
     stock_logits,
     tensors_of,
@@ -55,7 +57,7 @@ def first(fast: Sequence[str]) -> list[Any]:
 
 
 def pico(variant: str) -> Source:
-    return source_of(shared_stock(variant), variant)
+    return shared_source(variant)
 
 
 # One of each way in which the weights of heads are stored.
@@ -69,7 +71,7 @@ LAYOUTS = (
 def dense(variant: str) -> HydraModel:
     """The model with all of its heads, made once: for tests that leave it as it was."""
     source = pico(variant)
-    return HydraModel(source.description, source.tensors)
+    return model_of(source)
 
 
 def without(variant: str, mask: HeadMask) -> torch.Tensor:
@@ -84,23 +86,16 @@ def test_full_mask_gives_the_original_logits(variant: str) -> None:
     close(dense(variant).member_logits(inputs(variant))[0], stock_logits(variant))
 
 
+# Of each mechanism, one without any head, too.
+SLICED = spread(VARIANTS, MASKS) + [(variant, "no head at all") for variant in ("class-token", "beit", "bert", "clip")]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(("variant", "name"), spread(VARIANTS, MASKS) + marked_release(spread(MORE, MASKS)))
+@pytest.mark.parametrize(("variant", "name"), SLICED + marked_release(spread(MORE, MASKS)))
 def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, name: str) -> None:
-    sliced_equals_zeroed_columns(variant, MASKS[name])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("variant", ["class-token", "beit", "bert", "clip"])
-def test_no_head_at_all_equals_the_stock_model_with_zeroed_columns(variant: str) -> None:
-    sliced_equals_zeroed_columns(variant, [[], [], []])
-
-
-def sliced_equals_zeroed_columns(variant: str, heads: Sequence[Sequence[int]]) -> None:
-    source = pico(variant)
-    mask = mask_of(source, heads)
-    sliced = prune_source(source, mask)
-    model = HydraModel(sliced.description, sliced.tensors)
+    sliced = keeping(pico(variant), MASKS.get(name, [[], [], []]))
+    mask = sliced.description.mask
+    model = model_of(sliced)
     assert [a.head_counts[0] for a in model.attentions] == mask.counts()
     expected = without(variant, mask)
     assert not torch.allclose(expected, stock_logits(variant), atol=1e-3), "the removed heads must matter"
@@ -125,26 +120,25 @@ def test_gating_equals_the_stock_model_with_zeroed_columns(variant: str) -> None
 
 # Half of the models is zeroed where it is whole, and the other half where it is sliced.
 @torch.no_grad()
-@pytest.mark.parametrize("variant", [*ONE_OF_EACH[::2], "gpt2"])
-def test_the_zeroed_layout_loads_in_the_stock_model(variant: str) -> None:
+@pytest.mark.parametrize(("variant", "sliced"), spread([*ONE_OF_EACH, "gpt2"], [False, True]))
+def test_the_zeroed_layout_loads_in_the_stock_model(variant: str, sliced: bool) -> None:
     source = pico(variant)
     mask = mask_of(source, MASKS["one-site-empty"])
-    tensors = zeroed(source.tensors, source.family, source.sites, HeadMask.full(source.sites), mask)
+    stored, present = (prune_source(source, mask), mask) if sliced else (source, source.description.mask)
     loaded = stock(variant, seed=9)
-    loaded.load_state_dict(tensors_of(tensors))
+    loaded.load_state_dict(tensors_of(zeroed(stored.tensors, source.family, source.sites, present, mask)))
     close(logits(loaded, inputs(variant)), without(variant, mask))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ONE_OF_EACH[1::2])
-def test_a_sliced_model_expands_to_the_stock_shapes(variant: str) -> None:
-    source = pico(variant)
-    mask = mask_of(source, MASKS["unequal"])
-    sliced = prune_source(source, mask)
-    tensors = zeroed(sliced.tensors, source.family, source.sites, mask, mask)
-    loaded = stock(variant, seed=9)
-    loaded.load_state_dict(tensors_of(tensors))
-    close(logits(loaded, inputs(variant)), without(variant, mask))
+@pytest.mark.parametrize("variant", ["bert", "llama", "clip", "hf-siglip"])
+def test_weights_and_inputs_of_16_bits_give_nearly_the_same(variant: str) -> None:
+    found = model_of(pico(variant), dtype=torch.bfloat16).member_logits(
+        move(inputs(variant), torch.device("cpu"), torch.bfloat16)
+    )[0]
+    expected = stock_logits(variant)
+    assert found.dtype == torch.bfloat16
+    assert float((found - expected).abs().max()) < 0.1 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("variant", first(LAYOUTS))
@@ -160,12 +154,12 @@ def test_read_then_write_is_bitwise_identity(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["class-token", "eva", "beit", "torchvision", "bert", "llama", "clip", "swinv2", "gpt2"]
+    "variant", ["class-token", "qk-norm", "eva", "beit", "torchvision", "bert", "llama", "clip", "swinv2", "gpt2"]
 )
 def test_the_runtime_gives_its_weights_back_bitwise(variant: str) -> None:
     source = pico(variant)
-    sliced = prune_source(source, mask_of(source, MASKS["one-site-empty"]))
-    back = HydraModel(sliced.description, sliced.tensors).stock_tensors()
+    sliced = keeping(source, MASKS["one-site-empty"])
+    back = model_of(sliced).stock_tensors()
     assert same_tensors(back, tensors_of(sliced.tensors))
 
 
@@ -173,10 +167,10 @@ def test_the_runtime_gives_its_weights_back_bitwise(variant: str) -> None:
 @pytest.mark.parametrize("variant", ["class-token", "bert", "llama", "clip"])
 def test_pruning_twice_composes_in_original_numbers(variant: str) -> None:
     source = pico(variant)
-    first = prune_source(source, mask_of(source, [[0, 2], [1, 2], [0, 1, 2]]))
+    first = keeping(source, [[0, 2], [1, 2], [0, 1, 2]])
     second = prune_source(first, mask_of(source, [[2], [1, 2], [0, 2]]))
     assert second.description.mask.kept[source.sites[0].path] == (2,)
-    model = HydraModel(second.description, second.tensors)
+    model = model_of(second)
     close(model.member_logits(inputs(variant))[0], without(variant, second.description.mask))
 
 
@@ -226,8 +220,8 @@ def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
     source = pico(variant)
     models = [dense(variant)]
     for kept in ([[0, 2], [1], [0, 2]], [[], [0, 1, 2], []]):
-        pruned = prune_source(source, mask_of(source, kept))
-        models.append(HydraModel(pruned.description, pruned.tensors))
+        pruned = keeping(source, kept)
+        models.append(model_of(pruned))
     for model in models:
         for chain in model.chains:
             state = chain.stem(prompts(source) if chain.of_labels else inputs(variant))
@@ -243,102 +237,6 @@ def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
             close(chain.readout(last), whole)
             twice = chain.readout(chain.last_block(chain.repeated(state, 2)))
             close(twice, torch.cat([whole, whole], dim=1))
-
-
-PARTS = {
-    "class-token": {
-        "head.weight": "own",
-        "patch_embed.proj.weight": "embed",
-        "blocks.1.mlp.fc1.weight": "mlp",
-        "blocks.1.attn.qkv.weight": "attention",
-        "blocks.1.norm2.bias": "norm",
-    },
-    "layer-scale": {"blocks.1.ls1.gamma": "own"},
-    "hybrid": {"patch_embed.backbone.1.bn.weight": "embed"},
-    "torchvision": {"heads.head.weight": "own", "class_token": "embed", "encoder.ln.weight": "norm"},
-    "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
-    "sapiens2": {"blocks.1.attn.k_proj.weight": "attention", "cls_token": "embed"},
-    "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
-    "beit": {"blocks.1.attn.relative_position_bias_table": "attention", "blocks.1.gamma_1": "own"},
-    "swin": {
-        "layers.0.blocks.1.attn.relative_position_bias_table": "attention",
-        "layers.0.blocks.1.norm1.weight": "norm",
-        "layers.1.downsample.norm.weight": "norm",
-        "layers.1.downsample.reduction.weight": "embed",
-        "head.fc.bias": "own",
-    },
-    "swinv2": {
-        "layers.0.blocks.1.attn.cpb_mlp.0.weight": "attention",
-        "layers.0.blocks.1.attn.logit_scale": "attention",
-        "layers.0.blocks.1.norm1.weight": "norm",
-    },
-    "bert": {
-        "bert.pooler.dense.weight": "own",
-        "classifier.bias": "own",
-        "bert.embeddings.word_embeddings.weight": "embed",
-        "bert.embeddings.LayerNorm.weight": "embed",
-        "bert.encoder.layer.1.intermediate.dense.weight": "mlp",
-        "bert.encoder.layer.1.output.dense.bias": "mlp",
-        "bert.encoder.layer.1.output.LayerNorm.bias": "norm",
-        "bert.encoder.layer.1.attention.self.key.bias": "attention",
-        "bert.encoder.layer.1.attention.output.dense.weight": "attention",
-        "bert.encoder.layer.1.attention.output.LayerNorm.weight": "norm",
-    },
-    "electra": {"electra.embeddings_project.weight": "embed", "classifier.dense.weight": "own"},
-    "distilbert": {
-        "pre_classifier.weight": "own",
-        "distilbert.embeddings.LayerNorm.bias": "embed",
-        "distilbert.transformer.layer.0.attention.out_lin.bias": "attention",
-        "distilbert.transformer.layer.0.sa_layer_norm.weight": "norm",
-        "distilbert.transformer.layer.0.output_layer_norm.weight": "norm",
-        "distilbert.transformer.layer.0.ffn.lin2.weight": "mlp",
-    },
-    "hf-vit": {
-        "classifier.weight": "own",
-        "vit.embeddings.cls_token": "embed",
-        "vit.layernorm.weight": "norm",
-        "vit.layers.2.layernorm_after.bias": "norm",
-        "vit.layers.2.attention.o_proj.weight": "attention",
-        "vit.layers.2.mlp.fc1.weight": "mlp",
-    },
-    "clip": {
-        "visual.proj": "own",
-        "text_projection": "own",
-        "logit_scale": "own",
-        "visual.class_embedding": "embed",
-        "token_embedding.weight": "embed",
-        "visual.ln_post.bias": "norm",
-        "ln_final.weight": "norm",
-        "transformer.resblocks.0.ln_2.bias": "norm",
-        "transformer.resblocks.0.mlp.c_fc.bias": "mlp",
-        "visual.transformer.resblocks.1.attn.in_proj_weight": "attention",
-        "transformer.resblocks.0.attn.out_proj.bias": "attention",
-    },
-    "hf-clip": {
-        "visual_projection.weight": "own",
-        "logit_scale": "own",
-        "vision_model.embeddings.class_embedding": "embed",
-        "vision_model.pre_layrnorm.weight": "norm",
-        "text_model.final_layer_norm.bias": "norm",
-        "text_model.encoder.layers.0.layer_norm2.bias": "norm",
-        "vision_model.encoder.layers.1.mlp.fc1.weight": "mlp",
-        "text_model.encoder.layers.0.self_attn.out_proj.bias": "attention",
-    },
-    "hf-siglip": {"vision_model.head.attention.in_proj_weight": "own", "text_model.head.weight": "own"},
-    "modernbert": {"head.dense.weight": "own", "model.layers.1.attn.Wo.weight": "attention"},
-    "hf-deit-distilled": {"distillation_classifier.weight": "own", "deit.embeddings.distillation_token": "embed"},
-    "hf-dinov2": {"dinov2.encoder.layer.0.layer_scale1.lambda1": "own", "dinov2.embeddings.mask_token": "embed"},
-}
-
-
-# The parts of all variants are those of the library in test_fused.py.
-@pytest.mark.parametrize("variant", PARTS)
-def test_every_parameter_belongs_to_a_part(variant: str) -> None:
-    source = pico(variant)
-    names = [name for name, _ in shared_stock(variant).named_parameters()]
-    parts = {name: source.family.part(name, source.sites) for name in names}
-    assert set(parts.values()) == {"attention", "mlp", "norm", "embed", "own"}
-    assert {name: parts[name] for name in PARTS[variant]} == PARTS[variant]
 
 
 # One of each kind of buffer that a library computes; a wrong one gives other logits.
@@ -420,6 +318,12 @@ def alone(folder: Path) -> torch.Tensor:
     return torch.cat([model(**one).logits for one in tokenized(folder)])
 
 
+def rolled_left(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same texts with the padding before them."""
+    shifts = (1 - batch["attention_mask"]).sum(1).tolist()
+    return {name: torch.stack([r.roll(n) for r, n in zip(rows, shifts, strict=True)]) for name, rows in batch.items()}
+
+
 @pytest.mark.fault(90, 91)
 @torch.no_grad()
 @pytest.mark.parametrize(("variant", "side", "kind"), padding_cases())
@@ -427,7 +331,7 @@ def test_a_batch_never_matters(variant: str, side: str, kind: str, tmp_path: Pat
     folder = padded(published(variant, tmp_path), variant, side, kind)
     expected = alone(folder)
     source = open_source(str(folder))
-    model = HydraModel(source.description, source.tensors)
+    model = model_of(source)
     for size in (1, 2, len(TEXTS)):
         for order in (range(len(TEXTS)), [3, 0, 4, 2, 1]):
             found = torch.zeros_like(expected)
@@ -437,9 +341,7 @@ def test_a_batch_never_matters(variant: str, side: str, kind: str, tmp_path: Pat
                 found[rows] = model.member_logits(batch)[0]
             close(found, expected)
     # Whoever pads on the left by himself gets the same.
-    batch = model.preprocess(TEXTS)
-    shifts = (1 - batch["attention_mask"]).sum(1).tolist()
-    left = {name: torch.stack([r.roll(n) for r, n in zip(rows, shifts, strict=True)]) for name, rows in batch.items()}
+    left = rolled_left(model.preprocess(TEXTS))
     assert left["attention_mask"][:, -1].all()
     close(model.member_logits(left)[0], expected)
 
@@ -457,7 +359,7 @@ def test_the_gradient_of_a_batch_is_the_mean_of_those_alone(variant: str, kind: 
         loss = torch.nn.functional.cross_entropy(library(**one).logits, label[None])
         (loss / len(TEXTS)).backward()
     source = open_source(str(folder))
-    model = HydraModel(source.description, source.tensors)
+    model = model_of(source)
     logits_of_batch = model.member_logits(model.preprocess(TEXTS))[0]
     torch.nn.functional.cross_entropy(logits_of_batch, labels).backward()
     expected = dict(library.named_parameters())
@@ -484,5 +386,5 @@ def test_the_other_labels_never_matter(variant: str, tmp_path: Path) -> None:
     together = stock_logits(variant)
     for index in (0, 3):
         asked = with_labels(source, [LABELS[index]], TEMPLATES)
-        model = HydraModel(asked.description, asked.tensors)
+        model = model_of(asked)
         close(model.member_logits(inputs(variant))[0], together[:, index : index + 1])

@@ -24,19 +24,21 @@ from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import common_heads, plan_fusion
 from hydractl.log import Log
 from hydractl.model.loading import build_model
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_source
+from tests.families.test_contract import TEXTS, alone, padded, rolled_left
 from tests.pico import (
     HF,
     close,
     inputs,
+    keeping,
     logits,
     mask_of,
+    model_of,
     prune_source,
     published,
+    shared_source,
     shared_stock,
     source_of,
-    stock,
     zero_columns,
 )
 
@@ -56,21 +58,13 @@ def calibration() -> Calibration:
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-def padded_left(variant: str) -> dict[str, torch.Tensor]:
-    lengths = (~inputs(variant)["attention_mask"].bool()).sum(1).tolist()
-    return {
-        name: torch.stack([row.roll(shift) for row, shift in zip(rows, lengths, strict=True)])
-        for name, rows in inputs(variant).items()
-    }
-
-
 @pytest.mark.fault(90)
 @pytest.mark.parametrize("variant", ["llama", "gpt2", "mistral", "gemma3"])
 @torch.no_grad()
 def test_padding_on_either_side_one_text_and_no_mask(variant: str) -> None:
-    reference, source = shared_stock(variant), source_of(shared_stock(variant), variant)
+    reference, source = shared_stock(variant), shared_source(variant)
     model = build_model(source)
-    left, right = padded_left(variant), inputs(variant)
+    left, right = rolled_left(inputs(variant)), inputs(variant)
     one_text = {name: rows[1:2, :4] for name, rows in right.items()}
     for batch in (right, {"input_ids": right["input_ids"]}, one_text):
         close(model.member_logits(batch)[0], logits(reference, batch))
@@ -85,14 +79,13 @@ def test_padding_on_either_side_one_text_and_no_mask(variant: str) -> None:
 
 @pytest.mark.fault(91)
 def test_a_decoder_is_read_at_the_last_token_that_the_mask_shows() -> None:
-    config = source_of(shared_stock("llama"), "llama").description.config
+    config = shared_source("llama").description.config
     ids = torch.tensor([[5, 0, 0, 0], [5, 6, 7, 0]])
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     batch = {"input_ids": ids, "attention_mask": mask}
     read = {}
     for padding in (None, 0):
         (stages,) = FAMILY.stages(FAMILY.drawn({**config, "pad_token_id": padding}))
-        assert stages.reads is not None
         read[padding] = [stages.reads(stages.stem(given)).tolist() for given in (batch, {"input_ids": ids})]
     assert read[None] == [[[1], [3]], [[3], [3]]]
     assert read[0] == [[[0], [2]], [[0], [2]]]  # the library passes over the token that its configuration names
@@ -104,7 +97,7 @@ def test_a_decoder_is_read_at_the_last_token_that_the_mask_shows() -> None:
 def test_magnitude_counts_shared_keys_for_each_head() -> None:
     reference = shared_stock("llama")
     source = source_of(reference, "llama")
-    pruned = prune_source(source, mask_of(source, KEPT))
+    pruned = keeping(source, KEPT)
     scores = read_criterion("magnitude").score(build_model(pruned), calibration(), [0])[0]
     attention = reference.model.layers[0].self_attn
     for score, head in zip(scores, KEPT[0], strict=True):
@@ -132,7 +125,7 @@ def test_keys_that_members_have_in_common_are_stored_once_if_they_are_equal() ->
     path = source.sites[0].path
     whole = source.tensors.read(f"{path}.k_proj.weight")
     assert torch.equal(plan.tensors.read(f"{path}.k_proj.weight"), whole)  # of heads 0, 1 and 3: both
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     for member, mask in zip(fused.member_logits(inputs("llama")), masks, strict=True):
         close(member, logits(zero_columns(reference, mask.removed_heads), inputs("llama")))
     # No head is in both members, but head 0 of the first and head 1 of the second use the same keys.
@@ -173,31 +166,6 @@ def test_angles_are_stretched_as_the_library_does(kind: str) -> None:
     assert torch.equal(cos, expected_cos)
     assert torch.equal(sin, expected_sin)
     assert not torch.equal(expected_cos, torch.ones_like(expected_cos))
-
-
-SIZES = {
-    # microsoft/Phi-3-mini-4k-instruct, whose last layer has weights of its own
-    "Phi3": (3_821_079_552 - 32_064 * 3_072, 32, 32, 1),
-    # HuggingFaceTB/SmolLM3-3B, whose last layer is its embedding
-    "SmolLM3": (3_075_098_624, 36, 16, 4),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", SIZES)
-def test_sizes_of_published_models(name: str) -> None:
-    parameters, layers, heads, sharing = SIZES[name]
-    cls = f"{name}ForSequenceClassification"
-    config = {**getattr(transformers, f"{name}Config")().to_dict(), "architectures": [cls], "num_labels": 2}
-    assert [(site.heads, site.sharing) for site in FAMILY.sites(config)] == [(heads, sharing)] * layers
-    model = FAMILY.build(config)
-    assert sum(p.numel() for n, p in model.named_parameters() if not n.startswith("score")) == parameters
-
-
-def test_texts_end_where_angles_would_change() -> None:
-    preprocess = source_of(shared_stock("phi3"), "phi3").description.preprocess
-    assert FAMILY.longest_text(preprocess) == 10
-    assert FAMILY.collate(preprocess)(["so " * 30])["input_ids"].shape == (1, 10)
 
 
 def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
@@ -275,45 +243,28 @@ def test_the_padding_token_is_that_of_config_and_tokenizer(tmp_path: Path) -> No
 def test_verbs_and_folders_give_the_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model whose tokenizer pads on the left with the token that ends every text."""
     monkeypatch.chdir(tmp_path)
-    folder = published("gpt2", tmp_path / "a")
-    changed(folder, "config.json", pad_token_id=None)
-    changed(folder, "tokenizer_config.json", pad_token=None, eos_token="[SEP]", padding_side="left")
-    texts = ["a fine film", "not so dull !", "a", "unkind , dull films", "films"]
-    library = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    alone = torch.cat([library(**tokenizer(text, return_tensors="pt")).logits for text in texts])
-    nll = torch.nn.functional.cross_entropy(alone, torch.tensor([0, 4, 1, 2, 2]))
-    Path("test.jsonl").write_text(
-        "".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in zip(texts, [0, 4, 1, 2, 2], strict=True))
-    )
+    folder = padded(published("gpt2", tmp_path / "a"), "gpt2", "left", "none")
+    expected, labels = alone(folder), [0, 4, 1, 2, 2]
+    nll = torch.nn.functional.cross_entropy(expected, torch.tensor(labels))
+    rows = [json.dumps({"text": text, "label": label}) for text, label in zip(TEXTS, labels, strict=True)]
+    Path("test.jsonl").write_text("\n".join(rows))
     for size in (1, 3, 32):
-        rows = hydractl.predict("a", data=texts, batch_size=size).rows
-        assert [row["confidence"] for row in rows] == pytest.approx(alone.softmax(-1).amax(1).tolist(), abs=1e-5)
+        rows = hydractl.predict("a", data=TEXTS, batch_size=size).rows
+        assert [row["confidence"] for row in rows] == pytest.approx(expected.softmax(-1).amax(1).tolist(), abs=1e-5)
         (row,) = hydractl.evaluate("a", test="test.jsonl", batch_size=size).models
         assert row.id.nll == pytest.approx(float(nll), abs=1e-5)
     # The library reads such a folder one text at a time; where its texts do not end in padding, together.
     hydractl.prune("a", method="random", keep=2, output="b/")
-    assert "pad_token_id" not in json.loads(Path("b/config.json").read_text())
+    assert json.loads(Path("b/config.json").read_text()).get("pad_token_id") is None
     assert json.loads(Path("b/tokenizer_config.json").read_text())["padding_side"] == "right"
     changed(folder, "tokenizer.json", post_processor=None)
     hydractl.prune("a", method="random", keep=2, output="c/")
-    together = transformers.AutoTokenizer.from_pretrained("c")(texts, padding=True, return_tensors="pt")
+    together = transformers.AutoTokenizer.from_pretrained("c")(TEXTS, padding=True, return_tensors="pt")
     model = hydractl.load("c", device="cpu")
     in_batch = transformers.AutoModelForSequenceClassification.from_pretrained("c")(**together).logits
-    close(model.member_logits(model.preprocess(texts))[0], in_batch)
+    close(model.member_logits(model.preprocess(TEXTS))[0], in_batch)
 
 
 def _padding(folder: Path) -> Sequence[Any]:
     description = open_source(str(folder)).description
     return description.config.get("pad_token_id"), description.preprocess["tokenizer"]["special_tokens"]["pad_token"]
-
-
-@torch.no_grad()
-def test_weights_of_16_bits_in_several_files(tmp_path: Path) -> None:
-    folder, model = published("llama", tmp_path / "a"), stock("llama").bfloat16()
-    (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="8KB")
-    source = open_source(str(folder))
-    assert len(list(folder.glob("model-*.safetensors"))) > 1
-    assert {source.tensors.info(name).dtype for name in source.tensors.names()} == {"BF16"}
-    close(build_model(source).member_logits(inputs("llama"))[0], logits(model.float(), inputs("llama")))

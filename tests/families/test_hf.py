@@ -34,7 +34,6 @@ from tests.pico import (
     inputs,
     logits,
     mask_of,
-    prune_source,
     publish,
     published,
     same_tensors,
@@ -42,6 +41,7 @@ from tests.pico import (
     write_tokenizer,
     zero_columns,
 )
+from tests.running import refused
 from tests.spread import marked_long, marked_release, spread
 
 declare_operators()
@@ -55,9 +55,8 @@ KEPT = [[0, 2], [], [1]]
 
 
 def refusal(folder: Path | str, kind: type[Exception] = InputError) -> Any:
-    with pytest.raises(kind) as caught:
-        open_source(str(folder))
-    return caught.value
+    caught = refused(kind, open_source, str(folder))
+    return caught
 
 
 def rewrite(folder: Path, changes: Mapping[str, Any], file: str = "config.json") -> Path:
@@ -151,12 +150,6 @@ def test_what_a_checkpoint_keeps_of_a_folder(tmp_path: Path) -> None:
         assert labels is None
 
 
-def test_sites_and_cost_need_no_weights(tmp_path: Path) -> None:
-    source = open_source(str(published("distilbert", tmp_path)))
-    paths = [f"distilbert.transformer.layer.{i}.attention" for i in range(3)]
-    assert [(s.path, s.heads, s.head_dim, s.d_model) for s in source.sites] == [(p, 3, 8, 24) for p in paths]
-
-
 # --- refusing ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,14 +167,6 @@ def test_missing_unexpected_and_misshapen_tensors_are_all_listed(tmp_path: Path)
         "unexpected tensor 'bert.extra.weight'",
         "tensor 'classifier.weight' is [4, 24], expected [5, 24]",
     ]
-
-
-def test_a_misshapen_tensor_alone(tmp_path: Path) -> None:
-    path = published("bert", tmp_path) / "model.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    tensors["classifier.weight"] = torch.zeros(4, 24)
-    safetensors.torch.save_file(tensors, path, {"format": "pt"})
-    assert refusal(tmp_path).problems == ["tensor 'classifier.weight' is [4, 24], expected [5, 24]"]
 
 
 REFUSED = {
@@ -509,17 +494,6 @@ def test_a_checkpoint_needs_nothing_beside_it(here: Path, capsys: pytest.Capture
     info = json.loads(capsys.readouterr().out)
     told = json.dumps(info)
     assert "characters" in told and "[UNK]" in told and "##kind" not in told
-
-
-@pytest.mark.fault(23)
-def test_members_with_other_tokenizers_are_refused_in_a_line(tmp_path: Path) -> None:
-    first = open_source(str(published("bert", tmp_path)))
-    write_tokenizer(tmp_path, pair_types=False)
-    second = open_source(str(tmp_path))
-    with pytest.raises(InputError) as caught:
-        plan_fusion([prune_source(s, mask_of(s, KEPT)) for s in (first, second)])
-    assert any(problem.endswith("another tokenizer") for problem in caught.value.problems)
-    assert max(map(len, caught.value.problems)) < 200
 
 
 # --- a real checkpoint ------------------------------------------------------------------------------------------------

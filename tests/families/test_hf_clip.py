@@ -5,22 +5,15 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from PIL import Image
-from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.files.checkpoint import MappedTensors
-from hydractl.files.description import Description
-from hydractl.files.header import tensor_info
-from hydractl.heads.mask import HeadMask
-from hydractl.model.cost import macs
 from hydractl.model.loading import build_model
 from hydractl.model.source import open_source, with_labels
 from hydractl.model.stored import check_tensors
@@ -31,12 +24,11 @@ from tests.pico import (
     close,
     images,
     inputs,
+    keeping,
     logits,
-    mask_of,
-    prune_source,
     published,
+    shared_source,
     shared_stock,
-    source_of,
     zero_columns,
 )
 from tests.pico_hf_clip import HF_CLIP, publish_hf_clip, tokenizer_of
@@ -44,6 +36,7 @@ from tests.spread import marked_long
 
 import transformers  # isort: skip - behind the families, which make it importable
 from tests.pico import same_tensors, tensors_of
+from tests.running import refused
 
 FAMILY = get_family("hf")
 
@@ -126,7 +119,7 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
     source = open_source(str(tmp_path))
     assert (source.classes, [site.tower for site in source.sites]) == (5, ["main", "main"])
     close(build_model(source).member_logits(inputs(variant))[0], logits(model, inputs(variant)))
-    pruned = prune_source(source, mask_of(source, [[0, 2], []]))
+    pruned = keeping(source, [[0, 2], []])
     without = copy.deepcopy(model)
     first, second = (layer.self_attn.out_proj.weight for layer in without.vision_model.encoder.layers)
     first[:, 8:16] = 0
@@ -137,8 +130,8 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["hf-clip", *marked_long(["hf-siglip", "hf-siglip2", "hf-metaclip2"])])
 @torch.no_grad()
 def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tmp_path: Path) -> None:
-    zero_shot = source_of(shared_stock(variant), variant)
-    pruned = prune_source(zero_shot, mask_of(zero_shot, [[0, 2], [1], [0]]))
+    zero_shot = shared_source(variant)
+    pruned = keeping(zero_shot, [[0, 2], [1], [0]])
     classifier = with_drawn_head(with_new_head(pruned, None, 7), seed=3)
     assert classifier.classes == 7
     assert classifier.description.mask.counts() == [2, 1]
@@ -158,55 +151,6 @@ def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tm
 
 # --- published sizes ----------------------------------------------------------------------------------------------
 
-B = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-SIZES: dict[str, tuple[dict[str, Any], int, int]] = {
-    # openai/clip-vit-base-patch32: ViT-B/32 beside a text tower of width 512
-    "hf-clip": ({"vision_config": {}, "text_config": {}}, 151_277_313, 8),
-    # google/siglip-base-patch16-224
-    "hf-siglip": ({"vision_config": B, "text_config": {**B, "max_position_embeddings": 64}}, 203_155_970, 12),
-    # google/siglip2-base-patch16-naflex
-    "hf-siglip2": (
-        {"vision_config": B, "text_config": {**B, "max_position_embeddings": 64, "vocab_size": 256_000}},
-        375_234_050,
-        12,
-    ),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("variant", SIZES)
-def test_sizes_of_published_models(variant: str) -> None:
-    settings, count, text_heads = SIZES[variant]
-    config = {"architectures": [HF_CLIP[variant][0]], "model_type": variant.removeprefix("hf-"), **settings}
-    sites = FAMILY.sites(config)
-    assert [(s.tower, s.heads, s.head_dim) for s in sites] == [("visual", 12, 64)] * 12 + [
-        ("text", text_heads, 64)
-    ] * 12
-    model = FAMILY.build(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
-    side = model.config.vision_config.to_dict().get("image_size", 256)
-    state = model.state_dict()
-    tensors = MappedTensors({name: tensor_info(t) for name, t in state.items()}, state.__getitem__)
-    pico = source_of(shared_stock(variant), variant).description.preprocess
-    processor = {"image_processor_type": pico["processor"]["image_processor_type"]}
-    processor |= {"patch_size": 16, "max_num_patches": 256} if variant == "hf-siglip2" else {}
-    preprocess = {**pico, "input_size": [3, side, side], "processor": processor}
-    full = [HeadMask.full(sites)]
-    description = Description("dense", "hf", FAMILY.version, "", config, preprocess, ["a", "b", "c"], full)
-    library = model.to("meta").requires_grad_(False)
-    if variant == "hf-siglip2":  # of whose positions the library looks at numbers
-        library.vision_model.embeddings.forward = lambda pixels, _: library.vision_model.embeddings.patch_embedding(
-            pixels
-        )
-    batch = FAMILY.example_inputs(preprocess, 1, 0)
-    batch = {n: t.to("meta") for n, t in (batch if isinstance(batch, dict) else {"pixel_values": batch}).items()}
-    missing = {"pixel_attention_mask": None} if batch.pop("pixel_attention_mask", None) is not None else {}
-    with FlopCounterMode(display=False) as counter:
-        library.get_image_features(**batch, **missing)
-    features = library.config.projection_dim if variant == "hf-clip" else 768
-    expected = counter.get_total_flops() // 2 + 3 * features
-    assert macs(description, tensors, whole_last_block=True) == expected
-
 
 # --- refusals -----------------------------------------------------------------------------------------------------
 
@@ -224,10 +168,9 @@ def test_sizes_of_published_models(variant: str) -> None:
 def test_other_classes_are_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
     path = published("hf-clip", tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [name]}))
-    with pytest.raises(InputError) as caught:
-        open_source(str(tmp_path))
-    assert caught.value.message == f"transformers' {name} is not supported: {message}"
-    assert "CLIPModel, SiglipModel" in str(caught.value.hint)
+    caught = refused(InputError, open_source, str(tmp_path))
+    assert caught.message == f"transformers' {name} is not supported: {message}"
+    assert "CLIPModel, SiglipModel" in str(caught.hint)
 
 
 def test_the_file_of_siglips_tokenizer_does_what_the_tokenizer_does(tmp_path: Path) -> None:

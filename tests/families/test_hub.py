@@ -100,7 +100,6 @@ def test_messages(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands_of_the_page_upload_all_that_is_in_the_folder(hub: Hub, with_hydractl: dict[str, str]) -> None:
     section = PAGE.read_text(encoding="utf-8").partition("## The Hugging Face Hub")[2]
     match = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert match is not None
     shutil.copy("vit.st", "hydra.st")
     random = np.random.default_rng(0)
     np.savez("test.npz", x=random.integers(0, 256, (6, 16, 16, 3), np.uint8), y=np.arange(6) % 5)

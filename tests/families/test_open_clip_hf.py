@@ -23,12 +23,12 @@ from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import macs
 from hydractl.model.loading import build_model
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source, with_labels
 from hydractl.model.stored import zeroed
-from tests.pico import WORDS, close, images, mask_of, prune_source, write_tokenizer
+from tests.pico import WORDS, close, images, mask_of, model_of, prune_source, write_tokenizer
 from tests.pico_clip import clip_config, publish_clip
-from tests.spread import marked_long, marked_release
+from tests.running import refused
+from tests.spread import marked_release
 
 import open_clip  # isort: skip - behind the families, which make it importable
 import transformers  # isort: skip
@@ -94,8 +94,11 @@ def test_a_folder_is_the_librarys_zero_shot_classifier(name: str, tmp_path: Path
     without = copy.deepcopy(model)
     tensors = zeroed(source.tensors, source.family, source.sites, mask_of(source, [range(3)] * 4), mask)
     without.load_state_dict({n: tensors.read(n) for n in tensors.names()})
-    pruned = build_model(prune_source(source, mask))
-    close(pruned.member_logits(images())[0], logits(without, folder))
+    pruned = prune_source(source, mask)
+    close(build_model(pruned).member_logits(images())[0], logits(without, folder))
+    whole, fewer = model_of(plan_fusion([source, pruned])).member_logits(images())
+    close(whole, expected)
+    close(fewer, logits(without, folder))
     assert {source.family.part(n, source.sites) for n in source.tensors.names()} == {
         *("attention", "mlp", "norm", "embed", "own")
     }
@@ -123,22 +126,9 @@ def test_long_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
     assert FAMILY.too_long(config, preprocess, ["film", long]) == (1, 12)
 
 
-@pytest.mark.parametrize("name", ["xlm-roberta", *marked_long(["bert"])])
-@torch.no_grad()
-def test_a_fused_member_is_the_member_alone(name: str, tmp_path: Path) -> None:
-    source = opened(published(name, tmp_path)[1])
-    kept = [[0, 2], [1], [0], [1, 2]], [[1], [], [0, 1, 2], []]
-    members = [prune_source(source, mask_of(source, each)) for each in kept]
-    plan = plan_fusion(members)
-    fused = HydraModel(plan.description, plan.tensors)
-    for member, logits in zip(members, fused.member_logits(images()), strict=True):
-        close(logits, build_model(member).member_logits(images())[0])
-
-
 def refusal(folder: Path) -> InputError:
-    with pytest.raises(InputError) as caught:
-        open_source(str(folder))
-    return caught.value
+    caught = refused(InputError, open_source, str(folder))
+    return caught
 
 
 def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_source
-from tests.pico import RELATIVE, inputs, logits, shared_stock, source_of, stock
+from tests.pico import RELATIVE, inputs, logits, model_of, shared_source, source_of, stock
+from tests.running import refused
 from tests.spread import marked_long
 
 
@@ -19,7 +19,7 @@ def test_gradients_are_those_of_the_library(variant: str) -> None:
     """Of all weights, the tables and vectors of distances among them."""
     reference = stock(variant)
     source = source_of(reference, variant)
-    model = HydraModel(source.description, source.tensors)
+    model = model_of(source)
     labels = torch.tensor([0, 1, 2])
     F.cross_entropy(logits(reference, inputs(variant)), labels).backward()
     F.cross_entropy(model.member_logits(inputs(variant))[0], labels).backward()
@@ -57,7 +57,6 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("what", UNSUPPORTED)
 def test_what_transformers_has_and_is_not_supported_is_named(what: str) -> None:
     variant, changed = UNSUPPORTED[what]
-    config = {**source_of(shared_stock(variant), variant).description.config, **changed}
-    with pytest.raises(InputError) as caught:
-        get_family("hf").build(config)
-    assert any(what in problem for problem in caught.value.problems)
+    config = {**shared_source(variant).description.config, **changed}
+    caught = refused(InputError, get_family("hf").build, config)
+    assert any(what in problem for problem in caught.problems)

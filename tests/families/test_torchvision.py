@@ -15,6 +15,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from tests.pico import TORCHVISION, close, images, shared_stock
+from tests.running import refused
 
 declare_operators()
 
@@ -57,8 +58,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name: str) -> None:
-    with pytest.raises(HydraError) as caught:
-        open_source(f"torchvision:{name}")
-    assert caught.value.message == REFUSED[name]
+    caught = refused(HydraError, open_source, f"torchvision:{name}")
+    assert caught.message == REFUSED[name]
     if name == "vit_b_16":
-        assert "--arch torchvision:vit_b_16" in str(caught.value.hint)
+        assert "--arch torchvision:vit_b_16" in str(caught.hint)
