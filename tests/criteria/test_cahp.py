@@ -36,7 +36,19 @@ from hydractl.errors import InputError, NonFiniteError
 from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
-from tests.pico import images, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
+from tests.pico import (
+    images,
+    inputs,
+    keeping,
+    logits,
+    mask_of,
+    model_of,
+    prune_source,
+    shared_source,
+    source_of,
+    stock,
+    zero_columns,
+)
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import quiet as run
 from tests.spread import spread
@@ -51,17 +63,6 @@ def distance(mean_a: Any, cov_a: Any, mean_b: Any, cov_b: Any) -> float:
     ratio = np.linalg.det(mean_covariance) / math.sqrt(np.linalg.det(cov_a) * np.linalg.det(cov_b))
     bhattacharyya = float(apart @ np.linalg.inv(mean_covariance) @ apart) / 8 + math.log(ratio) / 2
     return 2 * (1 - math.exp(-bhattacharyya))
-
-
-def test_distances_are_the_formula() -> None:
-    random = np.random.default_rng(0)
-    roots = random.normal(size=(4, 5, 5))
-    means = random.normal(size=(4, 5))
-    covariances = roots @ roots.transpose(0, 2, 1) + 0.1 * np.eye(5)
-    pairs = class_pairs(4, random)
-    assert pairs.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
-    expected = [distance(means[a], covariances[a], means[b], covariances[b]) for a, b in pairs]
-    assert jeffries_matusita(means, covariances, pairs) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (0.7, 1.0), (0.0, 3.0), (2.0, 0.5), (40.0, 1.0)])
@@ -211,7 +212,7 @@ def test_head_outputs_are_what_the_library_projects(variant: str, kept: list[lis
         mask = mask_of(source, kept)
         source = prune_source(source, mask)
         reference = zero_columns(reference, mask.removed_heads)
-    model = HydraModel(source.description, source.tensors)
+    model = model_of(source)
     batch = inputs(variant)
     outputs = head_outputs(model, [(batch, torch.zeros(3))], [0, 2], Log())
     whole = joined_heads(reference, variant, batch)
@@ -225,7 +226,7 @@ def test_head_outputs_are_what_the_library_projects(variant: str, kept: list[lis
 def test_head_outputs_of_a_visual_tower() -> None:
     reference = stock("clip").double()
     source = source_of(reference, "clip")
-    model = HydraModel(source.description, source.tensors, dtype=torch.float64)
+    model = model_of(source, dtype=torch.float64)
     found = head_outputs(model, [(images().double(), torch.zeros(3))], [0, 1], Log())
     for site, block in enumerate(reference.visual.transformer.resblocks):
         given: list[torch.Tensor] = []
@@ -251,7 +252,7 @@ def knowing() -> tuple[Any, torch.Tensor, torch.Tensor]:
 
 def loaded(reference: Any) -> HydraModel:
     source = source_of(reference, "class-token")
-    return HydraModel(source.description, source.tensors, dtype=torch.float64)
+    return model_of(source, dtype=torch.float64)
 
 
 def calibration(batch: int, seed: int = 0) -> Calibration:
@@ -316,8 +317,8 @@ def test_the_decision_follows_the_seed_and_not_the_batches() -> None:
 
 def test_a_pruned_model_chooses_among_the_heads_it_has() -> None:
     source = source_of(knowing()[0], "class-token")
-    pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
-    model = HydraModel(pruned.description, pruned.tensors, dtype=torch.float64)
+    pruned = keeping(source, [[0, 2], [], [1]])
+    model = model_of(pruned, dtype=torch.float64)
     decision = cahp().decide(model, calibration(32), range(3))
     assert [len(scores) for scores in decision.scores.values()] == [2, 0, 1]
     assert decision.kept[1] == [] and [p["heads"] for p in decision.info["curve"]] == [1, 2, 3]
@@ -335,7 +336,7 @@ def test_what_is_not_finite_is_no_class() -> None:
     reference = stock("class-token")
     reference.blocks[1].attn.qkv.weight.data[50] = float("inf")
     source = source_of(reference, "class-token")
-    model = HydraModel(source.description, source.tensors)
+    model = model_of(source)
     batch = [(images(), torch.zeros(3, dtype=torch.int64))]
     with pytest.raises(NonFiniteError, match=r"blocks\.1\.attn is not finite"):
         head_outputs(model, batch, [0, 1, 2], Log())
@@ -344,8 +345,8 @@ def test_what_is_not_finite_is_no_class() -> None:
 
 
 def test_too_few_samples_of_a_class() -> None:
-    source = source_of(shared_stock("class-token"), "class-token")
-    model = HydraModel(source.description, source.tensors)
+    source = shared_source("class-token")
+    model = model_of(source)
 
     def of_labels(labels: list[int]) -> Calibration:
         batch = (images(len(labels)), torch.tensor(labels))

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from hydractl.criteria import Calibration, read_criterion
 from hydractl.heads.mask import Site
 from hydractl.log import Log
-from hydractl.model.runtime import HydraModel
 from tests.pico import (
     CLIP,
     LABELS,
@@ -22,10 +21,12 @@ from tests.pico import (
     head_columns,
     images,
     inputs,
+    keeping,
     logits,
     mask_of,
+    model_of,
     prune_source,
-    shared_stock,
+    shared_source,
     source_of,
     stock,
     zero_columns,
@@ -34,8 +35,8 @@ from tests.pico_clip import clip_tokenizer
 from tests.spread import ONE_OF_EACH, marked_release
 
 # One of each, and those whose weights lie otherwise or whose heads have terms of their own.
-CLASSIFIERS = [variant for variant in ONE_OF_EACH if variant not in CLIP]
-CLASSIFIERS += marked_release(["eva-post-norm", "rope-mixed", "swinv2", "deberta-v3", "gpt2", "qwen3", "electra"])
+MODELS = [variant for variant in ONE_OF_EACH if variant not in CLIP or variant == "clip"]
+MODELS += marked_release(["eva-post-norm", "rope-mixed", "swinv2", "deberta-v3", "gpt2", "qwen3", "electra"])
 
 
 def sample(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,9 +70,28 @@ def wide(batch: Any) -> dict[str, torch.Tensor]:
     return batch if isinstance(batch, dict) else {"x": batch.double()}
 
 
-def loss_of(model: Any, variant: str, reduction: str = "mean") -> torch.Tensor:
+def wide_logits(model: Any, variant: str) -> torch.Tensor:
+    """What the library says of the three samples, in float64 and with gradients.
+
+    Its own builder of zero-shot classifiers has none.
+    """
     given = wide(inputs(variant))
-    return F.cross_entropy(logits(model, given.get("x", given)), Y, reduction=reduction)
+    given = given.get("x", given)
+    if variant != "clip":
+        return logits(model, given)
+    prompts = []
+    for label in LABELS:
+        prompts += [template.format(label) for template in TEMPLATES]
+    by_prompt = model.encode_text(clip_tokenizer("clip")(prompts), normalize=True)
+    features = by_prompt.reshape(len(LABELS), len(TEMPLATES), -1).mean(1)
+    features = features / features.norm(dim=1, keepdim=True)
+    found = model.logit_scale.exp() * model.encode_image(given, normalize=True) @ features.T
+    assert torch.allclose(found, logits(model, given), atol=1e-12)
+    return found
+
+
+def loss_of(model: Any, variant: str, reduction: str = "mean") -> torch.Tensor:
+    return F.cross_entropy(wide_logits(model, variant), Y, reduction=reduction)
 
 
 def projections(attention: Any, site: Site) -> list[list[torch.Tensor]]:
@@ -106,12 +126,12 @@ def taylor_score(parts: list[torch.Tensor]) -> float:
     return sum(float(part.abs().mean()) for part in parts) / 3
 
 
-@pytest.mark.parametrize("variant", CLASSIFIERS)
+@pytest.mark.parametrize("variant", MODELS)
 def test_taylor_equals_autograd(variant: str) -> None:
     """The paper's D.1.1 word for word, by autograd on the library's model; heads that share keys have the same keys."""
     reference = stock(variant).double()
     source = source_of(reference, variant)
-    model = HydraModel(source.description, source.tensors, dtype=torch.float64)
+    model = model_of(source, dtype=torch.float64)
     scores = read_criterion("taylor").score(model, of_three(variant, 2, 1), range(3))
     loss_of(reference, variant).backward()
     for scores_of_site, site in zip(scores.values(), source.sites, strict=True):
@@ -127,7 +147,7 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns(variant: s
     source = source_of(reference, variant)
     mask = mask_of(source, kept)
     pruned = prune_source(source, mask)
-    model = HydraModel(pruned.description, pruned.tensors, dtype=torch.float64)
+    model = model_of(pruned, dtype=torch.float64)
     scores = read_criterion("taylor").score(model, of_three(variant, 3), range(3))
     zeroed = zero_columns(reference, mask.removed_heads)
     loss_of(zeroed, variant).backward()
@@ -138,12 +158,12 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns(variant: s
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", CLASSIFIERS)
+@pytest.mark.parametrize("variant", MODELS)
 def test_gate_equals_the_gradient_of_each_sample(variant: str) -> None:
     """Michel et al. 2019: mean over samples of |dL/dgate|, here by finite differences on the library's model."""
     reference = stock(variant).double()
     source = source_of(reference, variant)
-    model = HydraModel(source.description, source.tensors, dtype=torch.float64)
+    model = model_of(source, dtype=torch.float64)
     with torch.enable_grad():
         scores = read_criterion("gate").score(model, of_three(variant, 3), range(3))
     step, rel = 1e-5, 1e-4
@@ -177,7 +197,7 @@ def normalised(values: list[float]) -> list[float]:
 def test_magnitude_is_the_mean_absolute_weight() -> None:
     reference = stock("class-token")
     source = source_of(reference, "class-token")
-    scores = read_criterion("magnitude").score(HydraModel(source.description, source.tensors), calibration(5), range(3))
+    scores = read_criterion("magnitude").score(model_of(source), calibration(5), range(3))
     attention = reference.blocks[1].attn
     queries, keys, values = attention.qkv.weight.detach().split(24)
     out = attention.proj.weight.detach()
@@ -188,99 +208,23 @@ def test_magnitude_is_the_mean_absolute_weight() -> None:
 
 
 def test_random_follows_the_seed_and_not_the_mask() -> None:
-    source = source_of(shared_stock("class-token"), "class-token")
-    model = HydraModel(source.description, source.tensors)
+    source = shared_source("class-token")
+    model = model_of(source)
     criterion = read_criterion("random")
     first = criterion.score(model, calibration(5, seed=1), range(3))
     assert criterion.score(model, calibration(5, seed=1), range(3)) == first
     assert criterion.score(model, calibration(5, seed=2), range(3)) != first
-    pruned = prune_source(source, mask_of(source, [[0, 2], [1], [0, 1, 2]]))
-    some = criterion.score(HydraModel(pruned.description, pruned.tensors), calibration(5, 1), range(3))
+    pruned = keeping(source, [[0, 2], [1], [0, 1, 2]])
+    some = criterion.score(model_of(pruned), calibration(5, 1), range(3))
     assert some[0] == [first[0][0], first[0][2]]
     assert some[1] == [first[1][1]]
 
 
 def test_scoring_leaves_the_model_as_it_was() -> None:
-    source = source_of(shared_stock("class-token"), "class-token")
-    model = HydraModel(source.description, source.tensors)
+    source = shared_source("class-token")
+    model = model_of(source)
     before = [parameter.requires_grad for parameter in model.parameters()]
     for name in ("taylor", "gate", "magnitude", "random"):
         read_criterion(name).score(model, calibration(5), [0, 2])
     assert [parameter.requires_grad for parameter in model.parameters()] == before
     assert all(attention.head_gate is None for attention in model.attentions)
-
-
-# --- two towers -------------------------------------------------------------------------------------------------------
-
-
-def clip() -> tuple[Any, HydraModel]:
-    reference = stock("clip").double()
-    source = source_of(reference, "clip")
-    return reference, HydraModel(source.description, source.tensors, dtype=torch.float64)
-
-
-def clip_calibration(batch: int) -> Calibration:
-    x, y = sample()
-    return Calibration(lambda: zip(x.double().split(batch), y.split(batch), strict=True), len(y), 0, Log())  # type: ignore[arg-type]
-
-
-def clip_logits(model: Any, x: torch.Tensor) -> torch.Tensor:
-    """Differentiable, unlike the library's own builder of classifiers; pinned to it below."""
-    tokenizer = clip_tokenizer("clip")
-    prompts = []
-    for label in LABELS:
-        prompts += [template.format(label) for template in TEMPLATES]
-    by_prompt = model.encode_text(tokenizer(prompts), normalize=True)
-    features = by_prompt.reshape(len(LABELS), len(TEMPLATES), -1).mean(1)
-    features = features / features.norm(dim=1, keepdim=True)
-    return model.logit_scale.exp() * model.encode_image(x, normalize=True) @ features.T
-
-
-def test_the_reference_is_the_library_s_classifier() -> None:
-    reference, _ = clip()
-    with torch.no_grad():
-        ours = clip_logits(reference, sample()[0].double())
-    assert torch.allclose(ours, logits(reference, sample()[0].double()), atol=1e-12)
-
-
-@pytest.mark.parametrize("batch", [10, 4])
-def test_taylor_of_both_towers_equals_autograd(batch: int) -> None:
-    reference, model = clip()
-    x, y = sample()
-    F.cross_entropy(clip_logits(reference, x.double()), y).backward()
-    scores = read_criterion("taylor").score(model, clip_calibration(batch), range(3))
-    visual = read_criterion("taylor").score(model, clip_calibration(batch), [0, 1])
-    for i, site in enumerate(model.sites):
-        weight = reference.get_submodule(site.path).in_proj_weight
-        product = weight.detach() * weight.grad  # [3 * 3 heads * 8, 24]
-        expected = []
-        for head in range(3):
-            expected.append(taylor_score([part[head * 8 : head * 8 + 8] for part in product.chunk(3)]))
-        assert scores[i] == pytest.approx(expected, rel=1e-5)
-        if i < 2:
-            assert visual[i] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("batch", [10, 4])
-def test_gate_of_both_towers_equals_the_gradient_of_each_sample(batch: int) -> None:
-    reference, model = clip()
-    x, y = sample()
-    step = 1e-5
-    scores = read_criterion("gate").score(model, clip_calibration(batch), range(3))
-
-    def losses_with_gate(weight: torch.Tensor, head: int, gate: float) -> torch.Tensor:
-        before = weight.detach().clone()
-        with torch.no_grad():
-            weight[:, head * 8 : head * 8 + 8] *= gate
-            losses = F.cross_entropy(clip_logits(reference, x.double()), y, reduction="none")
-            weight.copy_(before)
-        return losses
-
-    for i, site in enumerate(model.sites):
-        weight = reference.get_submodule(site.path).out_proj.weight
-        changes = []
-        for head in range(3):
-            above = losses_with_gate(weight, head, 1 + step)
-            below = losses_with_gate(weight, head, 1 - step)
-            changes.append(mean_change(above, below, step))
-        assert scores[i] == pytest.approx(normalised(changes), rel=1e-4)

@@ -17,10 +17,9 @@ from hydractl.criteria import Calibration
 from hydractl.criteria.weights import OBA, biases, lowest_weights, matrices
 from hydractl.files.checkpoint import DictTensors
 from hydractl.log import Log
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
-from tests.criteria.test_criteria import Y, clip_logits, of_three, wide
-from tests.pico import images, inputs, logits, source_of, stock
+from tests.criteria.test_criteria import Y, of_three, wide_logits
+from tests.pico import model_of, source_of, stock
 
 TINY = "timm:vit_tiny_patch16_224?pretrained=0&img_size=4&patch_size=2&embed_dim=4&depth=1&num_heads=2&mlp_ratio=1"
 FAMILIES = ("qk-norm", "swinv2", "torchvision", "bert", "gpt2", "deberta-v3", "clip")
@@ -34,7 +33,7 @@ def layers(network: Any) -> dict[str, nn.Parameter]:
 def check_oba(source: Source, calibration: Calibration, expected: Mapping[str, Tensor], rel: float = 1e-4) -> None:
     """Compare the scores, as the verb asks for them, with those of products ``w_i (H w)_i``."""
     names = layers(source.family.build(source.description.config))
-    model = HydraModel(source.description, source.tensors, dtype=torch.float64).requires_grad_(False)
+    model = model_of(source, dtype=torch.float64).requires_grad_(False)
     for parameter in layers(model.networks[0]).values():
         parameter.requires_grad_(True)
     weights = {name: source.tensors.read(name) for name in names}
@@ -94,19 +93,13 @@ def test_oba_of_every_library_is_the_change_of_a_gradient_along_the_weights(vari
     weights = {name: reference.get_parameter(name) for name in layers(reference)}
     before = {name: weight.detach().clone() for name, weight in weights.items()}
 
-    def of_the_library() -> Tensor:
-        if variant == "clip":
-            return clip_logits(reference, images().double())
-        given = wide(inputs(variant))
-        return logits(reference, given.get("x", given))
-
-    constant = of_loss(of_the_library().detach(), Y)
+    constant = of_loss(wide_logits(reference, variant).detach(), Y)
 
     def gradients(step: float) -> tuple[Tensor, ...]:
         with torch.no_grad():
             for name, weight in weights.items():
                 weight.copy_(before[name] * (1 + step))
-        weighted = (constant * of_the_library()).sum()
+        weighted = (constant * wide_logits(reference, variant)).sum()
         return torch.autograd.grad(weighted, list(weights.values()), materialize_grads=True, allow_unused=True)
 
     forward = gradients(1e-6)
@@ -114,10 +107,7 @@ def test_oba_of_every_library_is_the_change_of_a_gradient_along_the_weights(vari
     expected = {}
     for name, ahead, behind in zip(weights, forward, backward, strict=True):
         expected[name] = before[name] * (ahead - behind) / 2e-6
-    calibration = of_three(variant, 2, 1)
-    if variant == "clip":
-        calibration = Calibration(lambda: iter([(images().double(), Y)]), 3, 0, Log())
-    check_oba(source, calibration, expected, 1e-3)
+    check_oba(source, of_three(variant, 2, 1), expected, 1e-3)
 
 
 def test_the_products_of_all_steps_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_auto_averages_what_survives_it(make: Callable[[int], Any], least: float
     sources[0] = prune_source(sources[0], mask_of(sources[0], [[0, 2], [1], [0, 1, 2]]))
     decided = plan_checked(sources, AUTO, torch.device("cpu"), 0, Log())
     told = decided.averaging
-    assert told is not None and told.done is averaged
+    assert told.done is averaged
     assert decided.plan.description.merge == (ALL if averaged else [])
     assert all(least <= distance <= most for distance in told.distance)
     assert max(decided.check.merge_log_p) == (max(told.merge_log_p) if averaged else 0)
@@ -135,7 +135,7 @@ def test_accuracy_before_and_after_averaging(members: None, capsys: pytest.Captu
     assert {key: (told[key]["members"], told[key]["ensemble"]) for key in expected} == expected
     assert told["n"] == 16 and "accuracy on 16 samples: members" in err
     description = read_header("h.st").description
-    assert description is not None and description["extra"]["on_data"] == told
+    assert description["extra"]["on_data"] == told
 
 
 @pytest.mark.fault(23)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import types
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,19 @@ from tests.fusion.test_batched import GRAPHS as BATCHED
 from tests.pico import (
     close,
     inputs,
+    keeping,
     logits,
     mask_of,
+    model_of,
     prune_source,
+    shared_source,
     shared_stock,
     source_of,
     stock,
     stock_logits,
     zero_columns,
 )
+from tests.running import refused
 from tests.spread import ONE_OF_EACH, marked_long, marked_release, spread
 
 # Three members that part at the first, second or third site, or not at all; sites without heads among them.
@@ -47,7 +50,7 @@ MASKS = {"at-once": AT_ONCE, "second": SECOND, "third": THIRD, "never": NEVER, "
 
 def of_one_checkpoint(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Source], list[torch.Tensor]]:
     """Members that differ in their heads only, and the logits of the library's model with zeroed columns."""
-    source = source_of(shared_stock(variant), variant)
+    source = shared_source(variant)
     masks = [mask_of(source, heads) for heads in kept]
     expected = [stock_logits(variant, tuple(mask.removed_heads)) for mask in masks]
     return [prune_source(source, mask) for mask in masks], expected
@@ -80,7 +83,7 @@ def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, to
     members, expected = of_one_checkpoint(variant, MASKS[case])
     plan = plan_fusion(members, [])
     assert not plan.own and not plan.averaged, "members of one checkpoint own nothing but their heads"
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     fused.whole_last_block, fused.side_by_side = whole, together
     rows: dict[int, int] = {}
     for site, attention in enumerate(fused.attentions):
@@ -108,7 +111,7 @@ def test_the_whole_model_beside_a_pruned_one(variant: str) -> None:
     assert checked.averaging.done and max(checked.averaging.distance) == 0 and not plan.own
     assert parameters(plan.tensors) == sum(p.numel() for p in shared_stock(variant).parameters())
     mean = torch.stack(expected).double().softmax(-1).mean(0)
-    close(HydraModel(plan.description, plan.tensors)(inputs(variant)).exp(), mean.float())
+    close(model_of(plan)(inputs(variant)).exp(), mean.float())
 
 
 def changed(source: Source, where: str) -> Source:
@@ -124,12 +127,12 @@ def changed(source: Source, where: str) -> Source:
 
 @torch.no_grad()
 def test_members_part_before_the_tokens_that_each_merges_for_itself() -> None:
-    source = source_of(shared_stock("swin"), "swin")
+    source = shared_source("swin")
     members = [source, changed(source, "downsample")]
     fused = HydraModel((plan := plan_fusion(members, [])).description, plan.tensors)
     assert fused.chains[0].start.blocks == 2 and not any(attention.pooled for attention in fused.attentions)
     for member, found in zip(members, fused.member_logits(inputs("swin")), strict=True):
-        close(found, HydraModel(member.description, member.tensors).member_logits(inputs("swin"))[0])
+        close(found, model_of(member).member_logits(inputs("swin"))[0])
 
 
 PARTS = {
@@ -146,11 +149,11 @@ PARTS = {
 @pytest.mark.parametrize("where", PARTS)
 @torch.no_grad()
 def test_members_part_where_their_weights_do(where: str) -> None:
-    source = source_of(shared_stock("class-token"), "class-token")
+    source = shared_source("class-token")
     members = [source, changed(source, where), source]
     one, other = (build_model(member).member_logits(inputs("class-token"))[0] for member in members[:2])
     plan = plan_fusion(members, [])
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     blocks, pool = PARTS[where]
     start = fused.chains[0].start
     assert (start.blocks, start.pool, start.shared_stem) == (blocks, pool, where != "pos_embed")
@@ -162,12 +165,12 @@ def test_members_part_where_their_weights_do(where: str) -> None:
 @torch.no_grad()
 def test_a_head_that_differs_is_kept_by_its_member() -> None:
     """All other heads of the site are equal: they are not taken apart from it."""
-    source = source_of(shared_stock("qk-norm"), "qk-norm")
+    source = shared_source("qk-norm")
     for name in ("blocks.0.attn.qkv.weight", "blocks.0.attn.proj.bias", "blocks.0.attn.q_norm.weight"):
         other = changed(source, name)
         plan = plan_fusion([source, other], [])
         assert list(plan.own) == sorted(n for n in source.tensors.names() if n.startswith("blocks.0.attn."))
-        both = HydraModel(plan.description, plan.tensors).member_logits(inputs("qk-norm"))
+        both = model_of(plan).member_logits(inputs("qk-norm"))
         for member, model in zip(both, (source, other), strict=True):
             close(member, build_model(model).member_logits(inputs("qk-norm"))[0])
 
@@ -198,14 +201,14 @@ def test_through_a_file_and_back_to_single_members(variant: str, case: str, tmp_
 def test_equal_heads_are_one_object_in_memory_where_all_members_have_them() -> None:
     members, _ = of_one_checkpoint("class-token", [[[0], [0, 2], [1]], [[1], [0, 2], [1]], [[2], [0, 2], [2]]])
     plan = plan_fusion(members)
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     pooled, same, apart = (a.projections for a in fused.attentions)
     assert len({id(p.bank) for p in pooled}) == 1 and len({id(p) for p in same}) == 1
     assert apart[0] is apart[1] and apart[0] is not apart[2] and apart[0].bank is apart[2].bank
     for site in range(3):
         for number, member in enumerate(members):
             theirs, ours = (
-                HydraModel(member.description, member.tensors).head_weights(site),
+                model_of(member).head_weights(site),
                 fused.head_weights(site, number),
             )
             assert (
@@ -220,7 +223,7 @@ def test_gradients_reach_what_is_shared() -> None:
     kept = [[[0, 2], [1], [0, 1]], [[0, 2], [0, 2], [2]]]
     members, _ = of_one_checkpoint("class-token", kept)
     plan = plan_fusion(members)
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     fused.member_logits(inputs("class-token")).square().sum().backward()
     reference = torch.zeros(24, 24 * 4)
     for heads in kept:
@@ -239,9 +242,8 @@ def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -
     buffer = io.BytesIO()
     write_tensors(buffer, DictTensors(tensors), plan.description.to_json())
     (tmp_path / "bad.st").write_bytes(buffer.getvalue())
-    with pytest.raises(InputError) as caught:
-        open_source(str(tmp_path / "bad.st"))
-    assert "tensor 'blocks.1.attn.proj.weight' is [24, 16], expected [24, 24]" in caught.value.problems
+    caught = refused(InputError, open_source, str(tmp_path / "bad.st"))
+    assert "tensor 'blocks.1.attn.proj.weight' is [24, 16], expected [24, 24]" in caught.problems
 
 
 # The others are among the batched ones.
@@ -256,11 +258,11 @@ def test_all_of_it_is_one_graph(variant: str, own: bool) -> None:
     """Of members that share a prefix, or of which each has weights of its own."""
     members, expected = of_one_checkpoint(variant, SECOND[:2])
     if own:
-        mask, other = SECOND[1], source_of(shared_stock(variant, 1), variant, "other")
-        members[1] = prune_source(other, mask_of(other, mask))
+        mask, other = SECOND[1], shared_source(variant, 1, name="other")
+        members[1] = keeping(other, mask)
         expected[1] = stock_logits(variant, tuple(mask_of(other, mask).removed_heads), 1)
     plan = plan_fusion(members, [])
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     fused.member_logits(inputs(variant))  # the features of the classes of a CLIP are part of no graph
     torch.compiler.reset()
     fused.compile(backend="eager")
@@ -278,30 +280,8 @@ def test_a_site_that_is_stored_partly_once_is_refused(tmp_path: Path) -> None:
     tensors |= {f"members.{m}.blocks.0.attn.proj.weight": weight + m for m in range(3)}
     with open(tmp_path / "bad.st", "wb") as handle:
         write_tensors(handle, DictTensors(tensors), plan.description.to_json())
-    with pytest.raises(InputError) as caught:
-        open_source(str(tmp_path / "bad.st"))
-    assert list(caught.value.problems) == [
-        "the attention of blocks.0.attn belongs partly to all members and partly to one"
-    ]
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_threads_do_not_mix_their_calls(together: bool) -> None:
-    members, _ = of_one_checkpoint("class-token", AT_ONCE)
-    plan = plan_fusion(members)
-    fused = HydraModel(plan.description, plan.tensors)
-    fused.side_by_side = together
-    shape = (4, *inputs("class-token").shape[1:])
-    batches = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(6)]
-    with torch.no_grad():
-        expected = [fused.member_logits(batch) for batch in batches]
-
-    def call(number: int) -> bool:
-        with torch.no_grad():
-            return torch.equal(fused.member_logits(batches[number % 6]), expected[number % 6])
-
-    with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(call, range(36)))
+    caught = refused(InputError, open_source, str(tmp_path / "bad.st"))
+    assert list(caught.problems) == ["the attention of blocks.0.attn belongs partly to all members and partly to one"]
 
 
 def test_heads_of_a_member_lie_in_few_runs() -> None:

@@ -10,17 +10,18 @@ import torch
 
 from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import (
     MORE,
     VARIANTS,
     close,
     inputs,
+    keeping,
     logits,
     mask_of,
     merged_names,
-    prune_source,
+    model_of,
+    shared_source,
     shared_stock,
     source_of,
     stock,
@@ -56,8 +57,8 @@ def pruned_sources(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> lis
     """Members with weights of their own."""
     sources = []
     for index, heads in enumerate(kept):
-        source = source_of(shared_stock(variant, index), variant, name=f"member{index}")
-        sources.append(prune_source(source, mask_of(source, heads)))
+        source = shared_source(variant, index, name=f"member{index}")
+        sources.append(keeping(source, heads))
     return sources
 
 
@@ -76,7 +77,7 @@ CASES += marked_release(spread(OTHERS, *WAYS) + spread(REST, *WAYS))
 def test_unmerged_members_equal_the_library(variant: str, case: str, side_by_side: bool) -> None:
     sources, expected = members(variant, MASKS[case])
     plan = plan_fusion(sources, [])
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     fused.side_by_side = side_by_side
     together = fused.member_logits(inputs(variant))
     assert together.shape == (len(MASKS[case]), 3, 5)
@@ -91,7 +92,7 @@ def test_unmerged_members_equal_the_library(variant: str, case: str, side_by_sid
 @torch.no_grad()
 def test_few_tokens_run_side_by_side_on_a_cpu(merge: Sequence[str], most_tokens: int) -> None:
     plan = plan_fusion(pruned_sources("class-token", KEPT[:3]), merge)
-    fused = HydraModel(plan.description, plan.tensors)
+    fused = model_of(plan)
     calls: list[int] = []
     fused.networks[0].blocks[1].register_forward_hook(lambda *_: calls.append(1))
     tokens_of_sample = 5
@@ -122,7 +123,7 @@ NOT_MERGED = [variant for variant in ONE_OF_EACH if variant not in MERGED]
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *marked_release(MORE)])
 def test_merged_parts_are_those_of_the_library(variant: str) -> None:
-    source = source_of(shared_stock(variant), variant)
+    source = shared_source(variant)
     for merge in MERGES:
         expected = merged_names(variant, shared_stock(variant), merge)
         plan = plan_fusion([source, source], merge, headers_only=True)  # which weights they have does not matter
@@ -134,15 +135,15 @@ def test_merged_parts_are_those_of_the_library(variant: str) -> None:
 @torch.no_grad()
 def test_merged_members_equal_the_library_with_averaged_weights(variant: str, merge: list[str]) -> None:
     plan = plan_fusion(pruned_sources(variant, KEPT[:2]), merge)
-    together = HydraModel(plan.description, plan.tensors).member_logits(inputs(variant))
+    together = model_of(plan).member_logits(inputs(variant))
     for member, reference in zip(together, averaged_references(variant, KEPT[:2], merge), strict=True):
         close(member, reference)
 
 
 @torch.no_grad()
 def test_equal_parts_survive_averaging_bit_for_bit() -> None:
-    source = source_of(shared_stock("class-token"), "class-token")
-    pruned = [prune_source(source, mask_of(source, heads)) for heads in KEPT[:3]]
+    source = shared_source("class-token")
+    pruned = [keeping(source, heads) for heads in KEPT[:3]]
     plan = plan_fusion(pruned)
     plan.tensors.sources[1:] = []  # the others need not be read again
     for name in plan.averaged:
@@ -151,7 +152,7 @@ def test_equal_parts_survive_averaging_bit_for_bit() -> None:
 
 def test_a_tensor_whose_last_element_differs_is_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydractl.fusion.plan.PIECE", 61)
-    source = source_of(shared_stock("class-token"), "class-token")
+    source = shared_source("class-token")
     tensors = {name: source.tensors.read(name).clone() for name in source.tensors.names()}
     name = "blocks.0.mlp.fc1.weight"
     tensors[name].view(-1)[-1] += 1

@@ -21,13 +21,12 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import (
     inputs,
+    keeping,
     logits,
-    mask_of,
     merged_names,
-    prune_source,
-    shared_stock,
-    source_of,
+    shared_source,
     stock,
+    tensors_of,
     zero_columns,
 )
 from tests.spread import ONE_OF_EACH, marked_long, marked_release, spread
@@ -37,15 +36,12 @@ KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []]]
 SEED = 5
 
 
-def members(variant: str, seeds: list[int]) -> tuple[list[Source], list[Any]]:
-    """Sources, and the stock models with zeroed columns that they are."""
-    sources, models = [], []
-    for seed, heads in zip(seeds, KEPT, strict=True):
-        source = source_of(shared_stock(variant, seed), variant, name=f"m{len(sources)}")
-        mask = mask_of(source, heads)
-        sources.append(prune_source(source, mask))
-        models.append(zero_columns(stock(variant, seed), mask.removed_heads))
-    return sources, models
+def members(variant: str, seeds: list[int]) -> list[Source]:
+    """Sources of these weights with heads of their own."""
+    sources = []
+    for index, (seed, heads) in enumerate(zip(seeds, KEPT, strict=True)):
+        sources.append(keeping(shared_source(variant, seed, name=f"m{index}"), heads))
+    return sources
 
 
 def check(sources: list[Source], merge: list[str]) -> SelfCheckRecord:
@@ -56,7 +52,10 @@ def check(sources: list[Source], merge: list[str]) -> SelfCheckRecord:
 @torch.no_grad()
 def test_the_effect_of_averaging(seeds: list[int]) -> None:
     variant, merge = "class-token", ["mlp", "norm", "embed"]
-    sources, models = members(variant, seeds)
+    sources = members(variant, seeds)
+    models = []
+    for seed, source in zip(seeds, sources, strict=True):
+        models.append(zero_columns(stock(variant, seed), source.description.mask.removed_heads))
     images = torch.randn(INPUTS, 3, 16, 16, generator=torch.Generator().manual_seed(SEED))
     before = [logits(model, images) for model in models]
     for name in merged_names(variant, models[0], merge):
@@ -73,8 +72,8 @@ def test_the_effect_of_averaging(seeds: list[int]) -> None:
 
 def test_a_big_model_has_fewer_inputs_where_no_decision_hangs_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = ["mlp", "norm", "embed"]
-    of_one_checkpoint, _ = members("class-token", [0, 0])
-    trained_apart, _ = members("class-token", [0, 1])
+    of_one_checkpoint = members("class-token", [0, 0])
+    trained_apart = members("class-token", [0, 1])
     assert check(of_one_checkpoint, everything).inputs == f"4 random inputs, seed {SEED}"
     monkeypatch.setattr("hydractl.fusion.selfcheck.BIG", 1)
     few = f"2 random inputs, seed {SEED}"
@@ -85,7 +84,7 @@ def test_a_big_model_has_fewer_inputs_where_no_decision_hangs_on_them(monkeypatc
 
 @pytest.mark.parametrize("variant", ["bert", *marked_long(["llama", "gpt2", "distilbert"])])
 def test_a_big_model_of_texts_reads_short_ones(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources, _ = members(variant, [0, 0])
+    sources = members(variant, [0, 0])
     long_texts = check(sources, [])
     monkeypatch.setattr("hydractl.fusion.selfcheck.BIG", 1)
     monkeypatch.setattr("hydractl.fusion.selfcheck.TOKENS_OF_A_BIG_TEXT", 3)
@@ -115,7 +114,7 @@ def test_a_big_model_of_texts_reads_short_ones(variant: str, monkeypatch: pytest
 def test_blocks_of_a_big_model_get_the_first_tokens_of_an_image(
     variant: str, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources, _ = members(variant, [0, 0])
+    sources = members(variant, [0, 0])
     tokens: list[int] = []
     run = Chain.rest
 
@@ -137,7 +136,7 @@ def test_blocks_of_a_big_model_get_the_first_tokens_of_an_image(
 
 @pytest.mark.parametrize(("wrong", "merge"), [(0.5, ["mlp", "norm", "embed"]), (math.nan, [])])
 def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    sources, _ = members("class-token", [0, 1])
+    sources = members("class-token", [0, 1])
     read = FusedTensors.read
 
     def tampered(self: FusedTensors, name: str) -> torch.Tensor:
@@ -151,29 +150,16 @@ def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], m
 @pytest.mark.parametrize("variant", ["class-token", *marked_long(["bert", "clip"])])
 def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
     found = []
-    for widened in (False, True):
+    for widened in (torch.float16, torch.float32):
         sources = []
-        for seed, heads in enumerate(KEPT):
-            source = source_of(shared_stock(variant, seed), variant, name=f"m{seed}")
-            halves = {name: source.tensors.read(name).half() for name in source.tensors.names()}
-            halves = {name: tensor.float() if widened else tensor for name, tensor in halves.items()}
-            source = replace(source, tensors=DictTensors(halves))
-            sources.append(prune_source(source, mask_of(source, heads)))
+        for source in members(variant, [0, 1]):
+            halves = {name: tensor.half().to(widened) for name, tensor in tensors_of(source.tensors).items()}
+            sources.append(replace(source, tensors=DictTensors(halves)))
         found.append(check(sources, []))
     assert found[0] == found[1]
 
 
 # --- weights of 16 bits that compute in float32 -----------------------------------------------------------------------
-
-
-def narrowed(variant: str, dtype: torch.dtype, merge: list[str]) -> tuple[object, DictTensors]:
-    """Description and 16-bit tensors of a fused model."""
-    sources = []
-    for index, heads in enumerate(KEPT):
-        source = source_of(shared_stock(variant, index), variant, name=f"member{index}")
-        sources.append(prune_source(source, mask_of(source, heads)))
-    plan = plan_fusion(sources, merge)
-    return plan.description, DictTensors({n: plan.tensors.read(n).to(dtype) for n in plan.tensors.names()})
 
 
 FEW = ["class-token", "bert", "llama", "clip"]
@@ -184,10 +170,11 @@ WAYS = ([torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
 @pytest.mark.parametrize(("variant", "dtype", "merge"), spread(FEW, *WAYS) + marked_release(spread(REST, *WAYS)))
 @torch.no_grad()
 def test_the_same_numbers_as_float32(variant: str, dtype: torch.dtype, merge: list[str]) -> None:
-    description, tensors = narrowed(variant, dtype, merge)
+    plan = plan_fusion(members(variant, [0, 1]), merge)
+    tensors = DictTensors({name: tensor.to(dtype) for name, tensor in tensors_of(plan.tensors).items()})
     assert storage_dtype(tensors) == dtype
-    wide = HydraModel(description, tensors).with_classes()  # type: ignore[arg-type]
-    narrow = float32_model(description, tensors, torch.device("cpu"), dtype).with_classes()  # type: ignore[arg-type]
+    wide = HydraModel(plan.description, tensors).with_classes()  # type: ignore[arg-type]
+    narrow = float32_model(plan.description, tensors, torch.device("cpu"), dtype).with_classes()  # type: ignore[arg-type]
     expected, found = wide.member_logits(inputs(variant)), narrow.member_logits(inputs(variant))
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)

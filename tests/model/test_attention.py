@@ -17,7 +17,6 @@ from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
 from hydractl.model.context import QueryTokens, RunContext
 from hydractl.model.projections import HeadBank, MemberProjections
-from hydractl.model.stacking import PerMember
 from tests.spread import spread
 
 declare_operators()
@@ -109,54 +108,6 @@ def test_a_bias_that_a_library_leaves_out_stays_out() -> None:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_selecting_takes_heads_in_the_order_asked_for() -> None:
-    full = weights(4, gated=True)
-    some = full.select([3, 1])
-    assert some.heads == 2
-    assert some.head_dim == HEAD_DIM
-    for name in set(FIELDS) - {"o_bias"}:
-        assert torch.equal(getattr(some, name), torch.stack([getattr(full, name)[3], getattr(full, name)[1]])), name
-    assert torch.equal(some.o_bias, full.o_bias), "the output bias belongs to no head"
-    assert_bitwise(full.select(range(4)), full)
-
-
-def test_selecting_nothing_keeps_the_shapes_and_the_output_bias() -> None:
-    none = weights(4, gated=True).select([])
-    assert none.heads == 0
-    assert none.q.shape == (0, HEAD_DIM, WIDTH)
-    assert none.o.shape == (0, WIDTH, HEAD_DIM)
-    assert none.o_bias is not None
-    assert_bitwise(none.expanded([], 4).zeroed(range(4)), none.expanded([], 4))
-
-
-@pytest.mark.parametrize("gone", [[], [1], [0, 3], [0, 1, 2, 3]])
-def test_zeroing_touches_the_output_columns_of_these_heads_only(gone: list[int]) -> None:
-    full = weights(4, gated=True)
-    before = full.o.clone()
-    ablated = full.zeroed(gone)
-    assert torch.equal(full.o, before), "weights never change in place"
-    for head in range(4):
-        assert torch.equal(ablated.o[head], torch.zeros_like(before[head]) if head in gone else before[head])
-    for name in set(FIELDS) - {"o"}:
-        assert getattr(ablated, name) is getattr(full, name)
-
-
-def test_expanding_puts_heads_back_in_their_places() -> None:
-    full = weights(5, gated=True)
-    for kept in ([0, 2, 4], [1], [], [4, 0]):
-        spread = full.select(kept).expanded(kept, 5)
-        assert_bitwise(spread.select(kept), full.select(kept))
-        others = [h for h in range(5) if h not in kept]
-        rest = spread.select(others)
-        assert all(not getattr(rest, name).any() for name in set(FIELDS) - {"o_bias"})
-
-
-def test_shapes_can_be_planned_without_weights() -> None:
-    plan = HeadWeights(**{n: t.to("meta") for n in FIELDS if (t := getattr(weights(4), n)) is not None})
-    assert plan.select([1, 3]).zeroed([0]).expanded([1, 3], 4).o.shape == (4, WIDTH, HEAD_DIM)
-    assert plan.select([]).q.device.type == "meta"
-
-
 @pytest.mark.parametrize(
     ("heads", "dtype", "bias", "gated"),
     spread([0, 1, 4], [torch.float32, torch.bfloat16, torch.float64], [True, False], [True, False], each=2),
@@ -166,28 +117,13 @@ def test_projections_give_their_weights_back_bitwise(heads: int, bias: bool, gat
     assert_bitwise(MemberProjections(HeadBank(given)).weights(), given)
 
 
-def test_projections_keep_norms_and_own_their_memory() -> None:
+def test_projections_own_their_memory() -> None:
     given = weights(3)
-    q_norm, k_norm = nn.LayerNorm(HEAD_DIM), nn.RMSNorm(HEAD_DIM)
-    member = MemberProjections(HeadBank(given, q_norm, k_norm))
-    extra = member.weights().extra
-    assert sorted(extra) == ["k_norm.weight", "q_norm.bias", "q_norm.weight"]
     before = given.q.clone()
     with torch.no_grad():
-        for parameter in member.parameters():
+        for parameter in MemberProjections(HeadBank(given)).parameters():
             parameter.add_(1)
     assert torch.equal(given.q, before)
-    assert torch.equal(member.weights().q, before + 1)
-
-
-def test_a_missing_bias_among_others_stays_missing() -> None:
-    given = weights(2)
-    for missing in ("q_bias", "k_bias", "v_bias"):
-        partial = HeadWeights(**{n: None if n == missing else getattr(given, n) for n in FIELDS})
-        back = MemberProjections(HeadBank(partial)).weights()
-        assert getattr(back, missing) is None
-        for name in {"q_bias", "k_bias", "v_bias"} - {missing}:
-            assert torch.equal(getattr(back, name), getattr(given, name))
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -206,8 +142,6 @@ def naive(
     w: HeadWeights,
     *,
     bias: Tensor | None = None,
-    gains: Sequence[float] | None = None,
-    norms: tuple[nn.Module, nn.Module] | None = None,
 ) -> Tensor:
     """Attention of one member on ``[B, T, d]``, head by head; ``bias`` is added to the scores of every head."""
     out = torch.zeros_like(x) if w.o_bias is None else torch.zeros_like(x) + w.o_bias
@@ -215,14 +149,10 @@ def naive(
         key = head if w.key_heads is None else w.key_heads[head]
         rows = zip(("q", "k", "v"), (head, key, key), strict=True)
         q, k, v = (linear(x, getattr(w, n)[own], of(getattr(w, f"{n}_bias"), own)) for n, own in rows)
-        if norms is not None:
-            q, k = norms[0](q), norms[1](k)
         scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
         if bias is not None:
             scores = scores + bias.expand(x.shape[0], w.heads, TOKENS, TOKENS)[:, head]
         attended = scores.softmax(-1) @ v
-        if gains is not None:
-            attended = attended * gains[head]
         if w.gate is not None:
             attended = attended * torch.sigmoid(linear(x, w.gate[head], of(w.gate_bias, head)))
         out = out + attended @ w.o[head].T
@@ -291,25 +221,6 @@ def test_a_boolean_mask_of_one_batch_serves_every_member(case: str) -> None:
     assert not torch.allclose(expected, reference(x, members)) or not sum(COUNTS[case])
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("case", ["one", "unequal", "ends"])
-def test_causal_attention_sees_no_later_token(case: str) -> None:
-    members = [weights(n, seed) for seed, n in enumerate(COUNTS[case])]
-    x = tokens(len(members))
-    bias = torch.full((TOKENS, TOKENS), -math.inf).triu(1)[None, None]
-    expected = reference(x, members, bias=bias)
-    close(attention(members)(x, is_causal=True), expected)
-    close(attention(members)(x, attn_mask=bias), expected)
-
-
-@torch.no_grad()
-def test_an_additive_mask_is_added() -> None:
-    members = [weights(2, 0), weights(3, 1)]
-    bias = torch.randn(BATCH, 1, TOKENS, TOKENS, generator=torch.Generator().manual_seed(9))
-    x = tokens(2)
-    close(attention(members)(x, attn_mask=bias), reference(x, members, bias=bias))
-
-
 def sharing(seed: int = 0, *, bias: bool = True) -> HeadWeights:
     """Six heads, three of which share a head of keys and values each."""
     own, two = weights(6, seed, bias=bias), slice(0, 2)
@@ -364,41 +275,6 @@ def test_gated_output(counts: list[int], bias: bool) -> None:
 
 
 @torch.no_grad()
-def test_query_and_key_norms_act_on_each_head() -> None:
-    members, modules, expected = [], [], []
-    x = tokens(3)
-    for seed, (heads, part) in enumerate(zip([2, 0, 3], x.chunk(3), strict=True)):
-        norms = nn.LayerNorm(HEAD_DIM), nn.RMSNorm(HEAD_DIM)
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in (*norms[0].parameters(), *norms[1].parameters()):
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        members.append(weights(heads, seed))
-        modules.append(MemberProjections(HeadBank(members[-1], *norms)))
-        expected.append(naive(part, members[-1], norms=norms))
-    found = HeadAttention(modules).eval()(x)
-    close(found, torch.cat(expected))
-    assert not torch.allclose(found, reference(x, members), atol=1e-2), "the norms must matter"
-
-
-@torch.no_grad()
-def test_a_head_gate_of_zero_is_a_zeroed_head_and_one_is_nothing() -> None:
-    members = [weights(2, 0), weights(0, 1), weights(3, 2)]
-    x = tokens(3)
-    module = attention(members)
-    plain = module(x)
-    module.head_gate = torch.ones(1, 5)
-    assert torch.equal(module(x), plain)
-    module.head_gate = torch.tensor([[1.0, 0.0, 0.0, 1.0, 0.0]])
-    gone = [members[0].zeroed([1]), members[1], members[2].zeroed([0, 2])]
-    close(module(x), reference(x, gone))
-    close(module(x), reference(x, [members[0].select([0]), members[1], members[2].select([1])]))
-    module.head_gate = torch.tensor([[1.0, 0.5, 2.0, 1.0, -1.0]])
-    gains = ([1.0, 0.5], [], [2.0, 1.0, -1.0])
-    expected = [naive(p, w, gains=g) for p, w, g in zip(x.chunk(3), members, gains, strict=True)]
-    close(module(x), torch.cat(expected))
-
-
-@torch.no_grad()
 def test_a_head_gate_may_differ_between_samples() -> None:
     members = [weights(2, 0), weights(1, 1)]
     x = tokens(2)
@@ -410,33 +286,12 @@ def test_a_head_gate_may_differ_between_samples() -> None:
         close(found[:, sample], reference(x, chosen).reshape_as(found)[:, sample])
 
 
-def test_gradients_reach_every_head_and_its_gate() -> None:
-    module = attention([weights(2, 0), weights(0, 1), weights(1, 2)])
-    module.head_gate = torch.ones(1, 3, requires_grad=True)
-    module(tokens(3)).square().sum().backward()
-    assert module.head_gate.grad is not None
-    assert bool((module.head_gate.grad != 0).all())
-    for index in (0, 2):
-        gradient = module.members[index].bank.qkv.grad
-        assert isinstance(gradient, Tensor)
-        assert bool(gradient.abs().sum(1).all())
-
-
 def test_dropout_acts_in_training_only() -> None:
     members, x = [weights(3, bias=False)], tokens(1)
     for options in ({"attention_dropout": 1.0}, {"output_dropout": 1.0}):
         module = attention(members, **options)
         close(module(x).detach(), reference(x, members))
         assert not module.train()(x).any()
-
-
-@torch.no_grad()
-def test_members_never_see_each_other() -> None:
-    members = [weights(2, 0), weights(3, 1)]
-    x = tokens(2)
-    other = x.clone()
-    other[:BATCH] = 1000.0
-    assert torch.equal(attention(members)(x)[BATCH:], attention(members)(other)[BATCH:])
 
 
 @torch.no_grad()
@@ -462,11 +317,3 @@ def test_it_is_the_library_s_attention_bit_for_bit(options: dict[str, bool], cal
     ours = HeadAttention([MemberProjections(HeadBank(given, theirs.q_norm, theirs.k_norm))]).eval()
     x = torch.randn(2, 5, 12)
     assert torch.equal(ours(x, **call), theirs(x, **call))
-
-
-@torch.no_grad()
-def test_one_module_per_member() -> None:
-    modules = [nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)]
-    x = tokens(3)
-    expected = torch.cat([module(part) for module, part in zip(modules, x.split(BATCH), strict=True)])
-    assert torch.equal(PerMember(modules)(x), expected)

@@ -22,14 +22,11 @@ from hydractl.criteria.magnitude import Magnitude
 from hydractl.errors import InputError
 from hydractl.families import get_family
 from hydractl.files.checkpoint import FileTensors, read_piece, sha256_file
-from hydractl.files.header import TensorInfo, header_bytes, tensor_info
-from hydractl.fusion.plan import plan_fusion
+from hydractl.files.header import header_bytes, tensor_info
 from hydractl.heads.mask import HeadMask
-from hydractl.model.cost import parameters, weight_bytes
-from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source, open_source, pruned
+from hydractl.model.source import open_source
 from hydractl.model.stored import StoredHeads, check_finite_weights
-from tests.pico import mask_of, prune_source, shared_stock, source_of
+from tests.pico import keeping, model_of, shared_source
 from tests.running import run
 
 SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -110,71 +107,6 @@ def test_memory_of_prune_and_fuse(tmp_path: Path) -> None:
         assert found["prune random"] < 0.7, (dtype, found)
         assert found["prune magnitude"] < 0.7, (dtype, found)
         assert found["fuse"] < 1.55, (dtype, found)
-
-
-class Unreadable:
-    """The shapes of a model whose weights nobody may ask for."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
-
-    def names(self) -> list[str]:
-        return sorted(self.infos)
-
-    def info(self, name: str) -> TensorInfo:
-        return self.infos[name]
-
-    def read(self, name: str) -> torch.Tensor:
-        raise AssertionError(f"{name} was read")
-
-
-class Constant(Unreadable):
-    """Weights that are all one number, which takes no memory: fusing has to compare those of its members."""
-
-    def __init__(self, infos: dict[str, TensorInfo], number: float) -> None:
-        self.infos, self.number = infos, number
-
-    def read(self, name: str) -> torch.Tensor:
-        return torch.tensor(self.number).expand(self.infos[name].shape)
-
-
-@pytest.mark.long
-def test_a_plan_for_a_huge_model_needs_no_memory_for_it() -> None:
-    config = {"architecture": "vit_huge_patch14_224", "num_classes": 1000}
-    family, small = get_family("timm"), open_source(TINY)
-    sites = family.sites(config)
-    description = small.description
-    huge = Source(
-        "huge",
-        "0" * 64,
-        type(description)(
-            kind="dense",
-            family="timm",
-            family_version=family.version,
-            arch="vit_huge_patch14_224",
-            config=config,
-            preprocess={**description.preprocess, "input_size": [3, 224, 224]},
-            labels=None,
-            masks=[HeadMask.full(sites)],
-        ),
-        Unreadable(family.build(config).state_dict()),
-    )
-    whole = parameters(huge.tensors)
-    # 32 blocks of 1280: qkv and proj 4 d^2 + 4 d, MLP 8 d^2 + 5 d, two norms 4 d; stem, final norm and classifier.
-    d, blocks = 1280, 32 * (12 * 1280**2 + 13 * 1280)
-    assert whole == blocks + 3 * 14 * 14 * d + d + 257 * d + d + 2 * d + 1000 * d + 1000
-    halves = [HeadMask.full(sites).without((s.path, h) for s in sites for h in range(n, n + 8)) for n in (0, 8)]
-    members = []
-    for half in halves:
-        cut, tensors = pruned(huge, half, "sliced")
-        assert parameters(tensors) == whole - 32 * 8 * (4 * 80 * d + 3 * 80)
-        own = replace(huge, tensors=Constant(Unreadable(family.build(config).state_dict()).infos, len(members)))
-        cut, tensors = pruned(own, half, "sliced")
-        members.append(Source("half", f"{half.counts()}{len(members)}", cut, tensors))
-    plan = plan_fusion(members)
-    shared = whole - 32 * 16 * (4 * 80 * d + 3 * 80) - 32 * d - 1000 * d - 1000
-    assert plan.tensors.elements(plan.averaged) == shared
-    assert weight_bytes(plan.tensors) == 4 * (shared + 32 * 16 * (4 * 80 * d + 3 * 80) + 2 * (32 * d + 1000 * d + 1000))
 
 
 @pytest.fixture(scope="module")
@@ -397,28 +329,12 @@ def test_one_pass_hashes_and_finds_what_is_not_finite(
             assert torch.equal(torch.nan_to_num(piece), torch.nan_to_num(tensor.reshape(-1)[60:140]))
 
 
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
-@pytest.mark.long
-def test_averages_do_not_depend_on_their_pieces(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydractl.fusion.plan.PIECE", 61)
-    kept = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
-    sources = []
-    for seed, heads in enumerate(kept):
-        source = source_of(shared_stock(variant, seed), variant, name=f"m{seed}")
-        sources.append(prune_source(source, mask_of(source, heads)))
-    plan = plan_fusion(sources)
-    assert plan.averaged
-    for name in plan.averaged:
-        total = sum(source.tensors.read(name).double() for source in sources)
-        assert torch.equal(plan.tensors.read(name), (total / 3).float())
-
-
 @pytest.mark.parametrize("variant", ["class-token", "eva", "torchvision", "bert", "llama", "clip", "gpt2"])
 def test_stored_heads_are_those_of_the_model(variant: str) -> None:
-    source = source_of(shared_stock(variant), variant)
-    source = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
+    source = shared_source(variant)
+    source = keeping(source, [[0, 2], [], [1]])
     stored = StoredHeads(source.tensors, source.description, source.family, torch.float32)
-    model: Any = HydraModel(source.description, source.tensors)
+    model: Any = model_of(source)
     sites = range(len(model.sites))
     found: Any = stored
     assert Magnitude().score(found, None, sites) == Magnitude().score(model, None, sites)  # type: ignore[arg-type]

@@ -21,7 +21,16 @@ from hydractl.model.loading import SequentialEnsemble
 from hydractl.model.runtime import HydraModel
 from hydractl.training.start import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
-from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
+from tests.pico import (
+    VARIANTS,
+    close,
+    inputs,
+    mask_of,
+    model_of,
+    prune_source,
+    shared_source,
+    stock_logits,
+)
 from tests.spread import ONE_OF_EACH, marked_long, marked_release
 
 FEW = ["class-token", "bert", "clip"]
@@ -33,12 +42,12 @@ def other_weights(variant: str, kept: Any) -> tuple[HydraModel, list[Tensor]]:
     sources, expected = [], []
     for member, heads in enumerate(kept):
         seed = (member + 1) % len(kept)
-        source = source_of(shared_stock(variant, seed), variant, name=f"member{member}")
+        source = shared_source(variant, seed, name=f"member{member}")
         mask = mask_of(source, heads)
         sources.append(prune_source(source, mask))
         expected.append(stock_logits(variant, tuple(mask.removed_heads), seed))
     plan = plan_fusion(sources, [])
-    return HydraModel(plan.description, plan.tensors), expected
+    return model_of(plan), expected
 
 
 def storages(model: HydraModel) -> set[int]:
@@ -152,8 +161,8 @@ def test_the_average_of_two_models(variant: str) -> None:
 
 @pytest.mark.parametrize("adapter", [LoRA(2, 4.0), BatchEnsemble(0.5), None])
 def test_a_model_in_training_is_copied(adapter: Any) -> None:
-    source = source_of(shared_stock("class-token"), "class-token")
-    model = HydraModel(source.description, source.tensors)
+    source = shared_source("class-token")
+    model = model_of(source)
     if adapter is not None:
         adapter.add(model, seed=0)
     speed_up(model, checkpoint_blocks=True, compile=False)

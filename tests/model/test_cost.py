@@ -18,7 +18,7 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model import cost as module
 from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
 from hydractl.model.source import Source
-from tests.pico import mask_of, prune_source, shared_stock, source_of
+from tests.pico import keeping, shared_source
 from tests.spread import marked_long
 
 D, DK, T, BLOCKS, HEADS = 768, 64, 197, 12, 12
@@ -77,7 +77,7 @@ def with_weights(source: Source, number: float) -> Source:
 
 def keep(source: Source, *heads: Sequence[int]) -> Source:
     """With the heads of every site; one list for all sites, or one for each."""
-    return prune_source(source, mask_of(source, heads * len(source.sites) if len(heads) == 1 else heads))
+    return keeping(source, heads * len(source.sites) if len(heads) == 1 else heads)
 
 
 def cost(source: Source) -> dict[str, int]:
@@ -194,51 +194,17 @@ def test_the_stem_runs_once_only_where_it_is_merged(vit_base: Source, merge: lis
     assert macs(plan.description, plan.tensors) == vit_base_macs([8, 0], stems)
 
 
-KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
-PATCH_TOKENS, PICO_D, PICO_DK, PICO_CLASSES = 4, 24, 8, 5
-# Variant of the pico model -> tokens beside the patches, classifiers.
-FORMS = {"class-token": (1, 1), "distilled": (2, 2), "map-pooling": (0, 1)}
-# One learned query: its projection, keys and values of all tokens, both products, the output projection, an MLP.
-MAP_POOLING = PICO_D**2 * (1 + 2 * PATCH_TOKENS + 1 + 2 * 4) + 2 * PATCH_TOKENS * PICO_D
-
-
-def pico_macs(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> int:
-    extra, classifiers = FORMS[variant]
-    tokens = PATCH_TOKENS + extra
-    last = {"class-token": 1, "distilled": 2}.get(variant, tokens)
-    layers = sum(
-        layer_macs(len(heads), PICO_D, PICO_DK, tokens, 4 * PICO_D, tokens if site < 2 else last)
-        for member in kept
-        for site, heads in enumerate(member)
-    )
-    patches = PATCH_TOKENS * (3 * 8 * 8) * PICO_D
-    pooling = MAP_POOLING if variant == "map-pooling" else 0
-    return patches + layers + len(kept) * (pooling + classifiers * PICO_D * PICO_CLASSES)
-
-
-@pytest.mark.parametrize("variant", ["class-token", *marked_long(["distilled", "map-pooling"])])
-def test_the_counter_agrees_with_the_formula(variant: str) -> None:
-    source = source_of(shared_stock(variant), variant)
-    assert cost(source)["macs"] == pico_macs(variant, [[[0, 1, 2]] * 3])
-    others = [source_of(shared_stock(variant, seed=seed), variant) for seed in range(3)]
-    members = [prune_source(other, mask_of(source, kept)) for other, kept in zip(others, KEPT, strict=True)]
-    for member, kept in zip(members, KEPT, strict=True):
-        assert cost(member)["macs"] == pico_macs(variant, [kept])
-    plan = plan_fusion(members)
-    assert macs(plan.description, plan.tensors, batch=2) == 2 * pico_macs(variant, KEPT)
-
-
 def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes alone do not say which heads members have in common, so the masks decide too."""
     runs = []
     count = module._count_macs
     monkeypatch.setattr(module, "_count_macs", lambda run: runs.append(run) or count(run))
     monkeypatch.setattr(module, "_macs_of_call", {})
-    source = source_of(shared_stock("class-token"), "class-token")
+    source = shared_source("class-token")
     site_heads = {"the same": [[0, 1, 2], [0, 1, 2]], "one each": [[0, 1], [1, 2]]}
     fused = {}
     for name, heads in site_heads.items():
-        members = [prune_source(source, mask_of(source, [kept] * 3)) for kept in heads]
+        members = [keeping(source, [kept] * 3) for kept in heads]
         fused[name] = plan_fusion([replace(member, digest=str(number)) for number, member in enumerate(members)])
     same, apart = fused["the same"], fused["one each"]
     assert same.tensors.names() == apart.tensors.names()
@@ -252,14 +218,6 @@ def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.
     assert macs(same.description, same.tensors, batch=3) == 3 * first
     assert macs(same.description, same.tensors, whole_last_block=True) > first
     assert len(runs) == 4
-
-
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
-def test_parameters_are_those_of_the_library(variant: str) -> None:
-    model = shared_stock(variant)
-    source = source_of(model, variant)
-    assert parameters(source.tensors) == sum(p.numel() for p in model.parameters())
-    assert weight_bytes(source.tensors) == 4 * parameters(source.tensors)
 
 
 def test_bytes_follow_the_stored_dtype() -> None:

@@ -31,7 +31,7 @@ from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
 from hydractl.model.stored import heads_of_any_member
-from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+from tests.pico import VARIANTS, keeping, shared_source
 from tests.spread import ONE_OF_EACH, marked_release, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
@@ -156,16 +156,6 @@ def counted(modules: Sequence[nn.Module]) -> Iterator[list[int]]:
             hook.remove()
 
 
-def test_gates_and_gated_mlps_are_counted() -> None:
-    # One head of 2, 3 tokens of 4: Q, K, V, O 3 * 4 * 2 each, two products 3 * 3 * 2, and the matrices of the MLP.
-    sizes = {"d": 4, "dk": 2, "mlp": 40, "asking": 3, "tokens": 3}
-    assert BlockRun([1]).macs(**sizes, gated=False) == 4 * 24 + 2 * 18 + 3 * 40
-    assert BlockRun([1]).macs(**sizes, gated=True) == 5 * 24 + 2 * 18 + 3 * 40
-    assert BlockRun([0]).macs(**sizes, gated=False) == 3 * 40
-    # Two members draw one head and none from a pool of two: it runs Q, K, V and the products, they run O and MLP.
-    assert BlockRun([1, 0], pool=2).macs(**sizes, gated=False) == 2 * (3 * 24 + 2 * 18) + 24 + 2 * 3 * 40
-
-
 # Members of their own weights, with everything merged and with nothing, and members of one checkpoint.
 FUSED = [((0, 1, 2), ["mlp", "norm", "embed"]), ((0, 1, 2), []), ((0, 0, 0), [])]
 
@@ -179,7 +169,7 @@ OFTEN = spread(FEW, FUSED)
 @pytest.mark.long
 @pytest.mark.parametrize(("variant", "fused"), OFTEN[::2] + marked_release(OFTEN[1::2] + spread(REST, FUSED)))
 def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
-    source = source_of(shared_stock(variant), variant)
+    source = shared_source(variant)
     tower = tower_of_samples(source)
     whole_blocks = []
     for site in source.sites:
@@ -190,8 +180,8 @@ def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence
     seeds, merge = fused
     members = []
     for seed, kept in zip(seeds, KEPT, strict=True):
-        member = source_of(shared_stock(variant, seed), variant)
-        members.append(prune_source(member, mask_of(member, kept)))
+        member = shared_source(variant, seed)
+        members.append(keeping(member, kept))
     plan = plan_fusion(members, merge)
     together = replace(source, description=plan.description, tensors=plan.tensors)
     # Of two samples: nothing is counted once for a batch.
@@ -201,8 +191,8 @@ def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence
 
 @pytest.mark.parametrize(("variant", "whole"), spread(["class-token", "bert", "llama", "clip", "swin"], [False, True]))
 def test_the_single_model_behind_a_pruned_one(variant: str, whole: bool) -> None:
-    source = source_of(shared_stock(variant), variant)
-    pruned = prune_source(source, mask_of(source, [[0]] * len(source.sites)))
+    source = shared_source(variant)
+    pruned = keeping(source, [[0]] * len(source.sites))
     expected = macs(source.description, source.tensors, whole_last_block=whole)
     assert dense_macs(pruned.description, whole_last_block=whole) == expected
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.detection import classifiers, fit_detector, read_features, read_training
 from hydractl.model.runtime import HydraModel
-from tests.pico import VARIANTS, close, inputs, shared_stock, source_of
+from tests.pico import VARIANTS, close, inputs, model_of, shared_source, shared_stock
 from tests.spread import marked_release
 
 
 def built(variant: str) -> HydraModel:
-    source = source_of(shared_stock(variant), variant)
-    return HydraModel(source.description, source.tensors).with_classes()
+    source = shared_source(variant)
+    return model_of(source).with_classes()
 
 
 # One of each kind of classifier.

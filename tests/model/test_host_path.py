@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,7 @@ from hydractl.model.context import RepeatedMasks, RunContext
 from hydractl.model.runtime import HydraModel
 from hydractl.model.stacking import StackCache
 from tests.fusion.test_batched import EQUAL, NEARLY, SHARED, batched, one_weight, own_weights, planned
-from tests.pico import VARIANTS, close, inputs, shared_stock, source_of
+from tests.pico import VARIANTS, close, inputs, model_of, shared_source
 from tests.spread import ONE_OF_EACH, marked_release
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -150,8 +150,8 @@ def test_a_gpu_is_never_waited_for(variant: str) -> None:
 
 
 def single(variant: str) -> HydraModel:
-    source = source_of(shared_stock(variant), variant)
-    return HydraModel(source.description, source.tensors)
+    source = shared_source(variant)
+    return model_of(source)
 
 
 MODELS: dict[str, Callable[[], HydraModel]] = {
@@ -336,15 +336,3 @@ def test_weights_that_are_computed_are_never_kept() -> None:
     assert not torch.allclose(found, before, rtol=1e-3)
     model.batched = False
     close(found, model.member_logits(inputs("class-token")))
-
-
-@torch.no_grad()
-def test_two_towers_keep_their_own() -> None:
-    model = batched(own_weights("clip", NEARLY))
-    first = model.member_logits(inputs("clip"))
-    seen: list[Mapping[Any, Any]] = [chain._stacks.checked() for chain in model.chains]
-    assert all(seen) and not set(seen[0]) & set(seen[1])
-    view = model.zero_shot(["a", "b"])
-    batched(view).member_logits(inputs("clip"))
-    assert [chain._stacks.checked() for chain in view.chains] == seen, "a view shares weights, and their stacks"
-    assert torch.equal(model.member_logits(inputs("clip")), first)

@@ -17,7 +17,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import macs, parameters
 from tests.model.test_cost import Skeleton
-from tests.pico import HF, HF_CLIP, LABELS, shared_stock, source_of
+from tests.pico import HF, HF_CLIP, LABELS, shared_source
 
 declare_operators()
 
@@ -41,6 +41,7 @@ NAMED: dict[str, tuple[str, list[int], int]] = {
     "beitv2_base_patch16_224": ("beit", _12, 224),
     "swin_tiny_patch4_window7_224": ("swin", _SWIN, 224),
     "swinv2_tiny_window16_256": ("swinv2", _SWIN, 256),
+    "vit_base_patch16_siglip_224": ("map-pooling", _12, 224),
     "vit_b_16": ("torchvision", _12, 224),
     "ViT-B-32": ("clip", [*_12, *[8] * 12], 224),
 }
@@ -61,6 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "BeitForImageClassification": {"use_relative_position_bias": True},
     "Data2VecVisionForImageClassification": {"use_relative_position_bias": True},
     "Swinv2ForImageClassification": {"image_size": 256, "window_size": 16},
+    "Siglip2Model": {"text_config": {"vocab_size": 256_000}},
 }
 # Parameters as published, with the two or 1,000 classes that they have here.
 PARAMETERS = {
@@ -75,6 +77,8 @@ PARAMETERS = {
     "vit_b_16": 86_567_656,
     "ViT-B-32": 151_277_313,
     "CLIPModel": 151_277_313,
+    "SiglipModel": 203_155_970,
+    "Siglip2Model": 375_234_050,
     "BertForSequenceClassification": 109_483_778,
     "RobertaForSequenceClassification": 124_647_170,
     "DistilBertForSequenceClassification": 66_955_010,
@@ -83,13 +87,12 @@ PARAMETERS = {
     "LlamaForSequenceClassification": 1_235_814_400 + 2 * 2048,
     "Qwen3ForSequenceClassification": 596_049_920 + 2 * 1024,
     "GPT2ForSequenceClassification": 124_439_808 + 2 * 768,
+    "Phi3ForSequenceClassification": 3_821_079_552 - 32_064 * 3_072 + 2 * 3_072,
+    "SmolLM3ForSequenceClassification": 3_075_098_624 + 2 * 2_048,
 }
 CLASSES = {name: variant for variant, (name, _, _) in reversed({**HF, **HF_CLIP}.items())}
-CASES = [*NAMED, *(name for name in CLASSES if name != "Siglip2Model")]
-"""Every class of transformers that has a pico model, and a model or two of each kind in the other libraries.
-
-SigLIP 2 resizes its positions by the numbers in ``spatial_shapes``, which tensors without numbers do not have.
-"""
+CASES = [*NAMED, *CLASSES]
+"""Every class of transformers that has a pico model, and a model or two of each kind in the other libraries."""
 
 
 def built(name: str, variant: str, size: int) -> tuple[dict[str, Any], Any, Callable[[Any, Any], Any]]:
@@ -115,6 +118,14 @@ def of_transformers(name: str) -> tuple[dict[str, Any], Any, Callable[[Any, Any]
     attends = "sdpa" if cls._supports_sdpa else "eager"
     stock = cls._from_config(config, attn_implementation=attends, dtype=torch.float32)
     document = {**config.to_dict(), "architectures": [name], "num_labels": 2}
+    if name == "Siglip2Model":
+        embeddings = stock.vision_model.embeddings
+        embeddings.forward = lambda pixels, _: embeddings.patch_embedding(pixels)  # positions are resized by numbers
+        return (
+            document,
+            stock,
+            lambda model, given: model.get_image_features(given["pixel_values"], None, given["spatial_shapes"]),
+        )
     if CLASSES[name] in HF_CLIP:
         return document, stock, lambda model, given: model.get_image_features(given)
     stock.base_model.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at numbers, as MPNet at a mask
@@ -145,7 +156,7 @@ def test_a_published_model(name: str, tmp_path: Path) -> None:
     variant = NAMED[name][0] if name in NAMED else CLASSES[name]
     with torch.device("meta"):
         config, stock, call = built(name, variant, NAMED[name][2]) if name in NAMED else of_transformers(name)
-    pico = source_of(shared_stock(variant), variant).description
+    pico = shared_source(variant).description
     family, preprocess = get_family(pico.family), dict(pico.preprocess)
     towers = [] if name in NAMED else towers_of(stock)
     pixels = NAMED[name][2] if name in NAMED else getattr(towers[0], "image_size", 0)
@@ -154,6 +165,9 @@ def test_a_published_model(name: str, tmp_path: Path) -> None:
     for key, size in (("input_size", [3, pixels, pixels]), ("size", [pixels, pixels])):
         if key in preprocess and pixels:
             preprocess[key] = size
+    if name == "Siglip2Model":
+        patches = {"patch_size": 16, "max_num_patches": 256}
+        preprocess |= {"input_size": [3, 256, 256], "processor": {**preprocess["processor"], **patches}}
     sites = family.sites(config)
     expected = NAMED[name][1] if name in NAMED else [heads for tower in towers for heads in heads_of(tower)]
     assert [site.heads for site in sites] == expected
@@ -170,12 +184,12 @@ def test_a_published_model(name: str, tmp_path: Path) -> None:
     torch.backends.mha.set_fastpath_enabled(False)  # one operator, which the counter does not know
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            call(stock.eval(), given)
+            call(stock.eval().requires_grad_(False), given)
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
     compared = 0  # the image's features with those of the classes
     if variant in ("clip", *HF_CLIP):
-        compared = len(LABELS) * {"hf-siglip": 768}.get(variant, 512)
+        compared = len(LABELS) * {"hf-siglip": 768, "hf-siglip2": 768}.get(variant, 512)
     last = getattr(stock, "score", stock.classifier if variant == "eurobert" else None)
     if last is not None:  # the library has logits of every token
         compared -= (given["input_ids"].shape[1] - 1) * last.weight.numel()

@@ -17,42 +17,17 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import write_tensors
 from hydractl.model.chain import Chain
-from hydractl.model.loading import build_model
 from hydractl.model.source import open_source
 from hydractl.verbs.info import describe
+from tests.model.conftest import LABELS
 from tests.pico_clip import clip_images, open_clip, pico_clip, publish_clip, zero_clip_columns, zero_shot_logits
 from tests.running import quiet as run
 from tests.spread import marked_release
 
-LABELS = ["tin", "oak", "salt"]
 PROMPT = ["A photo of a {}."]  # the default, as open_clip writes it
 VISUAL = [f"visual.transformer.resblocks.{i}.attn" for i in range(2)]
 TEXT = [f"transformer.resblocks.{i}.attn" for i in range(2)]
 VIT = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=3"
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Published folders ``clip0`` to ``clip2`` with weights of their own."""
-    root = tmp_path_factory.mktemp("models")
-    for seed in range(3):
-        (root / f"clip{seed}").mkdir()
-        publish_clip(pico_clip("clip", seed), "clip", root / f"clip{seed}")
-    return root
-
-
-@pytest.fixture
-def clip(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The first of them, in a folder with ``data.npz`` (class names in it), ``plain.npz`` (none) and ``ood.npz``."""
-    monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
-    labels = np.arange(12) % 3
-    np.savez("data.npz", x=pixels, y=labels, classes=np.array(LABELS))
-    np.savez("plain.npz", x=pixels, y=labels)
-    np.savez("ood.npz", x=random.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8))
-    Path("names.txt").write_text("\n".join(LABELS))
-    return str(folders / "clip0")
 
 
 def read(path: str) -> Any:
@@ -393,22 +368,3 @@ def test_dry_runs_need_no_classes(clip: str) -> None:
     assert main(["prune", clip, "--method", "taylor", "--data", "data.npz", "--remove", "1", "--dry-run"]) == 0
     assert main(["eval", clip, "--test", "data.npz", "--dry-run"]) == 0
     assert main(["--info", "h.st"]) == 0
-
-
-def test_multiply_adds_are_those_of_an_image(clip: str) -> None:
-    """By hand: patches, two blocks (the last for one token), projection, comparison with ten stand-in classes."""
-    from hydractl.model.cost import macs
-
-    source = open_source(clip)
-    width, tokens, hidden = 24, 5, 48
-    block = tokens * (4 * width * width + 2 * width * hidden) + 2 * tokens * tokens * width
-    last = tokens * 2 * width * width + 2 * width * width + 2 * width * hidden + 2 * tokens * width
-    expected = 4 * (3 * 8 * 8) * width + block + last + width * 16 + 16 * 10
-    assert macs(source.description, source.tensors) == expected
-
-
-def test_the_built_model_is_the_one_described(clip: str) -> None:
-    model = build_model(open_source(clip))
-    assert [chain.tower for chain in model.chains] == ["visual", "text"]
-    assert [list(chain.sites) for chain in model.chains] == [[0, 1], [2, 3]]
-    assert [site.path for site in model.sites] == VISUAL + TEXT

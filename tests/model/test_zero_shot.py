@@ -13,57 +13,11 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
+from tests.model.conftest import LABELS
+from tests.model.test_two_towers import read, removed
 from tests.pico import close
-from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
+from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, zero_clip_columns
 from tests.running import quiet as run
-
-LABELS = ["tin", "oak", "salt"]
-
-
-@pytest.fixture
-def clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A published folder, beside ``data.npz`` and ``land.npz`` (with class names), ``plain.npz`` and ``ood.npz``."""
-    monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
-    np.savez("data.npz", x=pixels, y=np.arange(12) % 3, classes=np.array(LABELS))
-    np.savez("land.npz", x=pixels, y=np.arange(12) % 3, classes=["SeaLake", "AnnualCrop", "HerbaceousVegetation"])
-    np.savez("plain.npz", x=pixels, y=np.array([9, 0, 2])[np.arange(12) % 3])
-    np.savez("ood.npz", x=random.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8))
-    Path("clip").mkdir()
-    publish_clip(pico_clip("clip"), "clip", Path("clip"))
-    return "clip"
-
-
-def read(path: str) -> Any:
-    return json.loads(Path(path).read_text())
-
-
-def removed(mask_file: str) -> list[tuple[str, int]]:
-    sites = read(mask_file)["sites"]
-    return [(path, h) for path, entry in sites.items() for h in range(entry["heads"]) if h not in entry["kept"]]
-
-
-@pytest.mark.long
-def test_prompts_are_read_once_for_a_whole_evaluation(clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in the library's own embedding of tokens: each member reads each prompt once, a part at a time."""
-    run("prune", clip, "--method", "random", "--remove", "5", "-o", "a.st")
-    assert {path.partition(".")[0] for path, _ in removed("a.mask.json")} == {"visual", "transformer"}
-    run("prune", clip, "--method", "random", "--remove", "5", "--seed", "1", "-o", "b.st")
-    Path("many.txt").write_text("".join(f"thing {i}\n" for i in range(600)) + "".join(f"{name}\n" for name in LABELS))
-    sizes: list[int] = []
-    embed = torch.nn.Embedding.forward
-
-    def counted(self: torch.nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
-        if not tokens.is_meta:  # shapes alone are counted for the cost
-            sizes.append(len(tokens))
-        return embed(self, tokens)
-
-    monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
-    asked = ["--labels", "many.txt", "--prompt", "a {label}", "--prompt", "the {label}"]
-    run("eval", "a.st+b.st", "--test", "data.npz", "--ood", "o=ood.npz", "--batch-size", "2", *asked, "-o", "e.json")
-    assert sum(sizes) == 2 * 603 * 2
-    assert max(sizes) <= 256
 
 
 @pytest.mark.long
@@ -134,6 +88,10 @@ def test_members_without_class_names_take_those_of_the_others(clip: str) -> None
 
 
 def test_classes_of_a_published_data_set_are_found_by_the_names_it_has(clip: str) -> None:
+    with np.load("plain.npz") as plain:
+        pixels, labels = plain["x"], plain["y"]
+    np.savez("land.npz", x=pixels, y=labels, classes=["SeaLake", "AnnualCrop", "HerbaceousVegetation"])
+    np.savez("plain.npz", x=pixels, y=np.array([9, 0, 2])[labels])
     run("eval", clip, "--test", "land.npz", "--labels", "eurosat", "-o", "a.json")
     run("eval", clip, "--test", "plain.npz", "--labels", "eurosat", "-o", "b.json")
     assert read("a.json")["models"][0]["id"] == read("b.json")["models"][0]["id"]
