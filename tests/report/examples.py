@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from hydractl.files.eval_answer import EvalAnswer
-from tests.report.naive_eval import digest, document
+from hydractl.metrics.bootstrap import intervals, paired_differences, resample
+from hydractl.metrics.curves import curves
+from hydractl.metrics.rows import id_block, row_blocks
+from hydractl.metrics.samples import samples_and_members, samples_of
 
 SETS = {"letters": "near", "photos": "far", "noise": None}
 SITES = [f"blocks.{n}.attn" for n in range(6)]
@@ -44,21 +48,43 @@ def sample(
 def _sample(models: tuple[tuple[str, int], ...], sets: tuple[tuple[str, Any], ...], n: int, rounds: int) -> Any:
     draw = np.random.default_rng(1)
     labels = draw.integers(5, size=n)
-    logits = {}
-    facts = {}
+    rows = []
+    resampled = []
     for index, (name, members) in enumerate(models):
         good = 3 + index / len(models)
-        logits[name] = {"id": drawn_logits(draw, labels, members, good, 0)}
+        logits = drawn_logits(draw, labels, members, good, 0)
+        inside, alone = samples_and_members(logits, labels, alone=members > 1)
+        outside = {}
         for place, (other, _) in enumerate(sets):
             false = draw.integers(5, size=n // 2 + 10 * place)
-            logits[name][other] = drawn_logits(draw, false, members, good * (0.2 + 0.3 * place), 0)
+            outside[other] = samples_of(drawn_logits(draw, false, members, good * (0.2 + 0.3 * place), 0))
         heads = []
         for site in SITES:
             kept_by_member = [kept(draw, members > 1) for _ in range(members)]
             heads.append({"site": site, "tower": "main", "heads": 8, "kept": kept_by_member})
-        cost = {"params": 1000 * members, "macs": 10**6 * (1 + members), "single_macs": 2 * 10**6}
-        facts[name] = {"heads": heads, "cost": cost}
-    return document(logits, labels, dict(sets), rounds, facts)
+        row: dict[str, Any] = {"name": name, "sha256": digest(name), **row_blocks(inside, outside, dict(sets))}
+        row |= {"members": [id_block(member) for member in alone], "curves": curves(inside, outside), "heads": heads}
+        row["cost"] = {"params": 1000 * members, "macs": 10**6 * (1 + members), "single_macs": 2 * 10**6}
+        rows.append(row)
+        if rounds:
+            resampled.append(resample(inside, outside, dict(sets), rounds=rounds, names={"accuracy", "auroc"}))
+    for row, figures in zip(rows, resampled, strict=False):
+        row["ci"] = intervals(figures)
+        if row is not rows[0]:
+            row["difference"] = paired_differences(resampled[0], figures)
+    data = {"id": n, **{name: block["n"] for name, block in rows[0]["ood"].items()}}
+    test = {
+        name: {"spec": f"builtin:{name}/test", "n": size, "fingerprint": digest(name)} for name, size in data.items()
+    }
+    conventions = {"accuracy": "Share of samples whose class of highest p is the label.", "ood_score": "msp"}
+    answer = {"schema": "hydractl.eval/2", "models": rows, "test": test, "conventions": conventions}
+    if rounds:
+        answer["bootstrap"] = {"rounds": rounds, "level": 0.95, "seed": 0}
+    return answer
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def kept(draw: np.random.Generator, pruned: bool) -> list[int]:

@@ -160,16 +160,6 @@ def test_rows_that_tie_share_a_line_without_an_interval(document: dict[str, Any]
     assert "Accuracy (higher is better): base and taylor with 0.9990, then hydra with 0.9900" in text
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_ties_are_marked_alike(document: dict[str, Any]) -> None:
-    same = copy.deepcopy(document)
-    for row in same["models"][:2]:
-        row["id"]["accuracy"] = 0.5
-    same["models"][2]["id"]["accuracy"] = 0.25
-    table = parse(render(answer_of(same))).by_id("results").all("table")[0]
-    assert [line.all("td")[0].attrs.get("class", "") for line in table.all("tr")[1:]] == ["best", "best", "second"]
-
-
 def test_ood_tables_by_set_and_by_group(page: Node, document: dict[str, Any]) -> None:
     section = page.by_id("ood")
     titles = [title.text() for title in section.all("h3")]
@@ -258,14 +248,6 @@ def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
     found = cells(page.by_id("results").all("table")[0])
     assert found[1:] == [[row["name"], *["-"] * 11] for row in document["models"]]
     assert not page.all("td", "best") and not re.search(r"\b(None|nan|inf)\b", page.text())
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_pictures")
-def test_twenty_models() -> None:
-    names = {f"model-{n}": 1 + n % 3 for n in range(20)}
-    page = parse(render(answer_of(sample(names, rounds=0))))
-    assert len(cells(page.by_id("results").all("table")[0])) == 21
 
 
 @pytest.mark.long
