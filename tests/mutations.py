@@ -335,7 +335,7 @@ MUTATIONS = (
         "hydractl/methods/base.py",
         "if self.at_least is not None and value < self.at_least:",
         "if self.at_least is not None and value < 0:",
-        "tests/methods/test_arguments.py",
+        "tests/methods/test_adding.py -k told",
     ),
     Mutation(
         "a progress bar that a program asked to be silent",

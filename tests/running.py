@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -28,11 +32,32 @@ def quiet(*arguments: str | Path, code: int = 0) -> None:
     run(*arguments, "-q", code=code)
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+def answer(*arguments: str | Path) -> Any:
     """What one command prints with ``--json``."""
-    capsys.readouterr()
-    run(*arguments, "--json")
-    return json.loads(capsys.readouterr().out)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        run(*arguments, "--json")
+    return json.loads(printed.getvalue())
+
+
+def evaluated(*arguments: str) -> Any:
+    """The document of ``eval`` with these arguments."""
+    return answer("eval", *arguments)
+
+
+@contextlib.contextmanager
+def stopped_after(step: int, lr: float | None = None) -> Iterator[None]:
+    """Every training is told to end after so many steps; with ``lr``, that of this learning rate alone."""
+    from hydractl.training.loop import Training
+
+    before = Training._save_or_stop
+
+    def signalled(self: Training) -> None:
+        if self.history.steps == step and lr in (None, self.lr):
+            os.kill(os.getpid(), signal.SIGTERM)
+        before(self)
+
+    with patch.object(Training, "_save_or_stop", signalled):
+        yield
 
 
 def refused(kind: Any, call: Callable[..., object], /, *given: Any, **options: Any) -> Any:

@@ -30,16 +30,6 @@ from tests.calls import ran
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
 
 
-@pytest.fixture
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any measurement is a failure."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("something was measured")
-
-    monkeypatch.setattr(measuring, "Contest", refuse)
-
-
 def write(path: str, seed: int = 0, scale: float = 1.0) -> Path:
     source = open_source(PICO, ModelOptions(seed=seed))
     tensors = {name: source.tensors.read(name) * scale for name in source.tensors.names()}
@@ -113,12 +103,6 @@ def test_one_round_has_no_deviation() -> None:
 
 
 # --- pairing ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_ratio_is_taken_within_rounds() -> None:
-    # Ratios 1, 5, 1: their median is 1; the ratio of the medians would be 1.5.
-    ratio, (low, high) = paired_ratio([1.0, 10.0, 3.0], [1.0, 2.0, 3.0], seed=0)
-    assert ratio == 1.0 and (low, high) == (1.0, 5.0)
 
 
 def test_the_interval_is_the_percentile_bootstrap() -> None:

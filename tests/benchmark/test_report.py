@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hydractl.benchmark import measuring
 from hydractl.benchmark.figures import timed
 from hydractl.errors import InputError, UsageError
 from hydractl.files.bench_answer import BenchAnswer
@@ -22,6 +21,7 @@ from tests.answers import result_of
 from tests.calls import ran
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
+pytestmark = pytest.mark.usefixtures("unmeasured")
 MODELS = {"single": (1.0, "model", 1), "single.stock": (0.95, "stock", 1), "hydra": (2.5, "model", 3)}
 
 
@@ -39,16 +39,6 @@ def document(sizes: tuple[int, ...] = (1, 8), dtypes: tuple[str, ...] = ("float3
                 rows.append({"model": name, "batch_size": size, "dtype": dtype, **figures, **known, **shown})
     machine = {"processor": "a processor", "threads": 1, "peak_macs_per_s": dict.fromkeys(dtypes, 2e10)}
     return {"schema": "hydractl.bench/1", "results": rows, "machine": machine, "warnings": [], "conventions": {}}
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any measurement is a failure."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("something was measured")
-
-    monkeypatch.setattr(measuring, "Contest", refuse)
 
 
 def again(found: Any = None, **changes: Any) -> Outcome:
@@ -87,8 +77,6 @@ def test_the_document_is_the_answer_and_is_held_against_requirements() -> None:
         (lambda d: d["results"][1].pop("latency_ms"), "results[1] has no latency_ms"),
         (lambda d: d["results"][0]["latency_ms"].update(runs=[1, None]), "results[0].latency_ms.runs[1] is null"),
         (lambda d: d["results"][0].update(ratio=-1), "results[0].ratio is -1, not a number above 0"),
-        (lambda d: d["results"][0].update(ratio_ci=[1]), "results[0].ratio_ci is [1], not a list of 2 or more"),
-        (lambda d: d["results"].append(3), "results[6] is 3, not an object"),
         (lambda d: d["results"][2].update(dtype=["float32"]), "results[2].dtype is ['float32'], not a text"),
     ],
 )
@@ -101,8 +89,10 @@ def test_another_document_is_refused(damage: Any, message: str) -> None:
 
 
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
-    with pytest.raises(InputError, match="bench.json is no document of eval, bench or study \\(schema none\\)"):
+    with pytest.raises(InputError, match=r"bench.json is no document of eval, bench or study \(schema none\)"):
         again([1])
+    with pytest.raises(InputError, match="bench.json is no document of eval, .*hydractl.mask/1"):
+        again({"schema": "hydractl.mask/1"})
     plan = ran("bench", {"model": [PICO], "dry_run": True, "device": "cpu"}).result.to_dict()
     with pytest.raises(InputError) as caught:
         again(plan)
@@ -121,11 +111,6 @@ def test_what_is_of_an_eval_is_refused(options: dict[str, str], message: str) ->
     with pytest.raises(UsageError) as caught:
         again(**options)
     assert caught.value.message == message
-
-
-def test_a_document_of_another_verb_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="bench.json is no document of eval, .*hydractl.mask/1"):
-        again({"schema": "hydractl.mask/1"})
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

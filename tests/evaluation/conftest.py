@@ -54,6 +54,6 @@ def run() -> Run:
 
 
 @pytest.fixture
-def answer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def answer() -> Callable[..., Any]:
     """``answer("a.st", ...)``: the document of ``eval --json``."""
-    return lambda *arguments: of_command(capsys, "eval", *arguments)
+    return lambda *arguments: of_command("eval", *arguments)

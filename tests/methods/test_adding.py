@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from hydractl.methods import METHODS, ensemble_kinds, read_ensemble
@@ -19,6 +19,7 @@ from hydractl.methods.packed import PackedOptions
 from hydractl.model.loading import build_model
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
+from tests.image_data import write_images
 from tests.pico import source_of, stock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,10 +72,8 @@ def test_its_flag_its_training_and_its_row_of_a_study(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     install(place)
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 40), ("val", 20), ("seen", 20), ("test", 20), ("noise", 20)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    with contextlib.chdir(tmp_path):
+        write_images(train=40, val=20, seen=20, test=20, noise=20)
     paths = os.pathsep.join([str(ROOT), str(place)])
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
     command = [sys.executable, "-c", PROCESS, json.dumps(COMMANDS), MODEL]

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,11 @@ from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.start import trainable
+from tests.image_data import write_images
 from tests.model.test_attention import weights
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
-from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
+from tests.running import stopped_after
+from tests.training.test_loop import batches, prepare, settings, train, training_data
 
 STD = 0.3
 LIBRARIES = ("class-token", "map-pooling", "eva", "modernbert", "llama", "hf-vit", "hf-siglip", "gpt2")
@@ -194,16 +195,10 @@ def test_training_equals_a_plain_training_of_the_factors_on_the_stock_model() ->
     groups = [{"params": [reference.head.weight], "weight_decay": 0.1},
               {"params": [*factors, *biases, reference.head.bias], "weight_decay": 0.0}]  # fmt: skip
     optimizer = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
-    x, y = sample()
-    generator, done = torch.Generator().manual_seed(s.seed), 0
-    while done < 4:
-        for chunk in torch.randperm(SIZE, generator=generator).split(BATCH):
-            if done == 4:
-                break
-            optimizer.zero_grad()
-            F.cross_entropy(reference(x[chunk]), y[chunk]).backward()
-            optimizer.step()
-            done += 1
+    for x, y in batches(4, s.seed):
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        optimizer.step()
     trained = model.stock_tensors()
     for name, tensor in stock("class-token").state_dict().items():
         module = reference.get_submodule(name.rpartition(".")[0]) if "." in name else None
@@ -228,17 +223,6 @@ def names_of(**options: Any) -> tuple[HydraModel, set[str]]:
     prepare(model, s)
     trained = trainable(model, s.weights)
     return model, {name.removeprefix("networks.0.") for name in trained}
-
-
-def test_vectors_biases_and_the_classifier_are_trained() -> None:
-    model, names = names_of()
-    # Four layers a block: a pair of factors and a bias each.
-    assert len(names) == 3 * 4 * 3 + 2
-    shapes = {name: tuple(p.shape) for name, p in model.networks[0].named_parameters() if name in names}
-    assert all(len(shape) == 1 for name, shape in shapes.items() if name != "head.weight")
-    numbers = sum(int(np.prod(shape)) for name, shape in shapes.items() if not name.startswith("head."))
-    layers = [(24, 24)] * 4 + [(24, 96), (96, 24)]  # in, out
-    assert numbers == 3 * sum(rows + 2 * columns for rows, columns in layers)
 
 
 def test_what_is_not_trained_has_no_factors() -> None:
@@ -268,12 +252,9 @@ PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_di
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
-    np.savez("d.npz", x=pixels, y=np.arange(20) % 5)
-    np.savez("v.npz", x=255 - pixels, y=np.arange(20) % 5)
-    return tmp_path
+    write_images(d=20, v=20)
 
 
 def finetune(model: str, *more: str, code: int = 0) -> None:
@@ -281,7 +262,8 @@ def finetune(model: str, *more: str, code: int = 0) -> None:
     assert main(["finetune", model, *base, *more]) == code
 
 
-def test_what_comes_out_is_an_ordinary_checkpoint(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_what_comes_out_is_an_ordinary_checkpoint() -> None:
     import timm
 
     finetune(PICO, "--steps", "3", "--lr", "0.01", "--seed", "1", "-o", "one.st")
@@ -302,21 +284,12 @@ def test_what_comes_out_is_an_ordinary_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_it_goes_on_with_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydractl.training import loop
-
+@pytest.mark.usefixtures("folder")
+def test_it_goes_on_with_the_same_bytes() -> None:
     command = ["--epochs", "3", "--batch-size", "8", "--val", "v.npz", "--lr", "0.01,0.02", "--patience", "2"]
     command = [*command, "--dropout", "0.1", "-o"]
     finetune(PICO, *command, "whole.st")
-    before = loop.Training._save_or_stop
-
-    def signalled(self: Any) -> None:
-        if self.history.steps == 4 and self.lr == 0.02:
-            self.context.signals.requested = True
-        before(self)
-
-    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
-    finetune(PICO, *command, "part.st", code=130)
-    monkeypatch.setattr(loop.Training, "_save_or_stop", before)
+    with stopped_after(4, lr=0.02):
+        finetune(PICO, *command, "part.st", code=130)
     finetune(PICO, *command, "part.st", "--resume")
     assert Path("part.st").read_bytes() == Path("whole.st").read_bytes()

@@ -110,19 +110,3 @@ def test_the_fused_model_is_its_members(
         close(fused(inputs(variant)).exp(), torch.stack([one.softmax(-1) for one in expected]).mean(0))
     file = FileTensors("fused.st")
     assert sum(file.info(name).numel for name in file.names()) == stored_once(members)
-
-
-@pytest.mark.long
-def test_averaging_what_differs_is_no_batch_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The MLPs of its members differ: with the default of --merge they are averaged, and the members are others."""
-    monkeypatch.chdir(tmp_path)
-    publish_base("class-token")
-    data = write_data("class-token")
-    train = ["finetune", "base", "--train", data, "--steps", "2", "--ensemble", "batch-ensemble:0.3", "-q"]
-    for seed in (1, 2):
-        assert main([*train, "--seed", str(seed), "-o", f"m{seed}/", "--device", "cpu"]) == 0
-    assert main(["fuse", "m1/", "m2/", "-o", "fused.st", "-q"]) == 0
-    with torch.no_grad():
-        expected = said(opened("class-token", "m1"), "class-token")
-        ours = hydractl.load("fused.st", device="cpu").member_logits(inputs("class-token"))[0]
-    assert float((ours - expected).abs().max()) > 1e-2

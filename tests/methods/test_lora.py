@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
@@ -20,8 +19,9 @@ from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
+from tests.image_data import write_images
 from tests.pico import inputs, mask_of, prune_source, shared_stock, source_of, stock
-from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
+from tests.training.test_loop import batches, prepare, settings, train, training_data
 
 R, ALPHA = 2, 6.0
 
@@ -90,16 +90,10 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
             found[f"blocks.{block}.attn.proj.weight"] = module.attn.proj.weight.detach() + delta["o"]
         return found
 
-    x, y = sample()
-    generator, done = torch.Generator().manual_seed(s.seed), 0
-    while done < 4:
-        for chunk in torch.randperm(SIZE, generator=generator).split(BATCH):
-            if done == 4:
-                break
-            optimizer.zero_grad()
-            F.cross_entropy(functional_call(reference, weights(), (x[chunk],)), y[chunk]).backward()
-            optimizer.step()
-            done += 1
+    for x, y in batches(4, s.seed):
+        optimizer.zero_grad()
+        F.cross_entropy(functional_call(reference, weights(), (x,)), y).backward()
+        optimizer.step()
     trained, expected = model.stock_tensors(), {**reference.state_dict(), **weights()}
     moved = float((trained["blocks.1.attn.qkv.weight"] - reference.blocks[1].attn.qkv.weight.detach()).abs().max())
     assert moved > 1e-3
@@ -111,8 +105,7 @@ def test_what_comes_out_is_an_ordinary_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
-    np.savez("d.npz", x=pixels, y=np.arange(20) % 5)
+    write_images(d=20)
     model = (
         "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
     )

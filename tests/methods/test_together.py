@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,14 +20,14 @@ from hydractl.methods import read_ensemble
 from hydractl.methods.mimo.many_inputs import Mimo
 from hydractl.model.loading import build_model
 from hydractl.model.source import Source, open_source
-from hydractl.training import loop
 from hydractl.training.loop import Training, TrainingContext
 from hydractl.training.members import MemberMaker, Together
 from tests.calls import training_request
+from tests.image_data import write_images
 from tests.pico import images, inputs, mask_of, prune_source, shared_stock, source_of, stock, write_tokenizer
-from tests.running import answer, quiet, run, tensors
+from tests.running import answer, quiet, run, stopped_after, tensors
 from tests.spread import marked_long, marked_release
-from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
+from tests.training.test_loop import SIZE, batches, sample, settings, training_data
 
 PLAIN = {"optimizer": "sgd", "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
 
@@ -51,13 +48,6 @@ def together(source: Source, ensemble: str, seed: int = 3) -> Together:
 def train(model: Together, **options: Any) -> None:
     s = settings(**{**PLAIN, "steps": 3, "lr": 0.02, **options})
     Training(model, training_data(), s, s.lr[0], TrainingContext(Log())).run()
-
-
-def batches(steps: int, seed: int = 3) -> list[tuple[Tensor, Tensor]]:
-    """Those of the first epoch of :func:`train`."""
-    x, y = sample()
-    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed)).split(BATCH)
-    return [(x[chunk], y[chunk]) for chunk in order[:steps]]
 
 
 def near(ours: Tensor, theirs: Tensor, atol: float = 1e-5) -> bool:
@@ -358,11 +348,8 @@ OPTIONS_OF = {
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data and three members of each method."""
     path = tmp_path_factory.mktemp("together")
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 44), ("val", 20)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
     with contextlib.chdir(path):
+        write_images(train=44, val=20)
         for name, options in OPTIONS_OF.items():
             quiet(*TRAIN, *options, "-o", f"{name}.st")
     return path
@@ -377,22 +364,14 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", ["h", *marked_release("mp")])
-def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = loop.Training._save_or_stop
-
-    def signalled(self: Any) -> None:
-        if self.history.steps == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-        before(self)
-
+def test_stopped_and_resumed_it_gives_the_same_bytes(name: str) -> None:
     command = [*TRAIN, *OPTIONS_OF[name], "-o", "part.st"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+    with stopped_after(7):
         run(*command, code=130)
     quiet(*command, "--resume")
     parts, wholes = ([Path(f"{one}.{number}.st") for number in (1, 2, 3)] for one in ("part", name))
     assert [path.read_bytes() for path in parts] == [path.read_bytes() for path in wholes]
-    found = answer(capsys, *command, "--resume")
+    found = answer(*command, "--resume")
     assert [(one["output"], one["member"]) for one in found["files"]] == [(str(p), n) for n, p in enumerate(parts, 1)]
     assert found["sha256"] == found["files"][-1]["sha256"]
     run(*command, "--resume", "--config", "{label_smoothing: 0.2}", code=3)
@@ -400,9 +379,9 @@ def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.C
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", ["h", *marked_long("mp")])
-def test_members_fuse_to_one_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_fuse_to_one_model(name: str) -> None:
     members = [f"{name}.{number}.st" for number in (1, 2, 3)]
-    found = answer(capsys, "fuse", *members, "-o", "fused.st")
+    found = answer("fuse", *members, "-o", "fused.st")
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         each = hydractl.load("fused.st", device="cpu").member_logits(x)

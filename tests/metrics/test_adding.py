@@ -107,7 +107,7 @@ def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
 
 
 @pytest.mark.long
-def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_measures_requires_and_shows_it(tmp_path: Path) -> None:
     import subprocess
 
     from tests.evaluation.stored import write_predictions

@@ -226,7 +226,7 @@ def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_one_bare_row(tmp_path: Path) -> None:
+def test_one_bare_row() -> None:
     page = parse(render(answer_of({"schema": "hydractl.eval/2", "models": [{"name": "one", "id": {"n": 3}}]})))
     assert "The model one was measured on 3 samples without labels" in page.by_id("summary").text()
     assert [section.attrs["id"] for section in page.all("section")] == ["summary", "results", "provenance"]

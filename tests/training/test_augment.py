@@ -68,17 +68,6 @@ def test_it_is_torchvisions_transforms_with_the_checkpoints_numbers(variant: str
         assert torch.allclose(made[number], reference(dataset[number]), atol=1e-6)
 
 
-@pytest.mark.parametrize("items", [ALL])
-def test_only_seed_epoch_and_sample_decide(items: list[str], dataset: Any) -> None:
-    changes = augmentation("class-token", items)
-    first = inputs(dataset, changes, epoch=0)
-    for workers, size in ((2, 3), (0, 11)):
-        assert torch.equal(inputs(dataset, changes, 0, workers, size), first)
-    assert torch.equal(inputs(dataset, augmentation("class-token", items), 0), first)
-    assert not torch.equal(inputs(dataset, changes, epoch=1), first)
-    assert not torch.equal(inputs(dataset, augmentation("class-token", items, seed=4), 0), first)
-
-
 def test_the_random_numbers_of_the_caller_are_left_alone(dataset: Any) -> None:
     changes = augmentation("class-token", ALL)
     torch.manual_seed(7)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hydractl.files.description import Description
 from hydractl.files.header import read_header
 from hydractl.files.model_records import EpochRecord
 from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
-from hydractl.training import loop
-from tests.running import answer, run
+from tests.image_data import write_images
+from tests.running import answer, run, stopped_after
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -24,20 +21,17 @@ DATA = ["--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 20), ("val", 11), ("test", 9)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    write_images(train=20, val=11, test=9)
 
 
 @pytest.mark.long
-def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
-    first = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "3", "-o", "a.st")
-    second = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "1", "--seed", "1", "-o", "b.st")
+def test_eval_and_info_tell_the_course_of_a_training() -> None:
+    first = answer("finetune", MODEL, *DATA, "--epochs", "3", "-o", "a.st")
+    second = answer("finetune", MODEL, *DATA, "--epochs", "1", "--seed", "1", "-o", "b.st")
     run("fuse", "a.st", "b.st", "-o", "ab.st", "-q", "--device", "cpu")
     run("prune", MODEL, "--method", "magnitude", "--keep", "2", "-o", "c.st", "-q")
     models = ["a.st", "ab.st", "c.st", "deep=c.st+b.st"]
-    found = answer(capsys, "eval", *models, "--test", "test.npz", "--device", "cpu", "-q", "-o", "eval.json")
+    found = answer("eval", *models, "--test", "test.npz", "--device", "cpu", "-q", "-o", "eval.json")
     a, ab, c, deep = (row.get("training") for row in found["models"])
     about = {"n": 20, "n_val": 11}
     assert a == [{"member": 0, "steps": 9, "kept_epoch": first["kept_epoch"], **about, "epochs": first["epochs"]}]
@@ -46,7 +40,7 @@ def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixtu
     # Predictions that were kept tell the same, side by side too.
     for name in ("a", "b"):
         run("eval", f"{name}.st", "--test", "test.npz", "--device", "cpu", "-q", "--predictions", f"{name}.kept.st")
-    both = answer(capsys, "eval", "ab=a.kept.st+b.kept.st", "-q", "-o", "kept.json")
+    both = answer("eval", "ab=a.kept.st+b.kept.st", "-q", "-o", "kept.json")
     assert both["models"][0]["training"] == ab
     run("report", "eval.json", "--html", "report.html", "-q")
     page = Path("report.html").read_text()
@@ -56,22 +50,15 @@ def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixtu
     kept, last = first["epochs"][first["kept_epoch"] - 1], first["epochs"][-1]
     said = f"epoch {kept['epoch']} of 3 kept, 9 steps, last loss {last['loss']:.4f}, "
     said += f"validation accuracy {kept['val_accuracy']:.4f}"
-    assert answer(capsys, "--info", "a.st")["training"] == [said]
-    assert answer(capsys, "--info", "ab.st")["training"][0] == f"member 0: {said}"
-    assert "training" not in answer(capsys, "--info", "c.st")
+    assert answer("--info", "a.st")["training"] == [said]
+    assert answer("--info", "ab.st")["training"][0] == f"member 0: {said}"
+    assert "training" not in answer("--info", "c.st")
 
 
-def test_info_describes_an_unfinished_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    before = loop.Training._save_or_stop
-
-    def signalled(self: Any) -> None:
-        if self.history.steps == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        before(self)
-
-    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
-    run("finetune", MODEL, *DATA, "--epochs", "3", "--lr", "0.003", "-o", "a.st", code=130)
-    found = answer(capsys, "--info", "a.st.state")
+def test_info_describes_an_unfinished_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with stopped_after(5):
+        run("finetune", MODEL, *DATA, "--epochs", "3", "--lr", "0.003", "-o", "a.st", code=130)
+    found = answer("--info", "a.st.state")
     assert (found["holds"], found["step"], found["of"]) == ("hydractl.training/1", 5, 9)
     progress = read_header("a.st.state").description["progress"]  # type: ignore[index]
     assert found["best_val_accuracy"] == progress["best"] and found["best_epoch"] == 1

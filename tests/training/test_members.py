@@ -28,6 +28,7 @@ from hydractl.training import loop
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.outputs import numbered
 from hydractl.verbs import finetune
+from tests.image_data import write_images
 from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -38,10 +39,7 @@ DATA = ["--train", "train.npz", "--val", "val.npz", "--batch-size", "8"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 20), ("val", 11)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    write_images(train=20, val=11)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -135,9 +133,7 @@ def test_of_several_models_with_several_seeds(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.long
-def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(capsys: pytest.CaptureFixture[str]) -> None:
     """With a recipe and hydra.yaml too; the variables that start the members do not reach the single trainings."""
     Path("mine.yaml").write_text("steps: 60\nlabel_smoothing: 0.1\nfreeze: [class_token, words]\nlr: 0.5\n")
     Path("hydra.yaml").write_text("device: cpu\nfinetune:\n  lr: 0.003\n  momentum: 0.5\n  optimizer: sgd\n")

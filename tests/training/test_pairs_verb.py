@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +12,9 @@ from PIL import Image
 
 import hydractl
 from hydractl.files.header import read_header
-from hydractl.training import loop
 from tests.forked import team
 from tests.pico_clip import pico_clip, publish_clip
-from tests.running import answer, run, tensors
+from tests.running import answer, run, stopped_after, tensors
 from tests.spread import marked_long
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
@@ -55,9 +51,9 @@ TRAIN = ["finetune", "--train", "captions:pairs.jsonl", "--loss", "contrastive",
 
 
 @pytest.mark.long
-def test_it_learns_from_captions_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_learns_from_captions_alone() -> None:
     """The names of the classes are in no option: the captions hold them, and the folders of --val ask for them."""
-    found = answer(capsys, *TRAIN, "clip", "--init", "random", "--val", "val", "--epochs", "10", "--batch-size", "16",
+    found = answer(*TRAIN, "clip", "--init", "random", "--val", "val", "--epochs", "10", "--batch-size", "16",
                    "--lr", "0.003", "--prompt", "the colour {}", "-o", "learnt.st")  # fmt: skip
     accuracies = [epoch["val_accuracy"] for epoch in found["epochs"]]
     assert max(accuracies) >= 0.9 and found["epochs"][-1]["loss"] < 0.7 * found["epochs"][0]["loss"]
@@ -65,7 +61,7 @@ def test_it_learns_from_captions_alone(capsys: pytest.CaptureFixture[str]) -> No
     description = read_header("learnt.st").description
     assert description["labels"] == sorted(COLOURS)  # type: ignore[index]
     # What eval says of it is what the validation said.
-    said = answer(capsys, "eval", "learnt.st", "--test", "val", "--device", "cpu", "-q", "--allow-seen")
+    said = answer("eval", "learnt.st", "--test", "val", "--device", "cpu", "-q", "--allow-seen")
     assert said["models"][0]["id"]["accuracy"] == pytest.approx(max(accuracies))
 
 
@@ -88,7 +84,7 @@ def test_the_recipe_locks_the_image_tower_of_a_pruned_model(capsys: pytest.Captu
     run("prune", "clip", "--method", "magnitude", "--scope", "global", "--remove", "5", "-o", "cut.st", "-q")
     recipe = ["finetune", "cut.st", "--recipe", "clip-locked-image", "--train", "captions:pairs.jsonl", "-q",
               "--device", "cpu", "--batch-size", "8", "--accumulate", "3", "--config", "{warmup: 2}"]  # fmt: skip
-    found = answer(capsys, *recipe, "-o", "tuned.st")
+    found = answer(*recipe, "-o", "tuned.st")
     assert found["steps"] == 4 and found["kept_epoch"] == 1
     before, after = tensors("cut.st"), tensors("tuned.st")
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("visual."))
@@ -123,15 +119,7 @@ def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int) -> None
                "--lr", "0.001"]  # fmt: skip
     if not Path("whole.st").exists():
         run(*command, "-o", "whole.st")
-    with pytest.MonkeyPatch.context() as patch:
-        before = loop.Training._save_or_stop
-
-        def signalled(self: Any) -> None:
-            if self.history.steps == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            before(self)
-
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+    with stopped_after(step):
         run(*command, "-o", f"part{step}.st", code=130)
     run(*command, "-o", f"part{step}.st", "--resume")
     assert Path(f"part{step}.st").read_bytes() == Path("whole.st").read_bytes()

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,6 +20,7 @@ import hydractl
 from hydractl.cli.app import main
 from hydractl.files.header import read_header
 from tests.forked import ROOT, Forked, team
+from tests.image_data import write_images
 from tests.running import tensors
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -32,10 +32,7 @@ TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--devic
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 41), ("val", 21)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    write_images(train=41, val=21)
 
 
 def ends(processes: list[Forked]) -> list[tuple[int, str, str]]:

@@ -13,7 +13,7 @@ from hydractl.api.finetune import recipe_options
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.options.call import gather_arguments
-from hydractl.options.verbs import declared
+from hydractl.options.verbs import declared, options_of_verb
 from hydractl.options.yaml_files import RECIPES, recipe_names
 from tests.calls import checked, values_when_ready
 
@@ -52,14 +52,9 @@ def settings(**arguments: Any) -> Any:
 
 def test_the_recipes_are_these() -> None:
     assert recipe_names() == NAMES
-    help_text = next(one.help for one in _options() if one.name == "recipe")
-    assert all(name in help_text for name in NAMES)
-
-
-def _options() -> Any:
-    from hydractl.options.verbs import options_of_verb
-
-    return options_of_verb("finetune")
+    help_text = next(one.help for one in options_of_verb("finetune") if one.name == "recipe")
+    for name in NAMES:
+        assert name in help_text and "about: " in (RECIPES / f"{name}.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -92,11 +87,6 @@ def test_what_a_recipe_says_gives_way_where_it_means_nothing(tmp_path: Path) -> 
     made = checked("finetune", {**flags, "schedule": "constant"}, {}, tmp_path)
     assert (made.optimizer, made.schedule, made.momentum) == ("adamw", "constant", 0.9)
     assert (made.weight_decay, made.steps) == (0.0, 120000)
-
-
-def test_from_python_too() -> None:
-    made = settings(recipe="sst2", lr=3e-5, steps=10)
-    assert (made.lr, made.steps, made.epochs, made.schedule) == ([3e-5], 10, None, "linear")
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
@@ -159,11 +149,6 @@ def test_what_needs_validation_is_passed_over_without_it(
     recipe = json.loads(found.out)["recipe"]
     assert recipe["patience"] == {"value": None, "source": "default, as recipe mine.yaml needs --val for it"}
     assert recipe["lr"] == {"value": [0.01], "source": "recipe mine.yaml"}
-
-
-def test_every_recipe_says_where_it_is_from() -> None:
-    for name in NAMES:
-        assert "about: " in (RECIPES / f"{name}.yaml").read_text()
 
 
 def test_a_dry_run_prints_the_recipe_in_effect(

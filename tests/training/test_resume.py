@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,6 +21,8 @@ from hydractl.files.header import read_header
 from hydractl.training import loop
 from hydractl.training.checkpointing import _digest_of_tensors
 from tests.forked import Forked
+from tests.image_data import write_images
+from tests.running import stopped_after
 from tests.spread import marked_long
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -33,11 +34,8 @@ TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--devic
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("resume")
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 44), ("val", 20)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
     with contextlib.chdir(path):
+        write_images(train=44, val=20)
         run(*TRAIN, "-o", "whole.st")
         yield path
 
@@ -128,22 +126,14 @@ def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int, capsys:
 
 
 def stop_after(step: int, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        before = loop.Training._save_or_stop
-
-        def signalled(self: Any) -> None:
-            if self.history.steps == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            before(self)
-
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+    with stopped_after(step):
         run(*command, code=130)
     said = capsys.readouterr().err
     assert "add --resume to the same command to go on" in said
     assert f"has step {step} of 18" in said
 
 
-def test_interrupted_in_validation_it_validates_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_in_validation_it_validates_again() -> None:
     clean("valid")
     command = [*TRAIN, "-o", "valid.st"]
     with pytest.MonkeyPatch.context() as patch:
@@ -187,35 +177,19 @@ def test_every_save_is_a_place_to_go_on_from(monkeypatch: pytest.MonkeyPatch) ->
 def test_patience_and_the_best_weights_survive() -> None:
     command = [*with_lr(TRAIN, "1e-9"), "--epochs", "5", "--patience", "2"]  # no epoch is better than the first
     run(*command, "-o", "patient.st")
-    with pytest.MonkeyPatch.context() as patch:
-        before = loop.Training._save_or_stop
-
-        def signalled(self: Any) -> None:
-            if self.history.steps == 14:
-                os.kill(os.getpid(), signal.SIGTERM)
-            before(self)
-
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+    with stopped_after(14):
         run(*command, "-o", "again.st", code=130)
     run(*command, "-o", "again.st", "--resume")
     same("again.st", "patient.st")
     assert len(read_header("again.st").description["provenance"]["settings"]["history"]) == 3  # type: ignore[index]
 
 
-def test_another_optimizer_is_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_optimizer_is_taken_up_again() -> None:
     """Than AdamW, which all others here have; its gradients are added up over two batches."""
     clean("opt")
     command = [*TRAIN, "--optimizer", "sgd", "--accumulate", "2", "--freeze", "stem"]
     run(*command, "-o", "opt-whole.st")
-    with pytest.MonkeyPatch.context() as patch:
-        before = loop.Training._save_or_stop
-
-        def signalled(self: Any) -> None:
-            if self.history.steps == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            before(self)
-
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+    with stopped_after(5):
         run(*command, "-o", "opt.st", code=130)
     run(*command, "-o", "opt.st", "--resume")
     same("opt.st", "opt-whole.st")

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 import hydractl
 from hydractl.errors import UsageError
 from hydractl.training import loop
+from tests.image_data import write_images
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "finetuning.md"
@@ -24,10 +24,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "finetuning.md"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 20), ("val", 11)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    write_images(train=20, val=11)
 
 
 def train(**options: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from hydractl.errors import UsageError
 from hydractl.model.loading import build_model
+from hydractl.model.source import Source
 from hydractl.model.stored import check_tensors
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import drawn, trainable, with_drawn_head, with_dropout, with_new_head
@@ -60,11 +63,6 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-def test_a_zero_shot_model_has_no_head() -> None:
-    with pytest.raises(UsageError, match="--reset-head: open_clip has no classifier on a tower of images"):
-        with_new_head(source_of(shared_stock("clip"), "clip"), ["a"], 1)
-
-
 @pytest.mark.parametrize("variant", ["class-token", "distilled", "roberta", "hf-deit-distilled"])
 def test_a_drawn_head_is_the_librarys(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
@@ -93,11 +91,6 @@ def _as_the_library_draws(variant: str) -> nn.Module:
     name, config, given = HF[variant]
     made = getattr(transformers, config)(**given, num_labels=5)
     return getattr(transformers, name)._from_config(made)
-
-
-def test_a_zero_shot_model_has_no_head_to_draw() -> None:
-    with pytest.raises(UsageError, match="--init head: .* has no classifier"):
-        with_drawn_head(source_of(shared_stock("clip"), "clip"), 0)
 
 
 @pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
@@ -143,9 +136,17 @@ def test_dropout_in_each_layer(variant: str) -> None:
     assert not torch.equal(dropped.member_logits(batch), dropped.member_logits(batch))
 
 
-def test_a_model_without_dropout_says_so() -> None:
-    with pytest.raises(UsageError, match="--dropout: open_clip models have no dropout"):
-        with_dropout(source_of(shared_stock("clip"), "clip"), 0.1)
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda clip: with_new_head(clip, ["a"], 1), "--reset-head: open_clip has no classifier on a tower of images"),
+        (lambda clip: with_drawn_head(clip, 0), "--init head: .* has no classifier"),
+        (lambda clip: with_dropout(clip, 0.1), "--dropout: open_clip models have no dropout"),
+    ],
+)
+def test_what_a_clip_does_not_have_is_told(change: Callable[[Source], Source], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        change(source_of(shared_stock("clip"), "clip"))
 
 
 FROZEN = {

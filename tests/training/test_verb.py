@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from hydractl.files.header import read_header
 from hydractl.training import loop
 from hydractl.training.data import training_data
 from tests.calls import training_request
-from tests.running import answer, run, tensors
+from tests.running import answer, run, stopped_after, tensors
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 DATA = ["--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -45,10 +43,10 @@ def settings_of(path: str) -> dict[str, Any]:
 # --- several learning rates -------------------------------------------------------------------------------------------
 
 
-def test_the_best_learning_rate_is_kept_and_each_is_as_if_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_learning_rate_is_kept_and_each_is_as_if_alone() -> None:
     rates = ["0.00001", "0.01"]
-    found = answer(capsys, *TRAIN, "--lr", ",".join(rates), "-o", "grid.st")
-    alone = {rate: answer(capsys, *TRAIN, "--lr", rate, "-o", f"{rate}.st") for rate in rates}
+    found = answer(*TRAIN, "--lr", ",".join(rates), "-o", "grid.st")
+    alone = {rate: answer(*TRAIN, "--lr", rate, "-o", f"{rate}.st") for rate in rates}
     assert [entry["lr"] for entry in found["grid"]] == [float(rate) for rate in rates]
     for entry, rate in zip(found["grid"], rates, strict=True):
         assert entry["epochs"] == alone[rate]["epochs"]
@@ -60,15 +58,15 @@ def test_the_best_learning_rate_is_kept_and_each_is_as_if_alone(capsys: pytest.C
     assert [entry["lr"] for entry in settings_of("grid.st")["grid"]] == [float(rate) for rate in rates]
 
 
-def test_the_first_of_equals_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, *TRAIN, "--lr", "1e-12,1e-13", "-o", "tie.st")
+def test_the_first_of_equals_is_kept() -> None:
+    found = answer(*TRAIN, "--lr", "1e-12,1e-13", "-o", "tie.st")
     assert len({entry["val_accuracy"] for entry in found["grid"]}) == 1
     assert found["lr"] == 1e-12
 
 
-def test_a_learning_rate_that_diverges_is_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_learning_rate_that_diverges_is_out() -> None:
     wild = ["--optimizer", "sgd", "--config", "{finetune: {clip: 0, warmup: 0}}"]
-    found = answer(capsys, *TRAIN, *wild, "--lr", "1e30,0.001", "-o", "out.st")
+    found = answer(*TRAIN, *wild, "--lr", "1e30,0.001", "-o", "out.st")
     assert found["grid"][0]["val_accuracy"] is None
     assert "the loss is" in found["grid"][0]["error"]
     assert found["lr"] == 0.001
@@ -83,21 +81,15 @@ def test_a_grid_goes_on_where_it_was_stopped(
     grid = [*TRAIN, "--lr", "0.001,0.003,0.01"]
     run(*grid, "-o", "whole.st")
     begun: list[float] = []
-    before, start = loop.Training._save_or_stop, loop.Training.run
+    start = loop.Training.run
 
     def counted(self: Any) -> Any:
         begun.append(self.lr)
         return start(self)
 
-    def signalled(self: Any) -> None:
-        if self.lr == 0.003 and self.history.steps == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        before(self)
-
     monkeypatch.setattr(loop.Training, "run", counted)
-    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
-    run(*grid, "-o", "part.st", code=130)
-    monkeypatch.setattr(loop.Training, "_save_or_stop", before)
+    with stopped_after(4, lr=0.003):
+        run(*grid, "-o", "part.st", code=130)
     run(*grid, "-o", "part.st", "--resume")
     assert begun == [0.001, 0.003, 0.003, 0.01]
     assert Path("part.st").read_bytes() == Path("whole.st").read_bytes()
@@ -106,9 +98,9 @@ def test_a_grid_goes_on_where_it_was_stopped(
     assert "is finished: nothing to do" in capsys.readouterr().err
 
 
-def test_without_validation_the_last_epoch_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_validation_the_last_epoch_is_kept() -> None:
     data = ["--train", "train.npz", "--device", "cpu", "-q", "--batch-size", "8"]
-    found = answer(capsys, "finetune", MODEL, *data, "--epochs", "2", "-o", "plain.st")
+    found = answer("finetune", MODEL, *data, "--epochs", "2", "-o", "plain.st")
     assert (found["kept_epoch"], len(found["epochs"]), len(found["loss_curve"])) == (2, 2, 12)
     assert "val_accuracy" not in found["epochs"][0]
 
@@ -146,9 +138,9 @@ def test_the_members_of_a_deep_ensemble_start_from_draws_of_their_own(init: list
     assert torch.allclose(one["blocks.0.attn.qkv.weight"], given["blocks.0.attn.qkv.weight"], atol=1e-8)
 
 
-def test_with_a_head_of_zeros_they_start_from_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_a_head_of_zeros_they_start_from_the_same() -> None:
     data = ["--train", "train.npz", "--device", "cpu", "-q", "--steps", "1", "--lr", "1e-12", "--reset-head"]
-    losses = [answer(capsys, "finetune", MODEL, *data, "--seed", s, "-o", f"{s}.st")["loss_curve"] for s in ("1", "2")]
+    losses = [answer("finetune", MODEL, *data, "--seed", s, "-o", f"{s}.st")["loss_curve"] for s in ("1", "2")]
     assert losses[0] == losses[1] == [pytest.approx(np.log(5))]
 
 

@@ -14,7 +14,7 @@ from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask, Site
 from tests.pico import published
-from tests.running import answer as of_command
+from tests.running import answer
 
 SITES = [Site("blocks.0.attn", 4, 4, 16), Site("blocks.1.attn", 3, 4, 16)]
 A, B = (site.path for site in SITES)
@@ -38,12 +38,8 @@ def write(name: str, document: Any) -> None:
     Path(name).write_text(json.dumps(document), encoding="utf-8")
 
 
-def answer(capsys: pytest.CaptureFixture[str], *files: str) -> Any:
-    return of_command(capsys, "--info", *files)
-
-
-def test_all_pairs_of_comparable_files(capsys: pytest.CaptureFixture[str]) -> None:
-    documents = answer(capsys, "a.mask.json", "other.mask.json", "b.mask.json", "s.json", "c.json")
+def test_all_pairs_of_comparable_files() -> None:
+    documents = answer("--info", "a.mask.json", "other.mask.json", "b.mask.json", "s.json", "c.json")
     assert [d["schema"] for d in documents] == ["hydractl.info/1"] * 5 + ["hydractl.overlap/1"]
     pairs = documents[-1]["pairs"]
     names = [("a.mask.json", "b.mask.json"), ("a.mask.json", "c.json"), ("b.mask.json", "c.json")]
@@ -55,8 +51,8 @@ def test_all_pairs_of_comparable_files(capsys: pytest.CaptureFixture[str]) -> No
     assert list(pairs[0]["kept"]) == ["counts", "shared", "jaccard", "overlap", "divergence"]
 
 
-def test_a_published_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    document = answer(capsys, str(published("bert", tmp_path / "folder")))
+def test_a_published_folder(tmp_path: Path) -> None:
+    document = answer("--info", str(published("bert", tmp_path / "folder")))
     assert document["holds"] == "a folder of hf" and document["arch"] and document["head_map"]
 
 
@@ -73,9 +69,11 @@ def test_the_name_of_an_unknown_form_is_cut(capsys: pytest.CaptureFixture[str]) 
     assert len(capsys.readouterr().err) < 200
 
 
-def test_the_list_is_as_before_where_nothing_can_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [d["schema"] for d in answer(capsys, "a.mask.json", "other.mask.json", "s.json")] == ["hydractl.info/1"] * 3
-    assert answer(capsys, "a.mask.json")["file"] == "a.mask.json"
+def test_the_list_is_as_before_where_nothing_can_be_compared() -> None:
+    assert [d["schema"] for d in answer("--info", "a.mask.json", "other.mask.json", "s.json")] == [
+        "hydractl.info/1"
+    ] * 3
+    assert answer("--info", "a.mask.json")["file"] == "a.mask.json"
 
 
 def test_a_table_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,14 +88,14 @@ def test_members_of_a_fused_file_and_a_mask_beside_it(capsys: pytest.CaptureFixt
     fused = Description("fused", "timm", "1", "vit", {}, {}, None, members, "sliced", [], [{}, {}, {}], extra)
     with open("h.st", "wb") as file:
         write_tensors(file, DictTensors({"w": torch.ones(1)}), fused.to_json())
-    alone = answer(capsys, "h.st")
+    alone = answer("--info", "h.st")
     assert alone["self_check"] == {"samples": 4}
     assert [(p["a"], p["b"], p["removed"]["jaccard"]) for p in alone["overlap"]] == [
         ("member 0", "member 1", 1 / 2),
         ("member 0", "member 2", 0),
         ("member 1", "member 2", 0),
     ]
-    beside = answer(capsys, "h.st", "a.mask.json")
+    beside = answer("--info", "h.st", "a.mask.json")
     assert beside[0] == alone
     assert [(p["a"], p["b"]) for p in beside[-1]["pairs"]] == [(f"h.st member {m}", "a.mask.json") for m in range(3)]
     assert main(["--info", "h.st"]) == 0
@@ -116,11 +114,11 @@ def test_members_of_a_fused_file_and_a_mask_beside_it(capsys: pytest.CaptureFixt
         {"heads": 4},
     ],
 )
-def test_a_broken_mask_is_described_and_not_compared(entry: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_mask_is_described_and_not_compared(entry: Any) -> None:
     document = FULL.to_json()
     document["sites"][A] = entry
     write("broken.json", document)
-    assert len(answer(capsys, "broken.json", "a.mask.json", "broken.json")) == 3
+    assert len(answer("--info", "broken.json", "a.mask.json", "broken.json")) == 3
     assert main(["--info", "broken.json"]) == 0
 
 
@@ -134,16 +132,16 @@ def test_a_broken_mask_is_described_and_not_compared(entry: Any, capsys: pytest.
         {"removed": [{"site": [1], "head": {}}, 3]},
     ],
 )
-def test_a_broken_circuit_is_described(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_circuit_is_described(change: Any) -> None:
     write("broken.json", {**json.loads(Path("c.json").read_text()), **change})
-    assert answer(capsys, "broken.json")["holds"] == "hydractl.circuit/2"
+    assert answer("--info", "broken.json")["holds"] == "hydractl.circuit/2"
     assert main(["--info", "broken.json"]) == 0
 
 
-def test_a_file_of_features_tells_what_such_files_have_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_features_tells_what_such_files_have_and_no_more() -> None:
     description = {"schema": "hydractl.features/1", "samples": 3, "head_map": "x", "members": 7, "file": "elsewhere"}
     with open("f.st", "wb") as handle:
         write_tensors(handle, DictTensors({"rows": torch.zeros(3)}), description)
-    documents = answer(capsys, "f.st", "a.mask.json")
+    documents = answer("--info", "f.st", "a.mask.json")
     assert (documents[0]["samples"], documents[0]["file"]) == (3, "f.st")
     assert not {"head_map", "members"} & set(documents[0])

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hydractl.criteria.weights import WeightMagnitude
-from hydractl.training import loop
 from hydractl.verbs.prune_weights import _counts, _WeightPlan
+from tests.image_data import write_images
 from tests.pico import published, shared_stock
-from tests.running import answer, quiet, tensors
+from tests.running import answer, quiet, stopped_after, tensors
 from tests.spread import marked_long
 
 CONV_OR_LINEAR = (nn.Linear, nn.Conv2d)
@@ -29,12 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("weights")
     published("hf-vit", path / "vit")
     published("clip", path / "clip")
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 20), ("val", 10), ("test", 15)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path)
+    with contextlib.chdir(path):
+        write_images(train=20, val=10, test=15)
         quiet("prune", "vit", "--weights", "0.8", "--method", "magnitude", "-o", "vit.st")
         yield path
 
@@ -58,25 +51,25 @@ def naive_magnitude(share: float) -> set[tuple[str, int]]:
     return {(name, at) for _, name, at in each[:count]}
 
 
-def test_the_smallest_weights_go_and_all_else_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smallest_weights_go_and_all_else_stays() -> None:
     assert gone("vit.st") == naive_magnitude(0.8)
     found, stock = tensors("vit.st"), shared_stock("hf-vit").state_dict()
     assert all(torch.equal(t[t != 0], stock[name][t != 0]) for name, t in found.items())
     left = total() - len(gone("vit.st"))
     assert left == round(0.8 * total())
-    info = answer(capsys, "--info", "vit.st")
+    info = answer("--info", "vit.st")
     assert (info["kind"], info["sparse"], info["parameters"]) == (
         "dense",
         {"share": 0.8, "params_nonzero": left},
         total(),
     )
-    plan = answer(capsys, "prune", "vit.st", "--weights", "0.7", "--method", "random", "--dry-run", "-o", "plan.st")
+    plan = answer("prune", "vit.st", "--weights", "0.7", "--method", "random", "--dry-run", "-o", "plan.st")
     assert plan["weights"]["removed"] == total() - round(0.7 * total())
 
 
 @pytest.mark.long
-def test_what_it_costs_is_what_the_dense_model_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = answer(capsys, "eval", "dense=vit", "sparse=vit.st", "both=vit+vit.st", "--test", "test.npz")["models"]
+def test_what_it_costs_is_what_the_dense_model_costs() -> None:
+    rows = answer("eval", "dense=vit", "sparse=vit.st", "both=vit+vit.st", "--test", "test.npz")["models"]
     dense, sparse, both = (row["cost"] for row in rows)
     left = total() - len(gone("vit.st"))
     assert "params_nonzero" not in dense
@@ -150,30 +143,22 @@ def test_what_is_removed_stays_removed_also_where_a_training_is_resumed(optimize
     assert gone(f"{optimizer}.st") == gone("vit.st")
     before, after = tensors("vit.st"), tensors(f"{optimizer}.st")
     assert all(not torch.equal(before[name], after[name]) for name in after if name.endswith("dense.weight"))
-    with pytest.MonkeyPatch.context() as patch:
-        go_on = loop.Training._save_or_stop
-
-        def signalled(self: Any) -> None:
-            if self.history.steps == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            go_on(self)
-
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+    with stopped_after(3):
         quiet(*command, "-o", "stopped.st", code=130)
     quiet(*command, "-o", "stopped.st", "--resume")
     assert Path("stopped.st").read_bytes() == Path(f"{optimizer}.st").read_bytes()
     Path("stopped.st").unlink()
 
 
-def test_a_new_classifier_is_trained_and_random_weights_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_classifier_is_trained_and_random_weights_are_whole() -> None:
     quiet("finetune", "vit.st", *TRAIN, "--reset-head", "-o", "head.st")
     head: Tensor = tensors("head.st")["classifier.weight"]
     assert bool((head != 0).all())
     left = {(name, at) for name, at in gone("vit.st") if name != "classifier.weight"}
     assert gone("head.st") == left
-    assert answer(capsys, "--info", "head.st")["sparse"]["params_nonzero"] == total() - len(left)
+    assert answer("--info", "head.st")["sparse"]["params_nonzero"] == total() - len(left)
     quiet("finetune", "vit.st", *TRAIN, "--init", "random", "-o", "drawn.st")
-    assert "sparse" not in answer(capsys, "--info", "drawn.st")
+    assert "sparse" not in answer("--info", "drawn.st")
 
 
 def test_a_folder_holds_the_zeros() -> None:

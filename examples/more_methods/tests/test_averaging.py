@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hydractl_more_methods.averaging import AverageOptions, Averaging
@@ -20,12 +17,12 @@ from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.report.terminal import render
-from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import Training, TrainingContext
 from tests.answers import result_of
+from tests.image_data import write_images
 from tests.pico import source_of, stock
-from tests.running import answer, run, tensors
+from tests.running import answer, run, stopped_after, tensors
 from tests.spread import marked_long, marked_release
 from tests.training.test_loop import settings, training_data
 
@@ -106,18 +103,15 @@ SWAG = [*TRAIN, "--ensemble", "swag:2,3,0.5,4"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The working directory, with data, the average ``swa.st``, and ``whole.1.st`` and ``whole.2.st`` drawn around."""
     path = tmp_path_factory.mktemp("averaging")
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 44), ("val", 20)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
     with contextlib.chdir(path):
+        write_images(train=44, val=20)
         run(*SWA, "-o", "swa.st", "-q")
         run(*SWAG, "-o", "whole.st", "-q")
         yield path
 
 
 def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, *SWAG, "-o", "whole.st", "--resume")  # finished before
+    found = answer(*SWAG, "-o", "whole.st", "--resume")  # finished before
     assert [(one["output"], one["member"]) for one in found["files"]] == [("whole.1.st", 1), ("whole.2.st", 2)]
     assert (found["output"], found["kept_epoch"]) == ("whole.2.st", None) and "val_accuracy" in found["epochs"][0]
     made = read_header("whole.2.st").description["provenance"]["settings"]  # type: ignore[index]
@@ -145,15 +139,7 @@ def test_stopped_and_taken_up_again_it_gives_the_same_bytes(
     step: int, command: list[str], outputs: dict[str, str]
 ) -> None:
     """Before weights are collected, and after some of them."""
-    before = loop.Training._save_or_stop
-
-    def signalled(self: Any) -> None:
-        if self.history.steps == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        before(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+    with stopped_after(step):
         run(*command, "-o", "part.st", code=130)
     run(*command, "-o", "part.st", "--resume")
     for part, whole in outputs.items():
@@ -164,16 +150,14 @@ def test_stopped_and_taken_up_again_it_gives_the_same_bytes(
 @pytest.mark.parametrize(
     ("method", "files"), marked_long([("swag:2,3,0.5,4", [".1", ".2"])]) + marked_release([("swa:0.5,4", [""])])
 )
-def test_of_several_learning_rates_the_average_that_validates_best_is_written(
-    method: str, files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_learning_rates_the_average_that_validates_best_is_written(method: str, files: list[str]) -> None:
     """Each file is the one of a training with the kept rate alone, also where the grid was interrupted."""
     rates = ["0.01", "0.1", "1e-12"]
     command = [word for word in TRAIN if word != "0.01"]
     place = command.index("--lr") + 1
     command = [*command, "--ensemble", method]
     several = [*command[:place], ",".join(rates), *command[place:]]
-    found = answer(capsys, *several, "-o", "of-grid.st")
+    found = answer(*several, "-o", "of-grid.st")
     accuracies = [trial["val_accuracy"] for trial in found["grid"]]
     kept = found["lr"]
     assert kept == [0.01, 0.1, 1e-12][accuracies.index(max(accuracies))] and found["kept_epoch"] is None
@@ -181,16 +165,8 @@ def test_of_several_learning_rates_the_average_that_validates_best_is_written(
     for mark in files:
         alone, of_grid = tensors(f"alone{mark}.st"), tensors(f"of-grid{mark}.st")
         assert all(torch.equal(tensor, alone[name]) for name, tensor in of_grid.items())
-    saving = loop.Training._save_or_stop
-
-    def signalled(self: Any) -> None:
-        if self.lr == 1e-12 and self.history.steps == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        saving(self)
-
-    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
-    run(*several, "-o", "broken.st", "-q", code=130)
-    monkeypatch.setattr(loop.Training, "_save_or_stop", saving)
+    with stopped_after(4, lr=1e-12):
+        run(*several, "-o", "broken.st", "-q", code=130)
     run(*several, "-o", "broken.st", "-q", "--resume")
     for mark in files:
         assert Path(f"broken{mark}.st").read_bytes() == Path(f"of-grid{mark}.st").read_bytes()

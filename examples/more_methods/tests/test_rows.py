@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hydractl.studies.rows import MAKERS, Workshop
+from tests.image_data import write_images
 from tests.running import run
 from tests.test_numbers import commands_in_scripts, parse_verb
 
@@ -22,10 +22,7 @@ STUDY = ["study", MODEL, *DATA, "--ood", "noise:far=noise.npz", "--device", "cpu
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory with data."""
     monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 40), ("val", 20), ("seen", 20), ("test", 20), ("noise", 20)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    write_images(train=40, val=20, seen=20, test=20, noise=20)
 
 
 def test_they_are_there_and_no_weights_are_averaged_in_them() -> None:

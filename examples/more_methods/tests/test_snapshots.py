@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hydractl_more_methods.snapshots import Cycles
@@ -27,10 +25,11 @@ from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import TrainingContext
 from tests.forked import Forked
+from tests.image_data import write_images
 from tests.pico import source_of, stock
-from tests.running import run
+from tests.running import run, stopped_after
 from tests.spread import marked_long
-from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
+from tests.training.test_loop import batches, settings, training_data
 
 
 def rate(t: int, total: int, cycles: int) -> float:
@@ -65,18 +64,14 @@ def test_training_equals_a_plain_loop_with_the_rate_of_the_paper(warmup: int) ->
     if warmup:  # in the first cycle only, whose cosine has the steps that are left
         rates[:4] = [0.5, 1.0, 1.0, 0.5]
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=0.9)
-    x, y = sample()
-    generator, expected = torch.Generator().manual_seed(s.seed), []
-    done = 0
-    while done < 12:
-        for chunk in torch.randperm(SIZE, generator=generator).split(BATCH):
-            optimizer.param_groups[0]["lr"] = 0.02 * rates[done]
-            optimizer.zero_grad()
-            F.cross_entropy(reference(x[chunk]), y[chunk]).backward()
-            optimizer.step()
-            done += 1
-            if done in (4, 8, 12):
-                expected.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
+    expected = []
+    for done, (x, y) in enumerate(batches(12, s.seed), start=1):
+        optimizer.param_groups[0]["lr"] = 0.02 * rates[done - 1]
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        optimizer.step()
+        if done in (4, 8, 12):
+            expected.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
     left = run.course.left_models()
     assert len(left) == 3
     for snapshot, reached in zip(left, expected, strict=True):
@@ -100,11 +95,8 @@ ENDS = [5, 10, 15, 18]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data and ``whole.1.st`` to ``whole.4.st``."""
     path = tmp_path_factory.mktemp("snapshots")
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 44), ("val", 20)):
-        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
     with contextlib.chdir(path):
+        write_images(train=44, val=20)
         run(*TRAIN, "-o", "whole.st", "-q")
     return path
 
@@ -187,16 +179,8 @@ def test_a_dry_run_names_all_outputs(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("step", [7, *marked_long([5])])
-def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    before = loop.Training._save_or_stop
-
-    def signalled(self: Any) -> None:
-        if self.history.steps == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        before(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Training, "_save_or_stop", signalled)
+def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int) -> None:
+    with stopped_after(step):
         run(*TRAIN, "-o", "part.st", code=130)
     assert [path.name for path in Path().glob("part*")] == ["part.st.state"]
     run(*TRAIN, "-o", "part.st", "--resume")
