@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.running import answer as of_command
-from tests.running import run as call
+from tests.running import run
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1"
     "&embed_dim=24&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
 )
-Run = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``base.st``, ``circuit.json`` and its ``c.st``, ``t0.st`` and ``t1.st``, and all members fused: ``hydra.st``."""
     folder = tmp_path_factory.mktemp("models")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         train = ["--train", "builtin:digits/train", "--limit", "300", "--epochs", "4", "--lr", "3e-3", "-q"]
-        call("finetune", BASE, *train, "--batch-size", "16", "-o", "base.st")
+        run("finetune", BASE, *train, "--batch-size", "16", "-o", "base.st")
         search = ["--val", "builtin:digits/val", "--limit", "40", "--ood-val", "builtin:symbols", "--budget", "2", "-q"]
-        call("extract-circuit", "base.st", *search, "--objective", "avg", "-o", "circuit.json")
-        call("prune", "base.st", "--circuit", "circuit.json", "-o", "c.st", "-q")
+        run("extract-circuit", "base.st", *search, "--objective", "avg", "-o", "circuit.json")
+        run("prune", "base.st", "--circuit", "circuit.json", "-o", "c.st", "-q")
         for seed in ("0", "1"):
-            call("prune", "base.st", "--method", "random", "--keep", "2", "--seed", seed, "-o", f"t{seed}.st", "-q")
-        call("fuse", "c.st", "t0.st", "t1.st", "-o", "hydra.st", "-q")
-    finally:
-        os.chdir(before)
+            run("prune", "base.st", "--method", "random", "--keep", "2", "--seed", seed, "-o", f"t{seed}.st", "-q")
+        run("fuse", "c.st", "t0.st", "t1.st", "-o", "hydra.st", "-q")
     return folder
 
 
@@ -45,15 +37,3 @@ def inside(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     for file in models.iterdir():
         (tmp_path / file.name).symlink_to(file)
-
-
-@pytest.fixture
-def run() -> Run:
-    """``run("eval", ..., code=0)``."""
-    return call
-
-
-@pytest.fixture
-def answer() -> Callable[..., Any]:
-    """``answer("a.st", ...)``: the document of ``eval --json``."""
-    return lambda *arguments: of_command("eval", *arguments)

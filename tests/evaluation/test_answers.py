@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import pytest
 from PIL import Image
 
 from hydractl.evaluation.answer import sentences
+from tests.running import evaluated, run
 
 TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 VAL = ["--val", "builtin:digits/val"]
 
 
-def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -> None:
-    plain = set(answer("base.st", *TEST)["conventions"])
+def test_sentences_are_about_what_is_in_the_answer() -> None:
+    plain = set(evaluated("base.st", *TEST)["conventions"])
     asked = {"calibration", "ci", "difference", "conformal", "threshold", "mc_dropout"}
     of_ood = {"auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "aupr_in"}
     of_ood |= {"roc", "near_avg", "far_avg", "ood_avg"}
@@ -26,15 +26,13 @@ def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -
     assert plain == {*sentences(), "ood_score", "ood_scores"} - asked - of_ood - of_several
     files = ["base.st", "t0.st+t1.st"]
     chosen = [*VAL, "--temperature", "fit", "--threshold", "id:0.1", "--conformal", "0.2", "--bootstrap", "10"]
-    full = answer(*files, *TEST, "--ood", "ci:far=builtin:letters", *chosen)["conventions"]
+    full = evaluated(*files, *TEST, "--ood", "ci:far=builtin:letters", *chosen)["conventions"]
     assert set(full) == {*sentences(), "ood_score", "ood_scores"} - {"near_avg", "mc_dropout"}
-    named = answer("base.st", *TEST, "--ood", "threshold=builtin:letters")["conventions"]
+    named = evaluated("base.st", *TEST, "--ood", "threshold=builtin:letters")["conventions"]
     assert "threshold" not in named and {"auroc", "ood_avg"} <= set(named) and "far_avg" not in named
 
 
-def test_validation_data_are_run_only_for_what_is_chosen_on_them(
-    run: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_data_are_run_only_for_what_is_chosen_on_them(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydractl.evaluation.providers.running import RunningModel
 
     ran: list[str] = []
@@ -66,20 +64,20 @@ def test_validation_data_are_run_only_for_what_is_chosen_on_them(
     assert "not run" not in capsys.readouterr().err
 
 
-def test_a_stored_calibration_says_what_it_was_fitted_on(run: Any, answer: Callable[..., Any]) -> None:
-    fitted = answer("base.st", *TEST, *VAL, "--temperature", "fit")["models"][0]["calibration"]
+def test_a_stored_calibration_says_what_it_was_fitted_on() -> None:
+    fitted = evaluated("base.st", *TEST, *VAL, "--temperature", "fit")["models"][0]["calibration"]
     run("calibrate", "base.st", *VAL, *TEST[2:], "--temperature", "fit", "-o", "k.st")
     assert fitted["stored"] is False and fitted["fitted_on"]["spec"] == "builtin:digits/val"
-    again = answer("k.st", *TEST, "--predictions", "p.st")["models"][0]["calibration"]
+    again = evaluated("k.st", *TEST, "--predictions", "p.st")["models"][0]["calibration"]
     assert again == {**fitted, "stored": True}
-    assert answer("p.st")["models"][0]["calibration"] == again
-    other = answer("k.st", *TEST, "--temperature", "2")["models"][0]["calibration"]
+    assert evaluated("p.st")["models"][0]["calibration"] == again
+    other = evaluated("k.st", *TEST, "--temperature", "2")["models"][0]["calibration"]
     assert other["stored"] is False and other["fitted_on"] is None
     run("calibrate", "k.st", "--threshold", "score:-0.5", "-o", "m.st")
-    assert answer("m.st", *TEST)["models"][0]["calibration"] == again
+    assert evaluated("m.st", *TEST)["models"][0]["calibration"] == again
 
 
-def test_a_finished_file_with_skipped_samples_is_finished(run: Any, capsys: Any) -> None:
+def test_a_finished_file_with_skipped_samples_is_finished(capsys: Any) -> None:
     for i in range(6):
         Path(f"images/{i % 2}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(f"images/{i % 2}/{i}.png")
@@ -97,11 +95,11 @@ def test_a_finished_file_with_skipped_samples_is_finished(run: Any, capsys: Any)
     run(*[word for word in words if word not in ("--on-bad", "skip")], "-o", "g.json", code=3)
 
 
-def test_what_is_chosen_on_the_test_data_is_marked_if_allowed(run: Any, answer: Callable[..., Any]) -> None:
+def test_what_is_chosen_on_the_test_data_is_marked_if_allowed() -> None:
     own = ["--val", "builtin:digits/test", "--temperature", "fit", "--limit", "30"]
     run("eval", "base.st", *TEST, *own, code=3)
-    assert answer("base.st", *TEST, *own, "--allow-seen")["models"][0]["seen"] == {"id": 30}
+    assert evaluated("base.st", *TEST, *own, "--allow-seen")["models"][0]["seen"] == {"id": 30}
     run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
     run("eval", "p.st", *own, code=3)
-    assert answer("p.st", *own, "--allow-seen")["models"][0]["seen"] == {"id": 30}
+    assert evaluated("p.st", *own, "--allow-seen")["models"][0]["seen"] == {"id": 30}
     run("eval", "base.st", *TEST, "--ood", "o=builtin:digits/test", "--allow-seen", code=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 import hydractl
 from hydractl.cli.app import main
 from hydractl.evaluation.choosing import ComparedScore, _as_good_as_the_best
-from hydractl.metrics.curves import curves
-from hydractl.metrics.samples import samples_of
 from hydractl.model.source import open_source
 from tests.evaluation.stored import write_predictions
-from tests.running import tensors
+from tests.running import evaluated, tensors
 
 VAL = ["--val", "builtin:digits/val", "--limit", "60"]
 OOD_VAL = ["--ood-val", "s=builtin:symbols"]
@@ -31,49 +28,35 @@ def calibrated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str,
     return document
 
 
-def test_it_chooses_what_eval_chooses_and_eval_takes_it_from_the_file(
-    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_chooses_what_eval_chooses_and_eval_takes_it_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = [*OOD_VAL, "--temperature", "fit", "--threshold", "ood:0.9", "--conformal", "0.2", "--ood-score", "energy"]
     document = calibrated(capsys, "base.st", *VAL, *chosen, "--note", "the only one", "-o", "k.st")
-    (row,) = answer("base.st", *TEST, *VAL[:2], *chosen)["models"]
+    (row,) = evaluated("base.st", *TEST, *VAL[:2], *chosen)["models"]
     assert document["schema"] == "hydractl.calibrate/1" and document["ood_score"] == "energy"
     assert document["calibration"] == row["calibration"]
     assert document["threshold"] == {key: row["threshold"][key] for key in ("score", "value", "rule")}
     assert document["conformal"]["qhat"] == row["conformal"]["qhat"] and document["val"]["n"] == 60
-    (applied,) = answer("k.st", *TEST)["models"]
+    (applied,) = evaluated("k.st", *TEST)["models"]
     assert applied["id"] == row["id"] and applied["threshold"] == row["threshold"]
     assert open_source("k.st").description.provenance["note"] == "the only one"
     before = tensors("base.st")
     assert all(np.array_equal(before[name], value) for name, value in tensors("k.st").items())
 
 
-def test_prediction_sets_of_too_few_samples_are_said_to_hold_all_classes(
-    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    document = calibrated(capsys, "base.st", *VAL, "--conformal", "0.01", "-o", "k.st")
-    assert document["conformal"]["qhat"] == 1
-    (warning,) = document["warnings"]
-    assert warning.startswith("base: every conformal set holds all ")
-    assert warning.endswith(": 60 validation samples are fewer than the 99 that --conformal needs")
-
-
-def test_more_numbers_than_samples_are_said(answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_numbers_than_samples_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     said = "base: --temperature vector fits 20 numbers to 19 validation samples: give more of them, or fit one number"
     few = ["--val", f"{VAL[1]}?take=19", "--temperature", "vector"]
     (warning,) = calibrated(capsys, "base.st", *few, "-o", "k.st")["warnings"]
     assert warning.startswith(said)
-    assert any(warning.startswith(said) for warning in answer("base.st", *TEST, *few)["warnings"])
+    assert any(warning.startswith(said) for warning in evaluated("base.st", *TEST, *few)["warnings"])
     # The file that has it is not told again, and as many samples as numbers will do.
-    assert not any("numbers" in warning for warning in answer("k.st", *TEST).get("warnings", []))
+    assert not any("numbers" in warning for warning in evaluated("k.st", *TEST).get("warnings", []))
     few[1] = f"{VAL[1]}?take=20"
     assert "warnings" not in calibrated(capsys, "base.st", *few, "-o", "k6.st")
 
 
 @pytest.mark.long
-def test_what_fits_no_longer_is_left_out_and_said_so(
-    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fits_no_longer_is_left_out_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     calibrated(
         capsys, "base.st", *VAL, "--temperature", "2", "--threshold", "id:0.1", "--conformal", "0.2", "-o", "k.st"
     )
@@ -88,14 +71,12 @@ def test_what_fits_no_longer_is_left_out_and_said_so(
     assert "warnings" not in document and "conformal" in open_source("other.st").description.extra
 
 
-def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(
-    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["msp", "energy", "margin", "mi"]
     asked = [*VAL, *OOD_VAL, "--ood-score", ",".join(names), "--threshold", "ood:0.9"]
     document = calibrated(capsys, "base.st", *asked, "-o", "k.st")
     seen = ["--test", "builtin:digits/val", "--limit", "60", "--ood", "s=builtin:symbols"]
-    (row,) = answer("base.st", *seen, "--ood-score", ",".join(names))["models"]
+    (row,) = evaluated("base.st", *seen, "--ood-score", ",".join(names))["models"]
     aurocs = {name: row["scores"][name]["ood"]["s"]["auroc"] for name in names}
     compared = document["compared"]
     assert {name: compared[name]["auroc"] for name in names} == aurocs and aurocs["mi"] is None
@@ -148,11 +129,3 @@ def test_in_python_it_is_a_model_too() -> None:
     found = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, temperature=2.5, threshold="score:0.5")
     assert (found.temperature, found.threshold, found.score) == (2.5, 0.5, None)
     assert len(found.model.refs) == 1 and "temperature" in str(found)
-
-
-def test_an_ood_set_without_samples_has_no_roc_curve() -> None:
-    """A null in its place would be refused when the answer is read again."""
-    inside = samples_of(np.random.default_rng(0).normal(size=(1, 6, 3)), score="msp")
-    outside = samples_of(np.zeros((1, 0, 3)), score="msp")
-    block = curves(inside, {"empty": outside, "far": inside})
-    assert block["roc"] is not None and list(block["roc"]) == ["far"]

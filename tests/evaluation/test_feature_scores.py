@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from hydractl.metrics.feature_scores import vilu
 from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
+from tests.running import evaluated, run
 from tests.spread import marked_long, marked_release
 
 TEST = ["--test", "builtin:digits/test", "--ood", "l=builtin:letters"]
@@ -52,9 +52,9 @@ def mahalanobis(name: str, spec: str) -> np.ndarray:
 
 
 @pytest.mark.long
-def test_an_ensemble_scores_by_the_mean_of_its_members(answer: Callable[..., Any], run: Any) -> None:
+def test_an_ensemble_scores_by_the_mean_of_its_members() -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis"]
-    row = answer("t0.st+t1.st", *asked)["models"][0]
+    row = evaluated("t0.st+t1.st", *asked)["models"][0]
     inside, outside = (
         (mahalanobis("t0.st", spec) + mahalanobis("t1.st", spec)) / 2
         for spec in ("builtin:digits/test", "builtin:letters")
@@ -63,16 +63,16 @@ def test_an_ensemble_scores_by_the_mean_of_its_members(answer: Callable[..., Any
     assert row["ood_score"] == "mahalanobis" and row["fitted_on"]["n"] == 400
     for name in ("t0", "t1"):
         run("eval", f"{name}.st", *asked, "--predictions", f"{name}.pred.st", "-o", f"{name}.json")
-    both = answer("t0.pred.st+t1.pred.st", "--ood-score", "mahalanobis")["models"][0]
+    both = evaluated("t0.pred.st+t1.pred.st", "--ood-score", "mahalanobis")["models"][0]
     assert both["ood"]["l"] == pytest.approx(row["ood"]["l"], abs=1e-9)
 
 
 @pytest.mark.long
-def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any], run: Any, capsys: Any) -> None:
+def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
     row = json.loads(Path("e.json").read_text())["models"][0]
-    again = answer("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
+    again = evaluated("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
     assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, "ddu"}
     assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
     assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
@@ -88,9 +88,7 @@ def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any],
     assert "the predictions of q hold no scores by knn" in capsys.readouterr().err
 
 
-def test_features_are_read_from_their_file_and_give_the_same_bits(
-    run: Any, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_read_from_their_file_and_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [*TEST, "--train", "builtin:digits/train", "--limit", "100"]
     asked = [*few, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "alone.pred.st", "-o", "alone.json")
@@ -104,11 +102,11 @@ def test_features_are_read_from_their_file_and_give_the_same_bits(
     # Of other scores too, and of another k: the file holds what all are fitted to.
     run("eval", "hydra.st", *asked, "--features", "f.st", "--predictions", "kept.pred.st", "-o", "kept.json")
     assert Path("kept.pred.st").read_bytes() == Path("alone.pred.st").read_bytes()
-    third = answer("hydra.st", *first, "--knn-k", "3", "--ood-score", "hydra=knn")["models"][0]
+    third = evaluated("hydra.st", *first, "--knn-k", "3", "--ood-score", "hydra=knn")["models"][0]
     assert third["fitted_on"]["knn_k"] == 3
 
 
-def test_features_of_another_model_of_other_data_or_settings_are_refused(run: Any, capsys: Any) -> None:
+def test_features_of_another_model_of_other_data_or_settings_are_refused(capsys: Any) -> None:
     asked = [*TEST, "--ood-score", "vim", "--features", "f.st"]
     run("eval", "t0.st", *asked, *TRAIN, "-o", "a.json")
     before = Path("f.st").read_bytes()
@@ -147,7 +145,7 @@ def test_features_of_another_model_of_other_data_or_settings_are_refused(run: An
 
 
 @pytest.mark.long
-def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
+def test_several_rows_have_a_file_of_features_each() -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "vim", "--features", "f.st"]
     run("eval", "a=t0.st", "b=t1.st", *asked, "-o", "a.json")
     found = {name: safetensors.numpy.load_file(f"f.{name}.st")["features.0"] for name in ("a", "b")}
@@ -161,10 +159,10 @@ OTHERS = ("mahalanobis", "ddu", "ash", "nnguide", "fdbd", "nci", "she", "scale")
 
 
 @pytest.mark.parametrize("score", ["vim", *marked_long(["mi"]), *marked_release(["knn", *OTHERS])])
-def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], score: str) -> None:
+def test_a_checkpoint_keeps_its_score(score: str) -> None:
     fitted = TRAIN if score not in ("energy", "mi") else []
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
-    first = answer("hydra.st", *TEST, *asked, "--batch-size", "400", "--allow-seen")["models"][0]
+    first = evaluated("hydra.st", *TEST, *asked, "--batch-size", "400", "--allow-seen")["models"][0]
     run("calibrate", "hydra.st", *asked, "--batch-size", "400", "-o", "k.st")
     where = ["--batch-size", "400", "--limit", "400", "--device", "cpu"]  # as the model below
     run("eval", "k.st", *TEST, *where, "--predictions", "p.jsonl", "-o", "e.json")
@@ -180,11 +178,11 @@ def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], scor
 
 
 @pytest.mark.long
-def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
+def test_other_weights_and_other_scores_leave_it_behind(capsys: Any) -> None:
     run("calibrate", "base.st", *TRAIN, "--ood-score", "knn", "--knn-k", "5", "-o", "k.st")
     run("calibrate", "k.st", "--ood-score", "knn", "--temperature", "2", "-o", "k2.st")
-    first = answer("k.st", *TEST)["models"][0]
-    second = answer("k2.st", *TEST, "--ood-score", "knn,ash")["models"][0]
+    first = evaluated("k.st", *TEST)["models"][0]
+    second = evaluated("k2.st", *TEST, "--ood-score", "knn,ash")["models"][0]
     assert second["scores"]["knn"]["ood"]["l"]["n"] == 350 and second["fitted_on"] == first["fitted_on"]
     assert first["fitted_on"]["knn_k"] == 5
     given = samples(hydractl.load("base.st", device="cpu"), "builtin:letters", 9)
@@ -196,8 +194,8 @@ def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callab
     kept, plain = (json.loads(text)["parameters"] for text in re.split(r"\n(?={)", capsys.readouterr().out))
     assert kept == plain
     run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "p.st", "-q")
-    assert answer("p.st", *TEST)["models"][0]["ood_score"] == "msp"
-    assert answer("k.st", *TEST, "--ood-score", "msp")["models"][0]["ood_score"] == "msp"
+    assert evaluated("p.st", *TEST)["models"][0]["ood_score"] == "msp"
+    assert evaluated("k.st", *TEST, "--ood-score", "msp")["models"][0]["ood_score"] == "msp"
     run("eval", "both=k.st+t0.st", *TEST, "-o", "g.json")
     assert "the stored ood_score is left out" in capsys.readouterr().err
     run("eval", "k.st", "--test", "builtin:digits/train", "--limit", "50", "-o", "h.json", code=3)  # it has seen them
@@ -212,7 +210,7 @@ DAMAGED = (
 )
 
 
-def test_a_damaged_score_is_refused(run: Any, capsys: Any) -> None:
+def test_a_damaged_score_is_refused(capsys: Any) -> None:
     run("calibrate", "base.st", *TRAIN, "--ood-score", "mahalanobis", "-o", "k.st")
     header = read_header("k.st")
     for part, score, complaint in DAMAGED:
@@ -257,14 +255,14 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any) -> None:
     ],
 )
 def test_what_cannot_be_fitted_is_refused(
-    run: Any, capsys: pytest.CaptureFixture[str], options: list[str], code: int, complaint: str
+    capsys: pytest.CaptureFixture[str], options: list[str], code: int, complaint: str
 ) -> None:
     run("eval", "base.st", "--test", "builtin:digits/test", *options, code=code)
     assert complaint in capsys.readouterr().err
 
 
 def test_a_zero_shot_model_is_scored_by_its_embeddings(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(vilu, "_FEWEST_STEPS", 20)
     (tmp_path / "clip").mkdir()
@@ -297,9 +295,7 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", "ddu"}, "which need words, or many samples"
 
 
-def test_scores_of_features_that_are_not_negative_are_doubted_once(
-    run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_of_features_that_are_not_negative_are_doubted_once(capsys: pytest.CaptureFixture[str]) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "vim,react,ash,scale"]
     run("eval", "a=base.st", "b=t0.st", *asked, "-o", "e.json")
     warned = "a: react and ash and scale were made for features that are not negative"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import hydractl
 from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
+from tests.running import evaluated
 
 TEST = ["--test", "builtin:digits/test", "--limit", "60"]
 
@@ -55,9 +54,7 @@ def test_fault_88_no_verb_fits_to_one_sample_or_one_class(
 
 @pytest.mark.fault(88)
 @pytest.mark.usefixtures("attacks")
-def test_fault_88_shuffled_labels_and_few_samples_are_said(
-    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fault_88_shuffled_labels_and_few_samples_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     fitted = ["--temperature", "fit", "-o", "k.st", "--force"]
     assert main(["calibrate", "base.st", "--val", "shuffled.npz", *fitted]) == 0
     assert "its 95 % interval" in capsys.readouterr().err
@@ -66,7 +63,7 @@ def test_fault_88_shuffled_labels_and_few_samples_are_said(
     assert "warning: base: the temperature 100 is at the end of its range" in told
     assert "warning: base: --val: accuracy" in told
     wrong = ["--val", "wrong.npz", "--temperature", "fit", "--temperature", "b=2"]
-    warnings = answer("a=base.st", "b=hydra.st", *TEST, *wrong)["warnings"]
+    warnings = evaluated("a=base.st", "b=hydra.st", *TEST, *wrong)["warnings"]
     assert any(warning.startswith("a: the temperature 100 ") for warning in warnings)
     assert not any(warning.startswith("b: the temperature") for warning in warnings)
     few = ["--val", "few.npz", "--threshold", "id:0.05", "--conformal", "0.1"]
@@ -75,14 +72,12 @@ def test_fault_88_shuffled_labels_and_few_samples_are_said(
     assert "the threshold id:0.05" in told and "is a quantile of 15 samples of --val" in told
     assert "the prediction sets are by a quantile of 15 samples" in told
     # The file that has them is not told again.
-    assert not any("quantile" in warning for warning in answer("few.st", *TEST).get("warnings", []))
+    assert not any("quantile" in warning for warning in evaluated("few.st", *TEST).get("warnings", []))
 
 
 @pytest.mark.fault(88)
 @pytest.mark.usefixtures("attacks")
-def test_fault_88_a_number_alone_is_no_threshold(
-    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_88_a_number_alone_is_no_threshold(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in (["calibrate", "base.st", "-o", "k.st"], ["eval", "base.st", *TEST]):
         assert main([*verb, "--val", "builtin:digits/val", "--threshold", "0.05"]) == 2
         told = capsys.readouterr().err
@@ -100,6 +95,6 @@ def test_fault_88_a_number_alone_is_no_threshold(
     # A value of the score is stored as it is, and tried where there is validation data.
     assert main(["calibrate", "base.st", "--threshold", "score:-0.4", "-o", "given.st"]) == 0
     assert "flags" not in capsys.readouterr().err
-    assert answer("given.st", *TEST)["models"][0]["threshold"]["value"] == -0.4
+    assert evaluated("given.st", *TEST)["models"][0]["threshold"]["value"] == -0.4
     assert main(["calibrate", "base.st", "--val", "few.npz", "--threshold", "score:0.05", "-o", "none.st"]) == 0
     assert "the threshold score:0.05 flags none of the 15 samples of --val" in capsys.readouterr().err

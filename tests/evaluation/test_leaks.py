@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.running import evaluated, run
 from tests.spread import marked_long
 
 VAL = ["--test", "builtin:digits/val", "--limit", "40"]
@@ -28,7 +27,7 @@ def test_the_samples_of_a_circuit_travel_with_its_masks() -> None:
 
 
 @pytest.mark.parametrize("model", ["c.st", "hydra.st", "deep=t0.st+c.st"])
-def test_what_a_circuit_saw_is_no_test_data(run: Any, capsys: pytest.CaptureFixture[str], model: str) -> None:
+def test_what_a_circuit_saw_is_no_test_data(capsys: pytest.CaptureFixture[str], model: str) -> None:
     run("eval", model, *VAL, code=3)
     text = capsys.readouterr().err
     assert "test data that has been seen" in text and "40 of 40 samples of --test" in text
@@ -37,7 +36,7 @@ def test_what_a_circuit_saw_is_no_test_data(run: Any, capsys: pytest.CaptureFixt
     assert "samples of --ood s" in capsys.readouterr().err
 
 
-def test_a_part_of_the_samples_is_enough(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_the_samples_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """Three of the samples, copied into another file under other names."""
     from hydractl.data import open_data
 
@@ -49,26 +48,20 @@ def test_a_part_of_the_samples_is_enough(run: Any, capsys: pytest.CaptureFixture
     assert "3 of 8 samples of --test" in capsys.readouterr().err
 
 
-def test_seen_samples_may_be_measured_and_are_marked(answer: Callable[..., Any]) -> None:
+def test_seen_samples_may_be_measured_and_are_marked() -> None:
     sets = ["--ood", "s=builtin:symbols", "--ood", "l=builtin:letters"]
-    row = answer("c.st", *VAL, *sets, "--allow-seen")["models"][0]
+    row = evaluated("c.st", *VAL, *sets, "--allow-seen")["models"][0]
     assert row["seen"] == {"id": 40, "s": 40}
-    assert "seen" not in answer("c.st", *TEST)["models"][0]
+    assert "seen" not in evaluated("c.st", *TEST)["models"][0]
 
 
-def test_a_model_that_saw_nothing_is_measured_on_anything(answer: Callable[..., Any]) -> None:
-    assert answer("t0.st", *VAL)["models"][0]["id"]["n"] == 40
-
-
-def test_pruning_by_mask_hands_on_what_the_mask_has_seen(run: Any) -> None:
+def test_pruning_by_mask_hands_on_what_the_mask_has_seen() -> None:
     run("prune", "base.st", "--mask", "c.mask.json", "-o", "again.st")
     run("eval", "again.st", *VAL, code=3)
 
 
 @pytest.mark.parametrize("by", ["prune", *marked_long(["score"])])
-def test_the_samples_that_scores_were_measured_on_are_no_test_data(
-    run: Any, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str], by: str
-) -> None:
+def test_the_samples_that_scores_were_measured_on_are_no_test_data(capsys: pytest.CaptureFixture[str], by: str) -> None:
     """Those drawn, and not the rest of the set; two draws from one set are two entries."""
     draw = ["--method", "gate", "--data", "builtin:digits/val", "--samples", "9"]
     for seed in "01":
@@ -84,10 +77,10 @@ def test_the_samples_that_scores_were_measured_on_are_no_test_data(
     capsys.readouterr()
     run("eval", "m.st", "--test", "builtin:digits/val", code=3)
     assert f"9 by {by} (calibration), 9 by {by} (calibration)" in capsys.readouterr().err
-    assert 9 < answer("m.st", "--test", "builtin:digits/val", "--allow-seen")["models"][0]["seen"]["id"] <= 18
+    assert 9 < evaluated("m.st", "--test", "builtin:digits/val", "--allow-seen")["models"][0]["seen"]["id"] <= 18
 
 
-def test_a_search_that_begins_with_a_mask_has_seen_what_the_mask_has(run: Any) -> None:
+def test_a_search_that_begins_with_a_mask_has_seen_what_the_mask_has() -> None:
     search = ["--val", "builtin:digits/test", "--limit", "20", "--objective", "acc", "--budget", "3"]
     run("extract-circuit", "base.st", *search, "--start-mask", "c.mask.json", "-o", "more.json", "-q")
     assert [one for one in seen("more.json") if one[1] == "id"] == [
@@ -95,7 +88,7 @@ def test_a_search_that_begins_with_a_mask_has_seen_what_the_mask_has(run: Any) -
     ]  # fmt: skip
 
 
-def test_what_is_chosen_on_in_the_same_command_is_no_test_data(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_chosen_on_in_the_same_command_is_no_test_data(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--val", "builtin:digits/test", "--temperature", "fit", code=3)
     assert "--val and --test are the same samples" in capsys.readouterr().err
     from hydractl.data import open_data
@@ -107,7 +100,7 @@ def test_what_is_chosen_on_in_the_same_command_is_no_test_data(run: Any, capsys:
     assert "9 of 30 samples of --test (9 by eval (val))" in capsys.readouterr().err
 
 
-def test_info_says_what_was_seen(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_says_what_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     run("--info", "hydra.st", "--json")
     found = json.loads(capsys.readouterr().out)

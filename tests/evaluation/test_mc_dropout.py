@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import safetensors.numpy
 
 from hydractl.cli.app import main
 from hydractl.evaluation.predictions.reading import read_predictions
+from tests.running import evaluated, run
 
 TEST = ["--test", "builtin:digits/test", "--limit", "40", "--allow-seen"]
 SETS = ["--ood", "letters:far=builtin:letters"]
@@ -20,10 +20,10 @@ MC = ["--mc-dropout", "0.2", "--passes", "4"]
 
 
 @pytest.mark.long
-def test_passes_are_members_and_cost_as_much(answer: Callable[..., Any]) -> None:
+def test_passes_are_members_and_cost_as_much() -> None:
     files = ["base.st", "hydra.st", "two=t0.st+t1.st"]
-    plain = answer(*files, *TEST)["models"]
-    found = answer(*files, *TEST, *SETS, *MC, "--bootstrap", "10")
+    plain = evaluated(*files, *TEST)["models"]
+    found = evaluated(*files, *TEST, *SETS, *MC, "--bootstrap", "10")
     Path("e.json").write_text(json.dumps(found))
     assert main(["report", "e.json", "--html", "r.html", "--card", "card.md", "-q"]) == 0
     for row, one, members in zip(found["models"], plain, (1, 3, 2), strict=True):
@@ -33,14 +33,14 @@ def test_passes_are_members_and_cost_as_much(answer: Callable[..., Any]) -> None
         assert row["mc_dropout"] == {"p": 0.2, "passes": 4, "seed": 0} and "mc_dropout" not in one
         assert row["diversity"]["id"]["mi"] > max(1e-5, one["diversity"]["id"]["mi"])
         assert row["id"] != one["id"] and len({m["nll"] for m in row["members"]}) == 4 * members
-    assert "mc_dropout" in found["conventions"] and "mc_dropout" not in answer("base.st", *TEST)["conventions"]
+    assert "mc_dropout" in found["conventions"] and "mc_dropout" not in evaluated("base.st", *TEST)["conventions"]
     page = Path("r.html").read_text()
     assert "4 passes, dropout rate 0.2, seed 0" in page
     assert "4 passes of MC dropout (rate 0.2), averaged." in Path("card.md").read_text()
 
 
-def test_without_a_rate_it_is_the_model(answer: Callable[..., Any]) -> None:
-    plain, found = (answer("base.st", *TEST, *SETS, *more)["models"][0] for more in ([], ["--mc-dropout", "0"]))
+def test_without_a_rate_it_is_the_model() -> None:
+    plain, found = (evaluated("base.st", *TEST, *SETS, *more)["models"][0] for more in ([], ["--mc-dropout", "0"]))
     assert found["mc_dropout"]["passes"] == 10 and len(found["members"]) == 10
     for key in ("accuracy", "aurc", "ece", "aece"):
         assert found["id"][key] == pytest.approx(plain["id"][key], abs=1e-12)
@@ -55,7 +55,7 @@ def command(name: str, *more: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answer: Any, capsys: Any) -> None:
+def test_the_same_command_gives_the_same_bytes_also_after_a_kill(capsys: Any) -> None:
     run(*command("a"))
     run(*command("b", "--seed", "1"))
     whole = Path("a.st").read_bytes()
@@ -81,7 +81,7 @@ def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answe
     Path("d.st.part").write_bytes(part)
     run(*["5" if word == "4" else word for word in command("d", "--resume")], code=3)
     assert "mc_dropout: " in capsys.readouterr().err
-    row, again = json.loads(Path("a.json").read_text())["models"][0], answer("a.st", "--allow-seen")["models"][0]
+    row, again = json.loads(Path("a.json").read_text())["models"][0], evaluated("a.st", "--allow-seen")["models"][0]
     assert {**again, "name": "hydra"} == row
 
 
@@ -95,7 +95,7 @@ def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answe
         (["base.st", "p.st", *MC], "--mc-dropout runs a model, and p.st is a predictions file"),
     ],
 )
-def test_what_makes_no_sense_is_refused(run: Any, capsys: Any, words: list[str], complaint: str) -> None:
+def test_what_makes_no_sense_is_refused(capsys: Any, words: list[str], complaint: str) -> None:
     from tests.evaluation.stored import write_predictions
 
     write_predictions("p.st")
@@ -103,11 +103,11 @@ def test_what_makes_no_sense_is_refused(run: Any, capsys: Any, words: list[str],
     assert complaint in capsys.readouterr().err
 
 
-def test_a_stored_temperature_is_left_out_with_a_warning(run: Any, answer: Any, capsys: Any) -> None:
+def test_a_stored_temperature_is_left_out_with_a_warning(capsys: Any) -> None:
     run("calibrate", "base.st", "--temperature", "3", "-o", "k.st")
     capsys.readouterr()
     for words in (["k.st", *MC], ["k.st+t0.st"]):
-        assert "calibration" not in answer(*words, *TEST)["models"][0]
+        assert "calibration" not in evaluated(*words, *TEST)["models"][0]
         run("eval", *words, *TEST, "-o", "e.json", "--force")
         assert "the stored calibration is left out" in capsys.readouterr().err
     run("eval", "k.st", *MC, *TEST, "--temperature", "none", "-o", "e.json", "--force")

@@ -12,8 +12,8 @@ import pytest
 
 import hydractl
 from hydractl.data import open_data
+from tests.running import evaluated, run
 
-Answer = Callable[..., Any]
 NAMES = [str(digit) for digit in range(10)]
 
 
@@ -47,63 +47,59 @@ def right(models: Path) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 def test_data_that_make_no_sense(
-    answer: Answer, right: tuple[np.ndarray, np.ndarray], change: Callable[..., Any], said: str | None
+    right: tuple[np.ndarray, np.ndarray], change: Callable[..., Any], said: str | None
 ) -> None:
     images, labels = change(*right)
     np.savez("data.npz", x=images, y=labels)
-    warnings = answer("base.st", "--test", "data.npz").get("warnings", [])
+    warnings = evaluated("base.st", "--test", "data.npz").get("warnings", [])
     assert (warnings == []) if said is None else any(said in warning for warning in warnings)
 
 
 @pytest.mark.fault(65)
-def test_a_handful_of_samples_proves_nothing(answer: Answer) -> None:
+def test_a_handful_of_samples_proves_nothing() -> None:
     images, labels = digits("test", 10)
     np.savez("data.npz", x=images, y=9 - labels)
-    assert "warnings" not in answer("base.st", "--test", "data.npz")
+    assert "warnings" not in evaluated("base.st", "--test", "data.npz")
 
 
 @pytest.mark.long
 @pytest.mark.fault(65)
-def test_a_temperature_is_advised_where_none_is_fitted_later(
-    answer: Answer, right: tuple[np.ndarray, np.ndarray]
-) -> None:
+def test_a_temperature_is_advised_where_none_is_fitted_later(right: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = right
     every_third = np.arange(len(labels)) % 3 == 0
     np.savez("data.npz", x=images, y=np.where(every_third, (labels + 1) % 10, labels))
     overconfident = ["base.st", "--test", "data.npz", "--temperature", "0.005"]
-    (warning,) = answer(*overconfident)["warnings"]
+    (warning,) = evaluated(*overconfident)["warnings"]
     assert warning.startswith("base: --test data.npz: NLL ")
     assert warning.endswith("that of the uniform prediction: fit a temperature with --temperature fit --val SPEC")
     # A command that reads stored logits can fit one to them; a study does.
-    (warning,) = answer(*overconfident, "--predictions", "stored.st")["warnings"]
+    (warning,) = evaluated(*overconfident, "--predictions", "stored.st")["warnings"]
     assert warning.endswith("that of the uniform prediction")
 
 
 @pytest.mark.fault(65)
-def test_prediction_sets_of_all_classes(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prediction_sets_of_all_classes() -> None:
     test = ["base.st", "--test", "builtin:digits/test", "--limit", "60", "--conformal", "0.1"]
-    (warning,) = answer(*test, "--val", "builtin:digits/val?take=7")["warnings"]
+    (warning,) = evaluated(*test, "--val", "builtin:digits/val?take=7")["warnings"]
     assert warning.startswith("base: every conformal set holds all 10 classes") and "7 validation samples" in warning
-    assert "warnings" not in answer(*test, "--val", "builtin:digits/val")
+    assert "warnings" not in evaluated(*test, "--val", "builtin:digits/val")
 
 
 @pytest.mark.fault(64)
-def test_what_is_chosen_by_samples_the_model_was_trained_on(answer: Answer) -> None:
+def test_what_is_chosen_by_samples_the_model_was_trained_on() -> None:
     test = ["base.st", "--test", "builtin:digits/test", "--limit", "100"]
     said = "base was trained on 100 of 100 samples of --val"
     for chosen in (["--temperature", "fit"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
-        warnings = answer(*test, *chosen, "--val", "builtin:digits/train")["warnings"]
+        warnings = evaluated(*test, *chosen, "--val", "builtin:digits/train")["warnings"]
         (warning,) = (text for text in warnings if text.startswith(said))  # what was fitted may be odd besides
         assert "give validation data of its own" in warning
-    assert "warnings" not in answer(*test, *chosen, "--val", "builtin:digits/val")
-    assert "warnings" not in answer(*test, "--temperature", "2", "--val", "builtin:digits/train")  # chosen by nobody
+    assert "warnings" not in evaluated(*test, *chosen, "--val", "builtin:digits/val")
+    assert "warnings" not in evaluated(*test, "--temperature", "2", "--val", "builtin:digits/train")  # chosen by nobody
 
 
 @pytest.mark.long
 @pytest.mark.fault(64)
-def test_what_other_verbs_choose_by_samples_the_model_was_trained_on(
-    run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_other_verbs_choose_by_samples_the_model_was_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
     said = "base was trained on 100 of 100 samples of --val"
     data = ["--train", "builtin:digits/test", "--val", "builtin:digits/train", "--limit", "100"]
     run("finetune", "base.st", *data, "--ensemble", "laplace", "-o", "l.st", "--json")
@@ -112,19 +108,19 @@ def test_what_other_verbs_choose_by_samples_the_model_was_trained_on(
 
 
 @pytest.mark.fault(64)
-def test_a_temperature_chosen_by_other_data(answer: Answer, right: tuple[np.ndarray, np.ndarray]) -> None:
+def test_a_temperature_chosen_by_other_data(right: tuple[np.ndarray, np.ndarray]) -> None:
     np.savez("right.npz", x=right[0], y=right[1])
     images = np.stack([np.asarray(image) for image in open_data("builtin:letters", limit=300)])
     np.savez("letters.npz", x=images, y=np.arange(300) % 10)
     test = ["base.st", "--test", "right.npz", "--temperature", "fit"]
-    warnings = answer(*test, "--val", "letters.npz")["warnings"]
+    warnings = evaluated(*test, "--val", "letters.npz")["warnings"]
     assert any(text.startswith("base: --val: accuracy 0.") for text in warnings)
 
 
 @pytest.mark.fault(62)
 @pytest.mark.parametrize(("shared", "warnings", "code"), [(4, 0, 0), (30, 1, 0), (60, 0, 3)])
 def test_test_sets_that_share_samples(
-    run: Any, capsys: pytest.CaptureFixture[str], shared: int, warnings: int, code: int
+    capsys: pytest.CaptureFixture[str], shared: int, warnings: int, code: int
 ) -> None:
     images, _ = digits("test", 200)
     other = np.stack([np.asarray(image) for image in open_data("builtin:letters", limit=100 - shared)])
@@ -138,12 +134,12 @@ def test_test_sets_that_share_samples(
 
 
 @pytest.mark.fault(62)
-def test_training_samples_are_no_validation_samples(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_samples_are_no_validation_samples() -> None:
     train, val = digits("train", 60), digits("val", 100)
     np.savez("val.npz", x=np.concatenate([val[0], train[0][:3]]), y=np.concatenate([val[1], train[1][:3]]))
     np.savez("fit.npz", x=train[0], y=train[1])
     options = ["--test", "builtin:digits/test", "--limit", "200", "--train", "fit.npz", "--ood-score", "knn"]
-    document = answer("base.st", *options, "--val", "val.npz", "--temperature", "fit")
+    document = evaluated("base.st", *options, "--val", "val.npz", "--temperature", "fit")
     assert document["models"][0]["calibration"]["fitted_on"]["n"] == 100
     assert document["models"][0]["calibration"]["fitted_on"]["left_out"] == 3
 
@@ -169,7 +165,7 @@ def test_training_samples_are_no_validation_samples(answer: Answer, capsys: pyte
     ],
 )
 def test_names_of_a_classifier_do_not_change_places(
-    run: Any, capsys: pytest.CaptureFixture[str], names: list[str], code: int, said: str | None
+    capsys: pytest.CaptureFixture[str], names: list[str], code: int, said: str | None
 ) -> None:
     images, labels = digits("test", 60)
     np.savez("data.npz", x=images, y=labels)

@@ -15,6 +15,7 @@ from PIL import Image
 from sklearn import metrics as sk
 
 import hydractl
+from tests.running import run
 
 # Benchmark and list, folder of its images, number of images; as OpenOOD v1.5 names them. OOD images are labelled -1.
 DOWNLOADED = """
@@ -101,7 +102,7 @@ CASES = {
 
 @pytest.mark.parametrize("part", CASES)
 @pytest.mark.long
-def test_the_table_is_that_of_the_evaluator(run: Any, download: Any, part: str) -> None:
+def test_the_table_is_that_of_the_evaluator(download: Any, part: str) -> None:
     benchmark = part.split("/")[0]
     suite = ["--ood-suite", f"openood-{benchmark}:official", "--ood-root", "data"]
     run("eval", "base.st", "--test", f"openood:{part}?root=data", *suite, "-o", "e.json")
@@ -117,7 +118,7 @@ def test_the_table_is_that_of_the_evaluator(run: Any, download: Any, part: str) 
     assert "OpenOOD's" in found["test"]["id"]["list"] and found["suite"]["notes"] == []
 
 
-def test_of_several_rows_each_has_a_table_also_without_groups(run: Any) -> None:
+def test_of_several_rows_each_has_a_table_also_without_groups() -> None:
     sets = ["--test", "builtin:digits/test", "--limit", "30", "--ood", "letters=builtin:letters"]
     run("eval", "base.st", "two=t0.st", *sets, "-o", "e.json")
     run("report", "e.json", "--openood-csv", "ood.csv")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
 from tests.forked import Forked
+from tests.running import evaluated, run
 
 TEST = ["--test", "builtin:digits/test"]
 SETS = ["--ood", "letters:far=builtin:letters", "--ood", "near:near=builtin:symbols"]
@@ -32,7 +32,7 @@ def rows(document: Any, *without: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_logits_are_those_of_the_model(run: Any) -> None:
+def test_the_logits_are_those_of_the_model() -> None:
     run("eval", "hydra.st", *TEST, "--limit", "50", "--predictions", "p.st", "-o", "e.json", "--allow-seen")
     model, data = hydractl.load("hydra.st", device="cpu"), open_data("builtin:digits/test", limit=50)
     with torch.no_grad():
@@ -42,24 +42,24 @@ def test_the_logits_are_those_of_the_model(run: Any) -> None:
     assert found["sets.0.labels"].tolist() == np.asarray(data.labels).tolist()
 
 
-def test_a_file_of_predictions_gives_the_figures_of_the_model(answer: Callable[..., Any]) -> None:
+def test_a_file_of_predictions_gives_the_figures_of_the_model() -> None:
     options = [*TEST, *SETS, "--allow-seen", "--bootstrap", "20", "--ood-score", "entropy"]
-    first = answer("hydra.st", *options, "--predictions", "p.st")
-    alone = answer("p.st", "--allow-seen", "--bootstrap", "20", "--ood-score", "entropy")
+    first = evaluated("hydra.st", *options, "--predictions", "p.st")
+    alone = evaluated("p.st", "--allow-seen", "--bootstrap", "20", "--ood-score", "entropy")
     assert rows(alone) == rows(first)
-    beside = answer("base.st", "again=p.st", *options)
+    beside = evaluated("base.st", "again=p.st", *options)
     assert rows(beside, "difference")[1] == rows(first)[0]
     for key, spec in first["test"].items():
         assert alone["test"][key]["fingerprint"] == spec["fingerprint"] and alone["test"][key]["spec"] == "p.st"
 
 
-def test_what_was_seen_is_still_known(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_seen_is_still_known(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "hydra.st", *TEST, *SETS, "--allow-seen", "--predictions", "p.st", "-o", "e.json")
     run("eval", "p.st", code=3)
     assert "samples of --ood near (as its predictions say)" in capsys.readouterr().err
 
 
-def test_predictions_of_other_samples_are_refused(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_of_other_samples_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
     run("eval", "p.st", *TEST, "--limit", "20", code=3)
     assert "p.st has no predictions of id" in capsys.readouterr().err
@@ -69,23 +69,11 @@ def test_predictions_of_other_samples_are_refused(run: Any, capsys: pytest.Captu
     assert "is a predictions file already" in capsys.readouterr().err
 
 
-def test_no_data_and_a_model_that_runs(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    run("eval", "base.st", code=2)
-    assert "eval needs --test" in capsys.readouterr().err
-
-
-def test_a_temperature_is_fitted_on_stored_predictions_too(answer: Callable[..., Any]) -> None:
+def test_a_temperature_is_fitted_on_stored_predictions_too() -> None:
     val = ["--val", "builtin:digits/val", "--temperature", "fit"]
-    first = answer("base.st", *TEST, *val, "--predictions", "p.st")
-    again = answer("p.st", *TEST, *val)
+    first = evaluated("base.st", *TEST, *val, "--predictions", "p.st")
+    again = evaluated("p.st", *TEST, *val)
     assert rows(first) == rows(again) and first["models"][0]["calibration"]["temperature"] != 1.0
-
-
-@pytest.mark.parametrize("text", ["not predictions", ""])
-def test_a_broken_file_is_one_line(run: Any, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    Path("p.st").write_text(text)
-    run("eval", "p.st", *TEST, code=3)
-    assert capsys.readouterr().err.startswith("error: p.st")
 
 
 def command(*more: str) -> list[str]:
@@ -94,9 +82,7 @@ def command(*more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("gone", ["probe", "cascade"])
-def test_predictions_by_what_is_gone_are_refused_by_name(
-    run: Any, capsys: pytest.CaptureFixture[str], gone: str
-) -> None:
+def test_predictions_by_what_is_gone_are_refused_by_name(capsys: pytest.CaptureFixture[str], gone: str) -> None:
     """They were features once. A reader that passes over the key would take them for the whole model's own."""
     data = open_data("builtin:digits/test", limit=30)
     entry = SetEntry("id", "id", None, data.ids, np.asarray(data.labels), data.fingerprint())
@@ -109,7 +95,7 @@ def test_predictions_by_what_is_gone_are_refused_by_name(
 
 @pytest.mark.long
 @pytest.mark.fault(52)
-def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes() -> None:
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
     run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")
     part, dice, kills = Path("k.st.part"), random.Random(0), 0
@@ -131,7 +117,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
 
 
 @pytest.mark.fault(55)
-def test_what_is_finished_is_read_and_not_computed_again(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_finished_is_read_and_not_computed_again(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
     before, answer = Path("p.st").stat().st_mtime_ns, Path("e.json").read_bytes()
     Path("e.json").unlink()
@@ -146,14 +132,14 @@ def test_what_is_finished_is_read_and_not_computed_again(run: Any, capsys: pytes
     assert "batch_size: 64 in the file, 9 now" in capsys.readouterr().err
 
 
-def test_nothing_to_resume_is_said(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_resume_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json", "--resume")
     assert "nothing to resume: p.st is begun" in capsys.readouterr().err
     run("eval", "base.st", *TEST, "--resume", code=2)
     assert "--resume needs --predictions" in capsys.readouterr().err
 
 
-def test_info_describes_predictions(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_describes_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--limit", "9", "--predictions", "p.st", "-o", "e.json")
     capsys.readouterr()
     run("--info", "p.st", "--json")
@@ -162,14 +148,14 @@ def test_info_describes_predictions(run: Any, capsys: pytest.CaptureFixture[str]
 
 
 def test_logits_that_are_kept_are_not_computed_again(
-    answer: Callable[..., Any], run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of one member: products of a few rows with some columns of a matrix, as a fused model has them, have another last
     # bit where the operands lie otherwise in memory.
     fit = ["--train", "builtin:digits/train", "--limit", "120", "--ood-score", "mahalanobis"]
     val = ["--val", "builtin:digits/val", "--temperature", "fit", "--threshold", "id:0.1", *fit]
     asked = ["t0.st", *TEST, *SETS, *val, "--allow-seen"]
-    computed = answer(*asked)
+    computed = evaluated(*asked)
     run("calibrate", "t0.st", *val, "-o", "computed.st")
     run("eval", "t0.st", *TEST, *SETS, "--allow-seen", *fit, "--predictions", "test.st", "-o", "test.json")
     val_data = ["--test", "builtin:digits/val", *fit, "--allow-seen"]
@@ -177,7 +163,7 @@ def test_logits_that_are_kept_are_not_computed_again(
     kept = ["--reuse", "test.st", "--reuse", "val.st"]
     with monkeypatch.context() as patch:
         patch.setattr("hydractl.evaluation.providers.running.RunningModel.batches", None)
-        read = answer(*asked, *kept)
+        read = evaluated(*asked, *kept)
         run("calibrate", "t0.st", *val, "--reuse", "val.st", "-o", "read.st")
     assert rows(read) == rows(computed)
     assert Path("read.st").read_bytes() == Path("computed.st").read_bytes()

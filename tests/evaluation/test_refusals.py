@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from hydractl.evaluation.predictions.reading import read_predictions
+from tests.running import run
 
 TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 KNN = ["--train", "builtin:digits/train", "--ood-score", "knn"]
@@ -28,7 +29,7 @@ def nothing_is_computed(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         monkeypatch.setattr(RunningModel, "batches", computes)
 
 
-def test_resume_replaces_no_file_but_predictions(run: Any, capsys: Any) -> None:
+def test_resume_replaces_no_file_but_predictions(capsys: Any) -> None:
     weights = Path("base.st").read_bytes()
     Path("copy.st").write_bytes(weights)
     run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "-o", "e.json", code=5)
@@ -41,7 +42,7 @@ def test_resume_replaces_no_file_but_predictions(run: Any, capsys: Any) -> None:
 
 
 @pytest.mark.fault(110)
-def test_without_an_output_the_table_is_printed_and_nothing_written(run: Any, capsys: Any) -> None:
+def test_without_an_output_the_table_is_printed_and_nothing_written(capsys: Any) -> None:
     before = sorted(Path().iterdir())
     for _ in range(2):
         run("eval", "c.st", *TEST, "-q")
@@ -49,7 +50,7 @@ def test_without_an_output_the_table_is_printed_and_nothing_written(run: Any, ca
     assert sorted(Path().iterdir()) == before
 
 
-def test_a_dry_run_of_resume_is_refused_where_the_run_is(run: Any) -> None:
+def test_a_dry_run_of_resume_is_refused_where_the_run_is() -> None:
     run("eval", "c.st", *TEST, "--predictions", "p.st", "-o", "e.json")
     again = ["eval", "c.st", *TEST, "--predictions", "p.st", "--resume", "-o", "f.json"]
     run(*again, "--dry-run")
@@ -57,7 +58,7 @@ def test_a_dry_run_of_resume_is_refused_where_the_run_is(run: Any) -> None:
     run(*again[:-4], "base.st", "--resume", "-o", "g.json", "--dry-run", code=5)
 
 
-def test_predictions_have_validation_sets_that_nothing_was_chosen_on(run: Any, capsys: Any) -> None:
+def test_predictions_have_validation_sets_that_nothing_was_chosen_on(capsys: Any) -> None:
     sets = [*TEST, "--val", "builtin:digits/val", "--ood-val", "s=builtin:symbols"]
     run("eval", "base.st", *sets, "--predictions", "p.st", "-o", "e.json")
     kept = {one.name: one for one in read_predictions("p.st").sets}
@@ -88,7 +89,7 @@ def test_predictions_have_validation_sets_that_nothing_was_chosen_on(run: Any, c
     ],
     ids=lambda asked: "early " + " ".join(asked[1:])[:40],
 )
-def test_what_has_no_effect_or_no_meaning_is_refused_early(asked: list[str], run: Any, capsys: Any) -> None:
+def test_what_has_no_effect_or_no_meaning_is_refused_early(asked: list[str], capsys: Any) -> None:
     from tests.evaluation.stored import write_predictions
 
     write_predictions("p.st")
@@ -97,7 +98,7 @@ def test_what_has_no_effect_or_no_meaning_is_refused_early(asked: list[str], run
     assert not Path("e.json").exists() and not Path("q.st").exists()
 
 
-def test_a_limit_is_for_validation_data_beside_predictions(run: Any) -> None:
+def test_a_limit_is_for_validation_data_beside_predictions() -> None:
     sets = ["--val", "builtin:digits/val", "--limit", "20"]
     run("eval", "base.st", "--test", "builtin:digits/test", *sets, "--predictions", "p.st", "-o", "e.json")
     run("eval", "p.st", *sets, "--temperature", "fit", "-o", "f.json")
@@ -105,7 +106,7 @@ def test_a_limit_is_for_validation_data_beside_predictions(run: Any) -> None:
     assert found["calibration"]["fitted_on"]["n"] == 20 and found["id"]["n"] == 20
 
 
-def test_what_corruptions_give_can_be_required(run: Any, capsys: Any) -> None:
+def test_what_corruptions_give_can_be_required() -> None:
     Path("frost").mkdir()
     Image.new("RGB", (90, 60), (200, 220, 250)).save("frost/a.png")
     sets = [*TEST, "--corruptions", "fog,frost", "--severities", "1,4", "--photographs", "frost"]
@@ -115,7 +116,7 @@ def test_what_corruptions_give_can_be_required(run: Any, capsys: Any) -> None:
     run("eval", "base.st", *sets, "--require", "corruption_avg.3.accuracy<=1", "-o", "f.json", code=2)
 
 
-def test_an_unreadable_image_is_told_of_once(run: Any, capsys: Any) -> None:
+def test_an_unreadable_image_is_told_of_once(capsys: Any) -> None:
     for i in range(6):
         Path(f"images/{i % 2}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(f"images/{i % 2}/{i}.png")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hydractl.metrics.bootstrap import draw
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import ood_metrics
+from tests.running import evaluated, run
 
 TEST = [
     "--test",
@@ -49,10 +49,8 @@ def same(block: dict[str, Any], scores: dict[str, np.ndarray]) -> None:
     assert block["ood_avg"]["auroc"] == pytest.approx((block["ood"]["l"]["auroc"] + block["ood"]["s"]["auroc"]) / 2)
 
 
-def test_every_score_asked_for_stands_in_the_row(
-    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (row,) = answer("hydra.st", *TEST, "--ood-score", "energy,mi,gen", "--batch-size", "500")["models"]
+def test_every_score_asked_for_stands_in_the_row() -> None:
+    (row,) = evaluated("hydra.st", *TEST, "--ood-score", "energy,mi,gen", "--batch-size", "500")["models"]
     logits = logits_of("hydra.st")
     assert row["ood_score"] == "energy" and list(row["scores"]) == ["energy", "mi", "gen"]
     for name, block in row["scores"].items():
@@ -63,10 +61,8 @@ def test_every_score_asked_for_stands_in_the_row(
 
 
 @pytest.mark.long
-def test_all_passes_over_what_says_nothing_of_a_single_model(
-    answer: Callable[..., Any], run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = answer("base.st", "hydra.st", *TEST, "--limit", "100", "--ood-score", "all")
+def test_all_passes_over_what_says_nothing_of_a_single_model(capsys: pytest.CaptureFixture[str]) -> None:
+    found = evaluated("base.st", "hydra.st", *TEST, "--limit", "100", "--ood-score", "all")
     base, hydra = found["models"]
     assert set(hydra["scores"]) - set(base["scores"]) == {"mi", "variance"} and "warnings" not in found
     assert list(hydra["scores"]) == list(SCORES)
@@ -91,11 +87,12 @@ def test_all_passes_over_what_says_nothing_of_a_single_model(
     run("report", "e.json", "--html", "r.html")
 
 
-def test_rows_with_scores_of_their_own_are_compared_in_pairs(answer: Callable[..., Any]) -> None:
+def test_rows_with_scores_of_their_own_are_compared_in_pairs() -> None:
     rounds = ["--bootstrap", "20", "--ood-score", "msp", "--ood-score", "hydra=energy"]
-    found = answer("base.st", "hydra.st", *TEST, *rounds, "--batch-size", "500")
+    found = evaluated("base.st", "hydra.st", *TEST, *rounds, "--batch-size", "500")
     base, hydra = found["models"]
     assert (base["ood_score"], hydra["ood_score"]) == ("msp", "energy") and "scores" not in hydra
+    assert found["bootstrap"]["rounds"] == 20 and "difference" not in base
     assert found["conventions"]["ood_score"] == {"base": "msp", "hydra": "energy"}
     assert found["conventions"]["ood_scores"] == {name: SCORES[name].convention for name in ("msp", "energy")}
     both = [
@@ -111,11 +108,11 @@ def test_rows_with_scores_of_their_own_are_compared_in_pairs(answer: Callable[..
     assert hydra["difference"]["ood.l.auroc"]["ci"] == pytest.approx(np.quantile(gaps, [0.025, 0.975]), abs=1e-9)
 
 
-def test_intervals_and_requirements_reach_every_score(answer: Callable[..., Any], run: Any) -> None:
+def test_intervals_and_requirements_reach_every_score() -> None:
     asked = [*TEST, "--limit", "100", "--bootstrap", "10", "--ood-score", "msp,energy"]
-    row = answer("base.st", "hydra.st", *asked, "--require", "hydra:scores.energy.ood_avg.auroc>0")["models"][1]
+    row = evaluated("base.st", "hydra.st", *asked, "--require", "hydra:scores.energy.ood_avg.auroc>0")["models"][1]
     assert row["ci"]["scores.msp.ood.l.auroc"] == row["ci"]["ood.l.auroc"]
-    alone = answer("base.st", "hydra.st", *asked[:-1], "energy")["models"][1]
+    alone = evaluated("base.st", "hydra.st", *asked[:-1], "energy")["models"][1]
     for kind in ("ci", "difference"):
         assert row[kind]["scores.energy.ood_avg.auroc"] == alone[kind]["ood_avg.auroc"]
     run("eval", "hydra.st", *asked, "--require", "ci.scores.energy.ood_avg.auroc.0>1", "-o", "e.json", code=4)
@@ -123,9 +120,7 @@ def test_intervals_and_requirements_reach_every_score(answer: Callable[..., Any]
 
 
 @pytest.mark.long
-def test_a_table_compares_the_scores(
-    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_compares_the_scores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])
     run("eval", "base.st", "hydra.st", *TEST, "--ood-score", "all", "-o", "e.json")
     run("report", "e.json", "--html", "r.html")
@@ -134,13 +129,13 @@ def test_a_table_compares_the_scores(
     assert "score by score" in Path("r.html").read_text()
 
 
-def test_a_stored_threshold_brings_its_score(run: Any, answer: Callable[..., Any]) -> None:
+def test_a_stored_threshold_brings_its_score() -> None:
     chosen = ["--ood-score", "energy", "--ood-val", "c=builtin:letters", "--threshold", "ood:0.9"]
-    first = answer("base.st", "--test", "builtin:digits/test", *chosen)["models"][0]
+    first = evaluated("base.st", "--test", "builtin:digits/test", *chosen)["models"][0]
     run("calibrate", "base.st", *chosen, "-o", "k.st")
-    again, other = answer("k.st", "b=base.st", "--test", "builtin:digits/test")["models"]
+    again, other = evaluated("k.st", "b=base.st", "--test", "builtin:digits/test")["models"]
     assert again["ood_score"] == "energy" and again["threshold"] == first["threshold"] and other["ood_score"] == "msp"
-    assert "threshold" not in answer("k.st", "--test", "builtin:digits/test", "--ood-score", "msp")["models"][0]
+    assert "threshold" not in evaluated("k.st", "--test", "builtin:digits/test", "--ood-score", "msp")["models"][0]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +150,7 @@ def test_a_stored_threshold_brings_its_score(run: Any, answer: Callable[..., Any
         (["bas=msp"], "--ood-score bas=...: no row has this name; did you mean base?"),
     ],
 )
-def test_what_is_no_score_is_refused(
-    run: Any, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
-) -> None:
+def test_what_is_no_score_is_refused(capsys: pytest.CaptureFixture[str], options: list[str], complaint: str) -> None:
     asked = [text for one in options for text in ("--ood-score", one)]
     run("eval", "base.st", "--test", "builtin:digits/test", *asked, code=2)
     assert complaint in capsys.readouterr().err

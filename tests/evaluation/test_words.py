@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import torch
 import hydractl
 from hydractl.evaluation.predictions.reading import read_predictions
 from tests.pico_clip import class_features, pico_clip, publish_clip
+from tests.running import evaluated, run
 
 LABELS = ["tin", "oak", "salt"]
 WORDS = ["lamp", "river", "cloud", "green", "mouse", "a very long road"]
@@ -57,7 +56,7 @@ def pixels_of(path: str) -> torch.Tensor:
     return model.preprocess(list(np.load(path)["x"]))
 
 
-def test_both_are_those_of_open_clip_for_one_model_and_for_an_ensemble(run: Any) -> None:
+def test_both_are_those_of_open_clip_for_one_model_and_for_an_ensemble() -> None:
     asked = [*TEST, "--ood-score", "neglabel,mcm", "--negative-words", "words.txt"]
     run("eval", "first+second", *asked, "--predictions", "p.pred.st", "-o", "e.json")
     predictions = read_predictions("p.pred.st")
@@ -72,7 +71,7 @@ def test_both_are_those_of_open_clip_for_one_model_and_for_an_ensemble(run: Any)
     assert row["scores"]["mcm"]["errors"]["auroc"] is not None
 
 
-def test_a_checkpoint_keeps_the_words(run: Any, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_keeps_the_words() -> None:
     asked = ["--ood-score", "neglabel", "--negative-words", "words.txt", "--val", "data.npz", "--threshold", "id:0.1"]
     run("calibrate", "first", *asked, "-o", "k.st")
     model = hydractl.load("k.st", device="cpu")
@@ -84,13 +83,13 @@ def test_a_checkpoint_keeps_the_words(run: Any, answer: Callable[..., Any], caps
     assert [line["ood_score"] for line in lines if "ood_score" in line] == pytest.approx(found.tolist(), abs=1e-6)
     # Without words those of the file are taken, also beside a score that is fitted to training data.
     both = ["--train", "train.npz", "--ood-score", "neglabel,vim", "--allow-seen"]
-    first = answer("k.st", *TEST, "--allow-seen")["models"][0]
-    second = answer("k.st", *TEST, *both)["models"][0]
+    first = evaluated("k.st", *TEST, "--allow-seen")["models"][0]
+    second = evaluated("k.st", *TEST, *both)["models"][0]
     assert first["ood"]["o"] == second["scores"]["neglabel"]["ood"]["o"] and "vim" in second["scores"]
     # Others, where they are given.
     Path("others.txt").write_text("tree\nhouse\n")
     others = ["--ood-score", "neglabel", "--negative-words", "others.txt", "--allow-seen"]
-    third = answer("k.st", *TEST, *others)["models"][0]
+    third = evaluated("k.st", *TEST, *others)["models"][0]
     assert third["fitted_on"]["negative_words"] != first["fitted_on"]["negative_words"]
 
 
@@ -112,7 +111,7 @@ def test_a_checkpoint_keeps_the_words(run: Any, answer: Callable[..., Any], caps
     ],
 )
 def test_what_is_refused(
-    run: Any, capsys: pytest.CaptureFixture[str], model: str, options: list[str], code: int, complaint: str
+    capsys: pytest.CaptureFixture[str], model: str, options: list[str], code: int, complaint: str
 ) -> None:
     Path("blank.txt").write_text("\n \n")
     Path("classes.txt").write_text("tin\nSalt\n")

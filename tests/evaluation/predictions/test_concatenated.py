@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,21 @@ from hydractl.evaluation.predictions.concatenated import Concatenated
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
 from hydractl.files.model_records import CostRecord
+from tests.running import evaluated, run
 
 TEST = ["--test", "builtin:digits/test", "--limit", "30", "--ood", "l:far=builtin:letters", "--allow-seen"]
 OWN = {"members": 1, "classes": 3}
 
 
 @pytest.mark.long
-def test_the_row_is_that_of_the_models_that_run(run: Any, answer: Callable[..., Any]) -> None:
+def test_the_row_is_that_of_the_models_that_run() -> None:
     names = ["hydra", "t0", "c"]
     for name in names:
         run("eval", f"{name}.st", *TEST, "--predictions", f"{name}.pred.st", "-o", f"{name}.json", "-q")
     options = ["--ood-score", "mi", "--bootstrap", "10"]
-    ran = answer("all=" + "+".join(f"{name}.st" for name in names), *TEST, *options)
+    ran = evaluated("all=" + "+".join(f"{name}.st" for name in names), *TEST, *options)
     text = "+".join(f"{name}.pred.st" for name in names)
-    found = answer(f"all={text}", "--allow-seen", *options)
+    found = evaluated(f"all={text}", "--allow-seen", *options)
     row, expected = found["models"][0], ran["models"][0]
     for one in (row, expected):
         for spread in one["diversity"].values():
@@ -36,7 +36,7 @@ def test_the_row_is_that_of_the_models_that_run(run: Any, answer: Callable[..., 
             spread["pairs"] = [{**pair, "mi": round(pair["mi"], 12)} for pair in spread["pairs"]]
     assert row == expected and len(row["members"]) == 5 and len(row["sha256"]) == 3
     assert found["test"]["id"]["spec"] == text
-    beside = answer("base.st", text, *TEST)["models"]
+    beside = evaluated("base.st", text, *TEST)["models"]
     assert beside[1]["name"] == "hydra.pred+t0.pred+c.pred" and beside[1]["id"] == row["id"]
 
 
@@ -90,14 +90,14 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
         ({"model": {"mc_dropout": {"p": 0.1, "passes": 2, "seed": 0}}}, "b.st: mc_dropout is"),
     ],
 )
-def test_what_differs_is_named(run: Any, capsys: Any, other: dict[str, Any], complaint: str) -> None:
+def test_what_differs_is_named(capsys: Any, other: dict[str, Any], complaint: str) -> None:
     write("a")
     write("b", **other)
     run("eval", "a.st+b.st", code=3)
     assert complaint in capsys.readouterr().err
 
 
-def test_predictions_and_models_do_not_mix(run: Any, capsys: Any) -> None:
+def test_predictions_and_models_do_not_mix(capsys: Any) -> None:
     write("a")
     run("eval", "a.st+base.st", *TEST, code=2)
     text = capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_predictions_and_models_do_not_mix(run: Any, capsys: Any) -> None:
     assert "b.st" in capsys.readouterr().err
 
 
-def test_calibrations_of_the_parts_are_left_out_with_a_warning(run: Any, capsys: Any) -> None:
+def test_calibrations_of_the_parts_are_left_out_with_a_warning(capsys: Any) -> None:
     write("a", model={"calibration": {"kind": "temperature", "temperature": 2.0, "scale": None, "bias": None}})
     write("b")
     run("eval", "a.st+b.st", "-o", "e.json", "--allow-seen")

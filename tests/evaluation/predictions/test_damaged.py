@@ -95,7 +95,7 @@ def test_damage_is_one_error(change: Any, tmp_path: Path, capsys: Any) -> None:
     assert found.err.startswith("error: ") and "p.st" in found.err and "internal" not in found.err and not found.out
 
 
-def test_sets_of_other_shapes_are_refused(tmp_path: Path, capsys: Any) -> None:
+def test_sets_of_other_shapes_are_refused() -> None:
     from hydractl.evaluation.predictions.reading import _problems_between_sets as set_problems
 
     sets = [("id", "id"), ("ood", "s")]
@@ -103,7 +103,7 @@ def test_sets_of_other_shapes_are_refused(tmp_path: Path, capsys: Any) -> None:
     assert set_problems(sets, [(2, 4, 3), (1, 9, 3)]) and set_problems(sets, [(2, 4, 3), (2, 9, 4)])
 
 
-def test_a_checkpoint_with_a_broken_threshold_is_refused(tmp_path: Path, capsys: Any) -> None:
+def test_a_checkpoint_with_a_broken_threshold_is_refused() -> None:
     from hydractl.evaluation.providers.stored_fit import StoredFit
 
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
