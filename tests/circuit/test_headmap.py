@@ -106,23 +106,11 @@ def test_two_processes_share_the_heads_of_a_site() -> None:
     shared_by_two(make, stock("clip"), "clip", naive.data("clip"), ["nll", "ood"])
 
 
-@pytest.mark.parametrize(
-    ("keep", "budget", "expected"),
-    [
-        (2, None, {0: 2, 1: 2, 2: 2}),
-        (0, None, {0: 0, 1: 0, 2: 0}),
-        (None, 3, {0: 2, 1: 2, 2: 2}),
-        (None, 6, {0: 1, 1: 1, 2: 1}),
-    ],
-)
-def test_how_many_are_kept(keep: int | None, budget: int | None, expected: dict[int, int]) -> None:
-    assert kept_at_sites(HEADS, keep, budget) == expected
-
-
 def test_a_budget_from_sites_of_unequal_size() -> None:
     heads = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
     assert kept_at_sites(heads, None, 2) == {0: 1, 1: 2}
     assert kept_at_sites(heads, 2, None) == {0: 2, 1: 2}
+    assert kept_at_sites(heads, 0, None) == {0: 0, 1: 0}
 
 
 @pytest.mark.parametrize(
