@@ -78,7 +78,7 @@ def test_empty_files_mappings_and_values_are_not_given(yaml: str, merged: Callab
 def test_yaml_never_guesses(merged: Callable[..., Any]) -> None:
     """YAML 1.1 would read these as a number in base 60, a boolean and a date."""
     settings = merged("eval", {"model": ["a.st"]}, yaml="test: 12:30\nlabel_map: no\npredictions: 2024-01-01.csv")
-    assert (settings.test.text, settings.label_map, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
+    assert (settings.test.text, settings.label_map.text, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
 
 
 def test_ood_as_a_mapping(merged: Callable[..., Any]) -> None:
@@ -89,7 +89,7 @@ def test_ood_as_a_mapping(merged: Callable[..., Any]) -> None:
 
 def test_with_is_the_key_of_with(merged: Callable[..., Any]) -> None:
     settings = merged("prune", FLAGS, yaml="prune: {with: m.json, share-sites: 2}")
-    assert (settings.with_mask, settings.share_sites) == ("m.json", 2)
+    assert (settings.with_mask.text, settings.share_sites) == ("m.json", 2)
 
 
 def test_a_verb_may_be_written_with_an_underscore(merged: Callable[..., Any]) -> None:

@@ -100,7 +100,7 @@ def test_config_by_flag_then_variable_then_hydra_yaml(tmp_path: Any, merged: Cal
 def test_a_weightier_alternative_sets_the_other_aside(merged: Callable[..., Any]) -> None:
     yaml = "model: a.st\nprune: {method: taylor, data: d.npz, keep: 8, samples: 100}"
     settings = merged("prune", {"mask": "m.json"}, yaml=yaml)
-    assert (settings.mask, settings.method, settings.keep, settings.samples) == ("m.json", None, None, 512)
+    assert (settings.mask.text, settings.method, settings.keep, settings.samples) == ("m.json", None, None, 512)
     assert settings.sources["method"] == "default, as --mask sets aside hydra.yaml:prune.method"
     settings = merged("prune", {"remove": "3"}, yaml=yaml)
     assert (settings.keep, settings.remove) == (None, 3)
