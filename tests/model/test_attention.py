@@ -275,6 +275,18 @@ def test_gated_output(counts: list[int], bias: bool) -> None:
 
 
 @torch.no_grad()
+def test_a_head_gate_is_a_factor_of_each_head() -> None:
+    members = [weights(2, 0), weights(0, 1), weights(3, 2)]
+    gains = torch.tensor([1.0, 0.5, 2.0, 0.0, -1.0])
+    module = attention(members)
+    module.head_gate = gains[None]
+    scaled = []
+    for member, factors in zip(members, gains.split([2, 0, 3]), strict=True):
+        scaled.append(replace(member, o=member.o * factors[:, None, None]))
+    close(module(tokens(3)), reference(tokens(3), scaled))
+
+
+@torch.no_grad()
 def test_a_head_gate_may_differ_between_samples() -> None:
     members = [weights(2, 0), weights(1, 1)]
     x = tokens(2)
