@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hydractl
 from tests.forked import Forked
@@ -171,6 +172,15 @@ def test_lines_of_data_with_and_without_labels() -> None:
     assert list(first) == ["id", "label", "predicted", "confidence", "entropy", "mi", "ood_score"]
     assert first["id"] == "plain.npz#0" and first["label"] is None
     assert first["ood_score"] == pytest.approx(-first["confidence"])
+
+
+def test_a_file_may_hold_zeros_in_the_place_of_heads() -> None:
+    run("prune", "base.st", "--mask", "t0.mask.json", "--layout", "zeroed", "-o", "z.st")
+    assert Path("z.st").stat().st_size > Path("t0.st").stat().st_size
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        zeroed, sliced = (hydractl.load(file, device="cpu").member_logits(x) for file in ("z.st", "t0.st"))
+    assert torch.allclose(zeroed, sliced, atol=1e-5)
 
 
 def test_prune_says_how_many_heads_went(capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,11 +191,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
     "redirect", [">&-", "2>&-", *marked_long(["> /dev/null 2> /dev/full"]), *marked_release([">&- 2>&-"])]
 )
 def test_closed_streams(redirect: str, tmp_path: Path) -> None:
-    body = "log.warn('w')\nprint('p')\nPath('ran').touch()\nreturn Outcome(result_of({'x': 1}))"
-    process = run_with(command(body), redirect, tmp_path)
+    body = "log.warn('w')\nprint('p')\nPath('ran').touch()\nreturn Outcome(result_of({'x': 1}), files=[Path('ran')])"
+    process = run_with(command(body, "--json"), redirect, tmp_path)
     assert process.returncode == 0
     assert (tmp_path / "ran").exists()
-    assert "Traceback" not in process.stderr + process.stdout
+    assert "Traceback" not in process.stderr
+    assert process.stdout == ('{\n  "x": 1\n}\n' if redirect == "2>&-" else "")  # nothing that was said is an answer
 
 
 @pytest.mark.fault(35)

@@ -468,12 +468,13 @@ def test_wrong_options(arguments: list[str], complaint: str, data: Path, capsys:
     assert capsys.readouterr().err.startswith(f"error: {complaint}")  # that one problem and no other
 
 
+@pytest.mark.parametrize("package", ["sklearn", "kmedoids"])
 def test_a_missing_package_is_named_before_anything_is_loaded(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    package: str, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "kmedoids" else there(name, *a))
-    monkeypatch.setattr("hydractl.model.loading.build_model", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else there(name, *a))
+    monkeypatch.setattr("hydractl.verbs.score.build_model", None)  # this imports the verb, whose name is put back
     for verb in (["score"], ["score", "--dry-run"], ["prune"], ["prune", "--dry-run"]):
         run(verb[0], VIT, *CAHP, *verb[1:], code=2)
         assert "pip install 'hydractl[cahp]'" in capsys.readouterr().err
