@@ -219,13 +219,18 @@ def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
 
 
 def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:
-    """Return the lowest and the highest value of all arrays; equal ones are moved apart, as numpy.histogram does."""
+    """Return the lowest and the highest value of all arrays; equal ones are moved apart, as numpy.histogram does.
+
+    So are values that are so close, for their size, that in float64 the edges of bins between them would be equal.
+    """
     if not arrays:
         return 0.0, 1.0
     lows = [float(values.min()) for values in arrays]
     highs = [float(values.max()) for values in arrays]
     low = min(lows)
     high = max(highs)
-    if low == high:
-        return low - 0.5, high + 0.5
-    return low, high
+    narrowest = max(1e-300, 1e-13 * max(abs(low), abs(high)))
+    if high - low > narrowest:
+        return low, high
+    margin = max(0.5, narrowest)
+    return low - margin, high + margin

@@ -114,7 +114,12 @@ def test_histograms_of_one_value() -> None:
     assert got["id"] == counts.tolist()
     assert got["edges"] == edges.tolist()
     assert sum(got["a"]) == 2
-    assert sum(histograms({"id": np.full(3, 1e300)})["id"]) == 3
+
+
+@pytest.mark.parametrize("scores", [[1e300], [-1e17], [1e17, 1e17 + 16], [0.0, 5e-324]])
+def test_the_edges_of_bins_rise_however_close_and_large_scores_are(scores: list[float]) -> None:
+    found = histograms({"id": np.array(scores)})
+    assert (np.diff(found["edges"]) > 0).all() and sum(found["id"]) == len(scores)
 
 
 def test_histograms_of_no_value() -> None:
