@@ -18,7 +18,7 @@ from hydractl.files.model_records import CalibrationRecord, DataSetRecord
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import Conformal, fit_conformal
 from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
-from hydractl.metrics.plausibility import calibration_doubt, few_for_sets_doubt, threshold_doubt
+from hydractl.metrics.plausibility import calibration_warning, few_for_sets_warning, threshold_warning
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
 from hydractl.metrics.threshold import ThresholdEntry, choose_threshold, parse_rule
@@ -176,7 +176,7 @@ class _RowFitting:
             calibration = fit_calibration("vector", log_probs, validation.labels)
         else:
             calibration = fit_calibration("temperature", log_probs, validation.labels)
-        self._note(calibration_doubt(calibration, log_probs))
+        self._note(calibration_warning(calibration, log_probs))
         return RowFit(calibration, validation.source.to_json())
 
     def _threshold_of_row(self, calibration: Calibration | None) -> ThresholdEntry | None:
@@ -198,7 +198,7 @@ class _RowFitting:
             value = float(number)
             if self._validation is not None:
                 id_scores = self._validation_scores("id", calibration)
-                self._note(threshold_doubt(None, value, id_scores, "--val"))
+                self._note(threshold_warning(None, value, id_scores, "--val"))
             return {"score": self._score, "value": value, "rule": "given"}
 
         # A rule such as ood:0.95: choose the threshold on validation data.
@@ -206,7 +206,7 @@ class _RowFitting:
         scores = self._validation_scores(rule.side, calibration)
         value = choose_threshold(rule, scores)
         option = "--val" if rule.side == "id" else "--ood-val"
-        self._note(threshold_doubt(rule, value, scores, option))
+        self._note(threshold_warning(rule, value, scores, option))
         return {"score": self._score, "value": value, "rule": str(rule)}
 
     def _stored_threshold(self) -> ThresholdEntry | None:
@@ -266,5 +266,5 @@ class _RowFitting:
         fitted = fit_conformal(
             validation.logits, validation.labels, method=method, alpha=alpha, calibration=calibration
         )
-        self._note(few_for_sets_doubt(fitted, self._model.classes))
+        self._note(few_for_sets_warning(fitted, self._model.classes))
         return fitted

@@ -18,9 +18,9 @@ from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.ood_scores import OF_UNSIGNED
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
-    accuracy_doubt,
-    full_sets_doubt,
-    nll_doubt,
+    accuracy_warning,
+    full_sets_warning,
+    nll_warning,
 )
 from hydractl.metrics.samples import Samples
 from hydractl.model.source import Source, warnings_of_opening
@@ -117,7 +117,7 @@ def warnings_of_row(
 
     # Prediction sets with nearly all classes say nothing.
     if counts is not None:
-        warnings.append(full_sets_doubt(counts.fitted, counts.mean_size, model.classes))
+        warnings.append(full_sets_warning(counts.fitted, counts.mean_size, model.classes))
     return [f"{model.name}: {warning}" for warning in warnings if warning is not None]
 
 
@@ -143,7 +143,7 @@ def _warnings_of_validation(model: LogitsProvider, fitted: RowFit, expected: Exp
     warnings = []
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
-        warning = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
+        warning = accuracy_warning(validation.predicted, validation.labels, model.classes, model.labels, expected)
         if warning is not None:
             warnings.append(f"--val: {warning}")
     return [*warnings, *fitted.warnings]
@@ -197,10 +197,10 @@ def _id_warning(
         advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
     assert inside.labels is not None and inside.label_log_probs is not None
-    warning = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
+    warning = accuracy_warning(inside.predicted, inside.labels, model.classes, model.labels, recorded)
     if warning is not None:
         return f"{option}: {warning}"
-    warning = nll_doubt(inside.label_log_probs, model.classes)
+    warning = nll_warning(inside.label_log_probs, model.classes)
     if warning is None:
         return None
     if not advises_temperature:

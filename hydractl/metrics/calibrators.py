@@ -265,7 +265,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """Fit the calibration of one of :data:`CALIBRATION_KINDS` to log p [N, C] and labels [N].
 
-    :func:`hydractl.metrics.plausibility.calibration_doubt` judges what comes out.
+    :func:`hydractl.metrics.plausibility.calibration_warning` judges what comes out.
 
     Raises:
         InputError: there are too few samples, all are of one class, or a label is outside 0..C-1.

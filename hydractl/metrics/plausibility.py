@@ -83,7 +83,7 @@ class LabelOrder:
         return f"with {self.words} (label {listed}) it would be {self.accuracy:.3f}"
 
 
-def accuracy_doubt(
+def accuracy_warning(
     predicted: NDArray[np.int64],
     labels: NDArray[np.int64],
     classes: int,
@@ -122,7 +122,7 @@ def accuracy_doubt(
     return f"{warning}; {order}: give the labels by name, or in the order of the model's classes"
 
 
-def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
+def count_warning(correct: int, labels: NDArray[np.int64]) -> str | None:
     """Return a warning of a number of right predictions, if the predictions themselves are not available; else None.
 
     Args:
@@ -272,7 +272,7 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
+def nll_warning(label_log_probs: Floats, classes: int) -> str | None:
     """Return a warning of the log probabilities of the labels, ``[N]``, in nats; None if they are plausible.
 
     If their mean is below that of the uniform prediction, the probabilities are worse than no prediction at all.
@@ -289,7 +289,7 @@ def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
     )
 
 
-def loss_doubt(losses: Floats, classes: int) -> str | None:
+def loss_warning(losses: Floats, classes: int) -> str | None:
     """Return a warning of the cross-entropies of the last steps of a training, ``[steps]``, in nats; else None.
 
     They are implausible if their mean is clearly above the cross-entropy of the uniform prediction.
@@ -316,7 +316,7 @@ FEWEST_OF_A_QUANTILE = 20
 """A threshold or prediction sets, which are quantiles of validation samples, need at least so many of them."""
 
 
-def calibration_doubt(calibration: Calibration, log_probs: Floats) -> str | None:
+def calibration_warning(calibration: Calibration, log_probs: Floats) -> str | None:
     """Return a warning of a calibration that was just fitted: too many numbers, or an uncertain temperature; or None.
 
     Args:
@@ -355,7 +355,7 @@ def calibration_doubt(calibration: Calibration, log_probs: Floats) -> str | None
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
 
-def threshold_doubt(rule: ThresholdRule | None, value: float, scores: Floats, option: str) -> str | None:
+def threshold_warning(rule: ThresholdRule | None, value: float, scores: Floats, option: str) -> str | None:
     """Return a warning of a threshold that was chosen by too few samples, or flags none or all of them; else None.
 
     ``id:0`` flags none, and ``ood:1`` all, because they are to.
@@ -386,10 +386,10 @@ def threshold_doubt(rule: ThresholdRule | None, value: float, scores: Floats, op
 # --- prediction sets --------------------------------------------------------------------------------------------------
 
 
-def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
+def full_sets_warning(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
     """Return a warning of conformal sets if every set holds every class; else None.
 
-    If that is so because of too few validation samples, :func:`few_for_sets_doubt` has said it.
+    If that is so because of too few validation samples, :func:`few_for_sets_warning` has said it.
 
     Args:
         fitted: the threshold of the sets.
@@ -401,7 +401,7 @@ def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) ->
     return f"{_says_nothing(classes)}: allow more misses (--conformal), or give a model that tells the classes apart"
 
 
-def few_for_sets_doubt(fitted: Conformal, classes: int) -> str | None:
+def few_for_sets_warning(fitted: Conformal, classes: int) -> str | None:
     """Return a warning of conformal sets that were fitted to too few validation samples; else None.
 
     Args:

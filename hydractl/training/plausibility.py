@@ -8,7 +8,7 @@ import numpy as np
 
 from hydractl.data.base import Dataset
 from hydractl.data.plausibility import sample_warnings
-from hydractl.metrics.plausibility import count_doubt, loss_doubt
+from hydractl.metrics.plausibility import count_warning, loss_warning
 from hydractl.training.loop import TrainingOutcome
 from hydractl.training.start import Opened
 
@@ -37,7 +37,7 @@ def warnings_of_course(outcome: TrainingOutcome, val_set: Dataset | None, classe
         points = max(2, quarter)  # at least two, to see how much they vary
         last_quarter = curve[-points:]
         losses = np.array(last_quarter)
-        warnings.append(loss_doubt(losses, classes))
+        warnings.append(loss_warning(losses, classes))
     if val_set is not None:
         warnings.append(_warning_of_validation(outcome, val_set))
     return [warning for warning in warnings if warning is not None]
@@ -52,7 +52,7 @@ def _warning_of_validation(outcome: TrainingOutcome, val_set: Dataset) -> str | 
     if accuracy is None or val_set.labels is None:
         return None
     correct = round(accuracy * len(val_set))
-    warning = count_doubt(correct, val_set.labels)
+    warning = count_warning(correct, val_set.labels)
     if warning is None:
         return None
     return (

@@ -12,13 +12,13 @@ from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
-    accuracy_doubt,
-    calibration_doubt,
-    few_for_sets_doubt,
-    full_sets_doubt,
-    loss_doubt,
-    nll_doubt,
-    threshold_doubt,
+    accuracy_warning,
+    calibration_warning,
+    few_for_sets_warning,
+    full_sets_warning,
+    loss_warning,
+    nll_warning,
+    threshold_warning,
 )
 from hydractl.metrics.threshold import parse_rule
 
@@ -34,10 +34,12 @@ def answers(right: int, labels: np.ndarray = LABELS) -> np.ndarray:
 
 def test_an_accuracy_is_doubted_where_the_interval_excludes_more_than_the_largest_class() -> None:
     highest = next(right for right in range(400) if share_interval(right, 400).high > 0.25)
-    assert "is not above 0.250, the share of the largest class" in str(accuracy_doubt(answers(highest - 1), LABELS, 4))
-    assert accuracy_doubt(answers(highest), LABELS, 4) is None
-    assert accuracy_doubt(answers(0)[:8], LABELS[:8], 4) is None  # too few to tell
-    assert accuracy_doubt(np.ones(50, dtype=int), np.zeros(50, dtype=int), 4) is None  # all of one class
+    assert "is not above 0.250, the share of the largest class" in str(
+        accuracy_warning(answers(highest - 1), LABELS, 4)
+    )
+    assert accuracy_warning(answers(highest), LABELS, 4) is None
+    assert accuracy_warning(answers(0)[:8], LABELS[:8], 4) is None  # too few to tell
+    assert accuracy_warning(np.ones(50, dtype=int), np.zeros(50, dtype=int), 4) is None  # all of one class
 
 
 @pytest.mark.parametrize(
@@ -52,38 +54,42 @@ def test_an_accuracy_is_doubted_where_the_interval_excludes_more_than_the_larges
 def test_the_order_of_labels_that_fits_is_named(places: list[int], names: list[str] | None, words: str) -> None:
     predicted = np.array(places)[LABELS]
     predicted[:40] = LABELS[:40]
-    doubt = str(accuracy_doubt(predicted, LABELS, 4, names))
+    doubt = str(accuracy_warning(predicted, LABELS, 4, names))
     assert f"with {words}" in doubt and "it would be 0.9" in doubt
 
 
 def test_no_order_is_named_where_none_fits() -> None:
     draw = np.random.default_rng(0)
-    doubt = accuracy_doubt(draw.integers(0, 4, 400) // 2 * 2, LABELS | 1, 4)
+    doubt = accuracy_warning(draw.integers(0, 4, 400) // 2 * 2, LABELS | 1, 4)
     assert doubt is not None and "order" not in doubt
 
 
 def test_an_accuracy_is_doubted_far_below_what_is_expected() -> None:
     expected = ExpectedAccuracy(0.95, 300)
-    assert "is far below 0.950, which training recorded" in str(accuracy_doubt(answers(160), LABELS, 4, None, expected))
-    assert accuracy_doubt(answers(300), LABELS, 4, None, expected) is None  # other data of the same task
-    assert accuracy_doubt(answers(160), LABELS, 4, None, ExpectedAccuracy(0.9, 4)) is None  # four samples say little
+    assert "is far below 0.950, which training recorded" in str(
+        accuracy_warning(answers(160), LABELS, 4, None, expected)
+    )
+    assert accuracy_warning(answers(300), LABELS, 4, None, expected) is None  # other data of the same task
+    assert accuracy_warning(answers(160), LABELS, 4, None, ExpectedAccuracy(0.9, 4)) is None  # four samples say little
 
 
 def test_losses_worse_than_no_prediction() -> None:
     uniform = math.log(4)
     losses = np.array([uniform + 1, uniform - 0.1, uniform + 2, uniform + 1])
-    assert "1.386, that of the uniform prediction" in str(nll_doubt(-np.tile(losses, 10), 4))
-    assert nll_doubt(-losses + 1, 4) is None and nll_doubt(-losses[:1], 4) is None
-    assert "lower --lr" in str(loss_doubt(np.full(15, 1e5), 4)) and loss_doubt(np.full(15, uniform - 0.01), 4) is None
+    assert "1.386, that of the uniform prediction" in str(nll_warning(-np.tile(losses, 10), 4))
+    assert nll_warning(-losses + 1, 4) is None and nll_warning(-losses[:1], 4) is None
+    assert (
+        "lower --lr" in str(loss_warning(np.full(15, 1e5), 4)) and loss_warning(np.full(15, uniform - 0.01), 4) is None
+    )
 
 
 def test_sets_of_all_classes() -> None:
-    assert full_sets_doubt(Conformal("lac", 0.1, 1.0, 7), 4.0, 4) is None  # said when they are fitted
-    few = few_for_sets_doubt(Conformal("lac", 0.1, 1.0, 7), 4)
+    assert full_sets_warning(Conformal("lac", 0.1, 1.0, 7), 4.0, 4) is None  # said when they are fitted
+    few = few_for_sets_warning(Conformal("lac", 0.1, 1.0, 7), 4)
     assert "7 validation samples are fewer than the 9" in str(few)
-    assert "allow more misses" in str(full_sets_doubt(Conformal("lac", 0.1, 1.0, 90), 4.0, 4))
-    assert full_sets_doubt(Conformal("lac", 0.1, 0.9, 90), 3.99, 4) is None
-    assert full_sets_doubt(Conformal("lac", 0.1, 0.9, 90), None, 4) is None
+    assert "allow more misses" in str(full_sets_warning(Conformal("lac", 0.1, 1.0, 90), 4.0, 4))
+    assert full_sets_warning(Conformal("lac", 0.1, 0.9, 90), 3.99, 4) is None
+    assert full_sets_warning(Conformal("lac", 0.1, 0.9, 90), None, 4) is None
 
 
 def calibrated_log_p(samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -98,13 +104,13 @@ def calibrated_log_p(samples: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.fault(88)
 def test_fault_88_a_temperature_is_doubted_at_an_end_and_where_few_samples_decide_it() -> None:
     log_p, labels = calibrated_log_p(300)
-    assert calibration_doubt(fit_temperature(log_p, labels), log_p) is None
-    few = calibration_doubt(fit_temperature(log_p[:12], labels[:12]), log_p[:12])
+    assert calibration_warning(fit_temperature(log_p, labels), log_p) is None
+    few = calibration_warning(fit_temperature(log_p[:12], labels[:12]), log_p[:12])
     assert "is uncertain" in str(few) and "by 12 validation samples" in str(few)
     best = log_p.argmax(axis=1)
-    assert "predicted right" in str(calibration_doubt(fit_temperature(log_p, best), log_p))
+    assert "predicted right" in str(calibration_warning(fit_temperature(log_p, best), log_p))
     worst = log_p.argmin(axis=1)
-    assert "are these their labels?" in str(calibration_doubt(fit_temperature(log_p, worst), log_p))
+    assert "are these their labels?" in str(calibration_warning(fit_temperature(log_p, worst), log_p))
 
 
 @pytest.mark.fault(88)
@@ -127,7 +133,7 @@ def test_fault_88_a_threshold_is_doubted_that_tells_nothing_apart(
     rule: str | None, value: float, scores: np.ndarray, words: str | None
 ) -> None:
     parsed = None if rule is None else parse_rule(rule)
-    doubt = threshold_doubt(parsed, value, scores, "--val")
+    doubt = threshold_warning(parsed, value, scores, "--val")
     if words is None:
         assert doubt is None
     else:
@@ -136,5 +142,5 @@ def test_fault_88_a_threshold_is_doubted_that_tells_nothing_apart(
 
 @pytest.mark.fault(88)
 def test_fault_88_prediction_sets_of_fewer_than_20_samples_are_doubted() -> None:
-    assert "a quantile of 19 samples" in str(few_for_sets_doubt(Conformal("lac", 0.1, 0.9, 19), 4))
-    assert few_for_sets_doubt(Conformal("lac", 0.1, 0.9, 20), 4) is None
+    assert "a quantile of 19 samples" in str(few_for_sets_warning(Conformal("lac", 0.1, 0.9, 19), 4))
+    assert few_for_sets_warning(Conformal("lac", 0.1, 0.9, 20), 4) is None
