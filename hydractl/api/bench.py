@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.options import (
     Arch,
@@ -26,7 +26,7 @@ from hydractl.api.options import (
 from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Call, Problems, integers, log, text_or_none, texts, where
+from hydractl.options.call import Call, Problems, given_or_none, integers, log, text_or_none, texts, where
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def bench(
         compare=texts(compare),
         unequal_inputs=unequal_inputs,
         whole_last_block=whole_last_block,
-        data=cast("DataSpec | None", data),
+        data=given_or_none(DataSpec, data),
         limit=limit,
         requirements=requirements(require),
         device=device,

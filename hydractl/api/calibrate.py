@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from hydractl.api.options import (
     Arch,
@@ -50,7 +50,17 @@ from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
-from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
+from hydractl.options.call import (
+    Problems,
+    all_given,
+    current,
+    given_or_none,
+    log,
+    text,
+    text_or_none,
+    texts,
+    where,
+)
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -149,7 +159,7 @@ def calibrate(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    ood_val_sets = cast(list[OodSet], ood_val)
+    ood_val_sets = all_given(OodSet, ood_val)
     temperatures = texts(temperature)
     scores = texts(ood_score)
     call = current()
@@ -193,13 +203,13 @@ def calibrate(
         ),
         data=DataOptions(
             test=None,
-            val=cast("DataSpec | None", val),
+            val=given_or_none(DataSpec, val),
             ood_val=ood_val_sets,
-            train=cast("DataSpec | None", train),
+            train=given_or_none(DataSpec, train),
             limit=limit,
             seed=seed,
             on_bad=on_bad,
-            label_map=cast("Document | None", label_map),
+            label_map=given_or_none(Document, label_map),
         ),
         fit=FitOptions(
             temperature=temperature_of_all(temperatures),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from hydractl.api.options import (
     SPEC_FORMS,
@@ -65,7 +65,17 @@ from hydractl.expressions.data_sets import (
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
-from hydractl.options.call import Problems, current, integers, log, text_or_none, texts, where
+from hydractl.options.call import (
+    Problems,
+    all_given,
+    current,
+    given_or_none,
+    integers,
+    log,
+    text_or_none,
+    texts,
+    where,
+)
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -258,7 +268,7 @@ def evaluate(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    ood_val_sets = cast(list[OodSet], ood_val)
+    ood_val_sets = all_given(OodSet, ood_val)
     temperatures = texts(temperature)
     scores = texts(ood_score)
     keeps_logits = (text_or_none(predictions) or "").endswith(".st")
@@ -315,15 +325,15 @@ def evaluate(
             dropout=None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed),
         ),
         data=DataOptions(
-            test=cast("DataSpec | None", test),
-            ood=cast(list[OodSet], ood),
-            val=cast("DataSpec | None", val),
+            test=given_or_none(DataSpec, test),
+            ood=all_given(OodSet, ood),
+            val=given_or_none(DataSpec, val),
             ood_val=ood_val_sets,
-            train=cast("DataSpec | None", train),
+            train=given_or_none(DataSpec, train),
             limit=limit,
             seed=seed,
             on_bad=on_bad,
-            label_map=cast("Document | None", label_map),
+            label_map=given_or_none(Document, label_map),
             corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
             severities=integers(severities),
             photographs=text_or_none(photographs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.heads import AUTO, COUNT, DROP, KEEP, OTHER_BASE, REMOVE, count_of_drop
 from hydractl.api.options import (
@@ -30,7 +30,18 @@ from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import Document
-from hydractl.options.call import Problems, current, log, text, text_or_none, texts, to_stdout, where
+from hydractl.options.call import (
+    Problems,
+    all_given,
+    current,
+    given_or_none,
+    log,
+    text,
+    text_or_none,
+    texts,
+    to_stdout,
+    where,
+)
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -183,8 +194,8 @@ def extract_circuit(
     given = current().given
     is_headmap = algorithm == "headmap"
     objectives = texts(objective) or ["nll" if is_headmap else "avg"]
-    val_sets = cast(list[DataSpec], val)
-    ood_val_sets = cast(list[DataSpec], ood_val)
+    val_sets = all_given(DataSpec, val)
+    ood_val_sets = all_given(DataSpec, ood_val)
     with Problems() as problems:
         if is_headmap:  # a single pass
             problems.unused("approx", "bounds", "max_drop", because="algorithm")
@@ -241,8 +252,8 @@ def extract_circuit(
         max_drop=max_drop,
         tower=tower,
         sites=sites,
-        start_mask=cast("Document | None", start_mask),
-        share_from=cast("Document | None", share_from),
+        start_mask=given_or_none(Document, start_mask),
+        share_from=given_or_none(Document, share_from),
         share_sites=share_sites,
         batch_size=batch_size,
         dtype=dtype,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.options import (
     SPEC_FORMS,
@@ -34,7 +34,7 @@ from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.methods.base import FinetuneRequest
-from hydractl.options.call import Call, Problems, current, text, text_or_none, texts, where
+from hydractl.options.call import Call, Problems, current, given, given_or_none, text, text_or_none, texts, where
 from hydractl.options.option import Option
 from hydractl.options.signature import opt
 from hydractl.options.sources import RECIPE, Given
@@ -480,8 +480,8 @@ def finetune(
     first_beta, second_beta = betas
     options = TrainOptions(
         data=TrainingDataOptions(
-            train=cast(DataSpec, train),
-            val=cast("DataSpec | None", val),
+            train=given(DataSpec, train),
+            val=given_or_none(DataSpec, val),
             limit=limit,
             seed=seed,
             batch_size=batch_size,

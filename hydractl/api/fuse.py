@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.options import (
     Arch,
@@ -26,7 +26,7 @@ from hydractl.api.options import (
 from hydractl.api.values import Data
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Problems, current, log, texts, where
+from hydractl.options.call import Problems, current, given_or_none, log, texts, where
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def fuse(
         texts(models),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
         merge=[] if parts == ["none"] else parts,
-        val=cast("DataSpec | None", val),
+        val=given_or_none(DataSpec, val),
         output=path,
         limit=limit,
         seed=seed,

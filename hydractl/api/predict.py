@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.options import (
     Arch,
@@ -28,7 +28,7 @@ from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.values import Path
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Problems, current, log, text_or_none, texts, where
+from hydractl.options.call import Problems, current, given, log, text_or_none, texts, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -141,7 +141,7 @@ def predict(
 
     outcome = run(
         models[0],
-        inputs or [cast(DataSpec, data)],
+        inputs or [given(DataSpec, data)],
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
         EvalRunOptions(batch_size, dtype, device, workers, whole_last_block),
         LineForm(top=top, members=members),

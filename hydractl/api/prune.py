@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.heads import (
     AUTO,
@@ -43,7 +43,7 @@ from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_na
 from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import Document
-from hydractl.options.call import Problems, current, log, text
+from hydractl.options.call import Problems, current, given_or_none, log, text
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def prune(
 
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
     opening = opening_options(arch=arch, labels=labels, max_length=None, prompt=prompt, seed=seed, bodies=True)
-    spec = cast("DataSpec | None", data)
+    spec = given_or_none(DataSpec, data)
     on = Measuring("prune", spec, samples, limit, seed, device, dtype, batch_size, workers)
     path, folder = place_of_model(output, "pruned.st")
     if weights is not None:
@@ -303,18 +303,18 @@ def prune(
     assert not isinstance(remove, str)  # "auto" is a drop by now
     wanted = Selection(
         criterion=criterion if isinstance(criterion, Criterion) else None,
-        scores=cast("Document | None", scores),
-        circuit=cast("Document | None", circuit),
-        mask=cast("Document | None", mask),
+        scores=given_or_none(Document, scores),
+        circuit=given_or_none(Document, circuit),
+        mask=given_or_none(Document, mask),
         keep=keep,
         remove=remove,
         max_drop=max_drop,
-        val=cast("DataSpec | None", val),
+        val=given_or_none(DataSpec, val),
         scope=scope,
         order=order,
         sample_from=sample_from,
         share_sites=share_sites,
-        with_mask=cast("Document | None", with_mask),
+        with_mask=given_or_none(Document, with_mask),
         allow_other_base=allow_other_base,
         tower=tower,
         max_length=max_length,

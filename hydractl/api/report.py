@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.options import Config, DryRun, Force, Output, io
 from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.jsonio import Document
-from hydractl.options.call import Call, Problems, log, text_or_none, where
+from hydractl.options.call import Call, Problems, all_given, log, text_or_none, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -119,7 +119,7 @@ def make_report(
     from hydractl.verbs.report import run
 
     outcome = run(
-        cast(list[Document], documents),
+        all_given(Document, documents),
         ReportOptions(
             html=text_or_none(html),
             plots=text_or_none(plots),

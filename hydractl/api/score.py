@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from hydractl.api.heads import CRITERION, KEEP, REMOVE, SAMPLES, Order, rows_of_arguments
 from hydractl.api.options import (
@@ -28,7 +28,7 @@ from hydractl.api.options import (
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, read_criterion
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Problems, current, log, text, text_or_none, to_stdout
+from hydractl.options.call import Problems, current, given_or_none, log, text, text_or_none, to_stdout
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def score(
     from hydractl.verbs.score import run
 
     assert criterion is not None
-    spec = cast("DataSpec | None", data)
+    spec = given_or_none(DataSpec, data)
     on = Measuring("score", spec, samples, limit, seed, device, dtype, batch_size, workers)
     outcome = run(
         text(model),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from hydractl.api.options import (
     Arch,
@@ -31,7 +31,18 @@ from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.methods import rows_of_methods
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
-from hydractl.options.call import Problems, current, log, text, text_or_none, texts, where
+from hydractl.options.call import (
+    Problems,
+    all_given,
+    current,
+    given,
+    given_or_none,
+    log,
+    text,
+    text_or_none,
+    texts,
+    where,
+)
 from hydractl.options.signature import opt
 from hydractl.studies.request import StudyRequest, ood_val_of_study
 
@@ -237,11 +248,11 @@ def study(
 
     request = StudyRequest(
         model=text(model),
-        train=cast("DataSpec | None", train),
-        val=cast(DataSpec, val),
-        ood_val=cast(list[OodSet], ood_val),
-        test=cast(DataSpec, test),
-        ood=cast(list[OodSet], ood),
+        train=given_or_none(DataSpec, train),
+        val=given(DataSpec, val),
+        ood_val=all_given(OodSet, ood_val),
+        test=given(DataSpec, test),
+        ood=all_given(OodSet, ood),
         rows=texts(rows),
         max_drop=max_drop,
         time=time,

@@ -72,6 +72,13 @@ def file_path(text: str) -> Path:
     return path
 
 
+def json_path(output: str | None) -> Path | None:
+    """Return the path of a document that is written only where it is named; None without one, or for ``-``."""
+    if output is None or output == "-":
+        return None
+    return file_path(output)
+
+
 def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
     """Return a name with a mark: ``a.st`` becomes ``a.1.st``; ``vit.taylor-8`` and folders get ``.1`` at the end."""
     suffix = path.suffix

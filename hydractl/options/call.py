@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
@@ -29,6 +29,8 @@ from hydractl.options.sources import (
     text_of_file,
 )
 from hydractl.options.yaml_files import find_config, not_a_default
+
+Kind = TypeVar("Kind")
 
 EXPORTED = {".onnx": "onnx", ".pt2": "pt2"}
 """The format of an exported file, by the ending of its name."""
@@ -337,21 +339,36 @@ def gather_arguments(declared: Declared, arguments: Mapping[str, object]) -> Cal
 
 def text(value: object) -> str:
     """Return the text that an argument is once it is read: a path, a SPEC, or a text that holds an object."""
-    assert isinstance(value, str)
-    return value
+    return given(str, value)
 
 
 def text_or_none(value: object) -> str | None:
     """Return :func:`text` of an argument that may be left out."""
-    if value is None:
-        return None
-    return text(value)
+    return given_or_none(str, value)
 
 
 def texts(values: object) -> list[str]:
     """Return the texts that an argument is once it is read, if it may be several; empty if it is left out."""
+    return all_given(str, values)
+
+
+def given(kind: type[Kind], value: object) -> Kind:
+    """Return what an argument is once it is read: a text, a data set or a document."""
+    assert isinstance(value, kind)
+    return value
+
+
+def given_or_none(kind: type[Kind], value: object) -> Kind | None:
+    """Return :func:`given` of an argument that may be left out."""
+    if value is None:
+        return None
+    return given(kind, value)
+
+
+def all_given(kind: type[Kind], values: object) -> list[Kind]:
+    """Return what an argument is once it is read, if it may be several; empty if it is left out."""
     assert isinstance(values, list)
-    return [text(value) for value in values]
+    return [given(kind, value) for value in values]
 
 
 def integers(values: object) -> list[int]:

@@ -17,7 +17,7 @@ from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, open_s
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow
 from hydractl.log import Log
 from hydractl.model.cost import COUNTED_PRODUCTS
@@ -104,9 +104,7 @@ def run(
     if data is not None:
         largest_batch = max(options.batch_sizes)
         options = replace(options, data=open_samples(rows, data, limit, options.seed, largest_batch))
-    path = None
-    if output is not None and output != "-":
-        path = file_path(output)
+    path = json_path(output)
     costs = with_ratios([row.cost() for row in rows])
     if dry_run:
         files_to_write = []

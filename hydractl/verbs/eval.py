@@ -14,7 +14,7 @@ from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, json_path, named_apart, write_json
 from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
 from hydractl.jsonio import read_json_file
@@ -158,9 +158,7 @@ def plan_of(
         row.check_sets(sets)
     keys = known_keys(options, sets, rows)
     check_known(requirements, names, keys, skip_first=False)
-    path = None
-    if output is not None and output != "-":
-        path = file_path(output)
+    path = json_path(output)
     seen = seen_samples(rows, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)

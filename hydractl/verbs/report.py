@@ -10,7 +10,7 @@ from typing import Any
 from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.conditions import Requirement
-from hydractl.files.atomic import Output, file_path, write_json
+from hydractl.files.atomic import Output, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
@@ -146,8 +146,9 @@ def _report_on_eval(
     files: list[Path] = []
     with ExitStack() as stack:
         output_file = None
-        if output is not None and output != "-":
-            output_file = stack.enter_context(Output(file_path(output), force=options.force))
+        path = json_path(output)
+        if path is not None:
+            output_file = stack.enter_context(Output(path, force=options.force))
         reports = stack.enter_context(claimed_reports(options, names))
         if not dry_run:
             if output_file is not None:
