@@ -40,7 +40,7 @@ from hydractl.evaluation.predictions.lines import json_line
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
-from hydractl.expressions.data_sets import OodSet
+from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.model.source import ModelOptions
@@ -171,7 +171,9 @@ def main() -> None:
         for text in options.model:
             measured = EvalOptions(
                 run=EvalRunOptions(batch_size=options.batch_size, device="auto"),
-                data=DataOptions(test=data, ood=[OodSet("noise", "far", ood)]),
+                data=DataOptions(
+                    test=DataSpec.of_option("--test", data), ood=[OodSet.of_option("--ood", f"noise:far={ood}")]
+                ),
             )
             plan = plan_of([text], ModelOptions(), measured, output=os.devnull, log=Log())
             model = plan.models[0]

@@ -72,6 +72,7 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     """A training, ready to take steps."""
     import torch
 
+    from hydractl.expressions.data_sets import DataSpec
     from hydractl.log import Log
     from hydractl.model.cost import cost_of
     from hydractl.model.loading import build_model
@@ -81,7 +82,7 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.training.start import speed_up
 
     options = TrainOptions(
-        data=TrainingDataOptions(train="none", batch_size=arguments.batch_size),
+        data=TrainingDataOptions(train=DataSpec.of_option("--train", "none"), batch_size=arguments.batch_size),
         steps=10**6,
         weights=WeightOptions(train_last=more.get("train_last")),
     )
