@@ -101,8 +101,8 @@ def removal_curve(
                 known = logits_of(model, inside)
                 strange = {name: logits_of(model, batches) for name, batches in outside.items()}
             scores = ood_score(known)
-            sets = {name: {"group": None, **ood_metrics(scores, ood_score(one))} for name, one in strange.items()}
-            average = group_averages(sets, dict.fromkeys(sets))["ood_avg"]
-            rows.append({"removed": count, "id": id_metrics(known, labels), "ood": sets, "ood_avg": average})
+            sets = {name: ood_metrics(scores, ood_score(one)).to_dict() for name, one in strange.items()}
+            row = {"id": id_metrics(known, labels).to_dict(), "ood": sets, "ood_avg": group_averages(sets)["ood_avg"]}
+            rows.append({"removed": count, **row})
             progress.advance()
     return rows

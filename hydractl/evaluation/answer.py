@@ -13,20 +13,13 @@ from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, TRAIN, VAL, EvalSet, of_role, tested
-from hydractl.files.eval_answer import (
-    EvalCurves,
-    EvalRow,
-    MemberDiversity,
-    OodDetection,
-    SampleMetrics,
-    SeverityMetrics,
-)
+from hydractl.files.eval_answer import EvalRow, SeverityMetrics
 from hydractl.files.model_records import DataSetRecord, MeasuredThreshold
 from hydractl.metrics import bootstrap, calibrators, conformal, curves, errors, rows, threshold
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.rows import DetectionBlocks, id_block, row_blocks, row_keys
+from hydractl.metrics.rows import id_block, row_blocks, row_keys
 from hydractl.metrics.samples import Samples
 
 _KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptions", "seen")
@@ -60,24 +53,6 @@ def row_of(
         ood_samples[dataset.name] = gathered[dataset.name].samples
         groups[dataset.name] = dataset.group
 
-    # The metrics on the ID set, of OOD detection, and of each member alone. "scores" has the other OOD scores.
-    blocks = row_blocks(id_samples, ood_samples, groups)
-    detection: DetectionBlocks = {
-        "ood": blocks["ood"],
-        "near_avg": blocks["near_avg"],
-        "far_avg": blocks["far_avg"],
-        "ood_avg": blocks["ood_avg"],
-    }
-    if "errors" in blocks:
-        detection["errors"] = blocks["errors"]
-    blocks_of_other_scores = blocks.get("scores", {})
-    scores = {name: OodDetection.model_validate(block) for name, block in blocks_of_other_scores.items()}
-    diversity = {name: MemberDiversity.model_validate(block) for name, block in blocks["diversity"].items()}
-    members = []
-    for member_samples in gathered[id_set.name].members:
-        member_metrics = id_block(member_samples)
-        members.append(SampleMetrics.model_validate(member_metrics))
-
     # The metrics on corrupted copies of the ID set.
     corrupted = []
     for dataset in of_role(sets, CORRUPTION):
@@ -88,12 +63,9 @@ def row_of(
         name=model.name,
         sha256=model.sha256,
         ood_score=score,
-        id=SampleMetrics.model_validate(blocks["id"]),
-        **dict(OodDetection.model_validate(detection)),
-        diversity=diversity,
-        scores=scores,
-        members=members,
-        curves=EvalCurves.model_validate(curves.curves(id_samples, ood_samples)),
+        **dict(row_blocks(id_samples, ood_samples, groups)),
+        members=[id_block(samples) for samples in gathered[id_set.name].members],
+        curves=curves.curves(id_samples, ood_samples),
         heads=model.heads,
         cost=model.cost,
         training=model.training,
@@ -144,13 +116,8 @@ def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> ByCorrupt
     by_corruption: dict[str, dict[str, SeverityMetrics]] = {}
     for dataset, samples in measured:
         corruption, severity = _corruption_and_severity(dataset)
-        all_metrics = id_block(samples)
-        metrics_by_severity = {}
-        for key in _keys_by_severity():
-            if key in all_metrics:
-                metrics_by_severity[key] = all_metrics[key]
         severities = by_corruption.setdefault(corruption, {})
-        severities[severity] = SeverityMetrics(n=all_metrics["n"], **metrics_by_severity)
+        severities[severity] = SeverityMetrics(**dict(id_block(samples, _keys_by_severity())))
     return by_corruption
 
 

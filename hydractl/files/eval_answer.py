@@ -212,14 +212,24 @@ class EvaluatedModel(Record):
     name: Annotated[str, told("Name of the row.")]
     sha256: Any = null(FILE_HASH)
     ood_score: str | None = optional("The OOD score of the OOD metrics and curves.")
+
+
+class IdData(Record):
+    """What was measured of the ID data."""
+
     id: Annotated[SampleMetrics, told("Metrics of the ID data.")]
 
 
-class EvalRow(OodDetection, EvaluatedModel):
-    """One model, with all that was measured of it."""
+class RowMetrics(OodDetection, IdData):
+    """The metrics of one model: those of its leading OOD score, and those of each score that is reported beside it."""
 
     diversity: Mapping[str, MemberDiversity] = optional("By data set how the members differ.", {})
     scores: Mapping[str, OodDetection] = sparse("OOD metrics by each OOD score asked for.", {})
+
+
+class EvalRow(RowMetrics, EvaluatedModel):
+    """One model, with all that was measured of it."""
+
     members: Sequence[SampleMetrics] | None = optional("Metrics of the ID data for each member alone; not of means.")
     curves: EvalCurves | None = optional("What the curves of a report are drawn from; not of means.")
     heads: Sequence[SiteHeadsRecord] | None = optional("The heads at each site; empty where members differ.")

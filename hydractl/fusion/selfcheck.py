@@ -20,7 +20,7 @@ from hydractl.files.fuse_answer import SelfCheckRecord
 from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
-from hydractl.metrics.rows import diversity_block
+from hydractl.metrics.rows import diversity_values
 from hydractl.metrics.samples import samples_of
 from hydractl.model.cost import macs
 from hydractl.model.runtime import HydraModel, log_mean_softmax, move
@@ -191,23 +191,21 @@ def self_check(
     pooled = log_mean_softmax(logits).double().exp()
     pool_error = float((pooled - mean_of_softmax).abs().max())
 
-    # The record.
-    result: dict[str, object] = {
-        "inputs": f"{together.shape[1]} random inputs, seed {seed}",
-        "max_abs_logit": to_three_digits(max_abs_logit),
-        "member_max_abs": [_next_power_of_ten(error) for error in runtime_errors],
-    }
-    result.update(moved_answers(torch.stack(before), together, tolerance))
-    result["pool_max_abs"] = _next_power_of_ten(pool_error)
-    result["tolerance"] = to_three_digits(tolerance)
-    result.update(_rounded_diversity(together))
-    if sources[0].classes == 0:  # bodies give no answers
-        for key in _KEYS_OF_ANSWERS:
-            result.pop(key, None)
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
-
-    # From an object, since disagreement is null for a single member, but missing for bodies.
-    return SelfCheckRecord.model_validate(result)
+    diversity = diversity_values(samples_of(together.cpu().numpy()))
+    check = SelfCheckRecord(
+        inputs=f"{together.shape[1]} random inputs, seed {seed}",
+        max_abs_logit=to_three_digits(max_abs_logit),
+        member_max_abs=[_next_power_of_ten(error) for error in runtime_errors],
+        **moved_answers(torch.stack(before), together, tolerance),
+        pool_max_abs=_next_power_of_ten(pool_error),
+        tolerance=to_three_digits(tolerance),
+        mi=round(diversity["mi"], 6),
+        disagreement=None if len(sources) == 1 else round(diversity["disagreement"], 6),
+    )
+    if sources[0].classes == 0:  # bodies give no answers
+        return check.model_copy(update=dict.fromkeys(_KEYS_OF_ANSWERS))
+    return check
 
 
 def _run_members_alone(sources: Sequence[Source], averages: _AveragedTensors, trial: _Trial, log: Log) -> list[Tensor]:
@@ -249,19 +247,6 @@ def _run_members_as_they_were(
         logits = together[member] if unchanged[member] else _run_member_alone(source, averages, trial)
         logits_of_members.append(logits)
     return logits_of_members
-
-
-def _rounded_diversity(logits: Tensor) -> dict[str, float | None]:
-    """Return measures of how far members disagree, to six digits after the point; None if a measure has no value.
-
-    Args:
-        logits: the logits of all members, ``[M, B, classes]``.
-    """
-    rounded: dict[str, float | None] = {}
-    diversity = diversity_block(samples_of(logits.cpu().numpy()))
-    for key, value in diversity.items():
-        rounded[key] = None if value is None else round(value, 6)
-    return rounded
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:

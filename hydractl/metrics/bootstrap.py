@@ -105,7 +105,7 @@ def resample(
     values: dict[str, float | None] = {}
     values_in_rounds: dict[str, Floats] = {}
     blocks_on_data = row_blocks(inside, outside, groups)
-    for key, value in _dotted_numbers(blocks_on_data):
+    for key, value in _dotted_numbers(blocks_on_data.model_dump()):
         _, _, name = key.rpartition(".")
         if names is not None and name not in names:
             continue

@@ -1,12 +1,12 @@
-"""The curves of one model in the form of ``eval.json``: reliability, risk-coverage, ROC and score histograms."""
+"""The curves of one model: reliability, risk-coverage, ROC and score histograms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
 
 import numpy as np
 
+from hydractl.files.eval_answer import EvalCurves, ReliabilityCurve, RiskCoverageCurve, RocCurve, ScoreHistograms
 from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.ood import curve_of
 from hydractl.metrics.probabilities import Floats, check_finite
@@ -33,58 +33,19 @@ CONVENTIONS = {
 }
 
 
-class ReliabilityBins(TypedDict):
-    """Accuracy against confidence in 15 bins: ``edges`` [16], ``n`` [15]; the others [15], None in empty bins."""
-
-    edges: list[float]
-    n: list[int]
-    confidence: list[float | None]
-    accuracy: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
-
-
-class RiskCoveragePoints(TypedDict):
-    """The risk (error rate) at each coverage (share of most confident samples), at most 201 points."""
-
-    coverage: list[float]
-    risk: list[float]
-
-
-class RocPoints(TypedDict):
-    """The shares of ID and of OOD samples that are flagged, at most 201 points."""
-
-    fpr: list[float]
-    tpr: list[float]
-
-
-Histograms = dict[str, list[float] | list[int]]
-"""The number of samples in each of 40 common bins, by the name of the data set; and the bins' ``edges`` [41]."""
-
-
-class CurvesBlock(TypedDict):
-    """All curves of a model; None if there is nothing to draw."""
-
-    reliability: ReliabilityBins | None
-    risk_coverage: RiskCoveragePoints | None
-    roc: dict[str, RocPoints] | None  # by OOD data set, without those that have no samples
-    scores: Histograms | None
-
-
-def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
+def curves(inside: Samples, outside: Mapping[str, Samples]) -> EvalCurves:
     """Return all curves of a model; ``roc`` and ``scores`` are None if the model has no OOD score.
 
     Args:
         inside: the ID samples; without labels or without samples, ``reliability`` and ``risk_coverage`` are None.
         outside: the samples of each OOD data set, by its name.
     """
-    block: CurvesBlock = {"reliability": None, "risk_coverage": None, "roc": None, "scores": None}
+    drawn = EvalCurves()
     if inside.labels is not None and len(inside) > 0:
-        block["reliability"] = reliability_bins(inside)
-        block["risk_coverage"] = risk_coverage_points(inside)
+        drawn = EvalCurves(reliability=reliability_bins(inside), risk_coverage=risk_coverage_points(inside))
 
     if inside.score is None:  # then the OOD sets have none, too
-        return block
+        return drawn
     roc = {}  # the curve against each OOD set; sets without samples are left out
     ood_scores = {}
     for name, samples in outside.items():
@@ -93,12 +54,10 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
         points = roc_points(inside.score, samples.score)
         if points is not None:
             roc[name] = points
-    block["roc"] = roc
-    block["scores"] = histograms({"id": inside.score, **ood_scores})
-    return block
+    return drawn.model_copy(update={"roc": roc, "scores": histograms(inside.score, ood_scores)})
 
 
-def reliability_bins(samples: Samples) -> ReliabilityBins:
+def reliability_bins(samples: Samples) -> ReliabilityCurve:
     """Return accuracy against confidence of labelled samples, in the bins of ``ece``; None in bins without samples."""
     # For each bin: the number of samples, the number of right answers, and the sum of the confidences; all [BINS].
     sizes = samples.bin_sizes
@@ -106,27 +65,23 @@ def reliability_bins(samples: Samples) -> ReliabilityBins:
     correct_counts = np.bincount(bins_of_correct, minlength=BINS)
     summed_confidences = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
 
-    bins: ReliabilityBins = {
-        "edges": bin_edges().tolist(),
-        "n": sizes.tolist(),
-        "confidence": [None] * BINS,
-        "accuracy": [None] * BINS,
-        "low": [None] * BINS,
-        "high": [None] * BINS,
-    }
     # Only bins with samples get a mean, an accuracy and its interval.
+    confidence: list[float | None] = [None] * BINS
+    accuracy: list[float | None] = [None] * BINS
+    low: list[float | None] = [None] * BINS
+    high: list[float | None] = [None] * BINS
     for index in np.flatnonzero(sizes).tolist():
         size = int(sizes[index])
         correct = int(correct_counts[index])
-        interval = share_interval(correct, size)
-        bins["confidence"][index] = float(summed_confidences[index] / size)
-        bins["accuracy"][index] = correct / size
-        bins["low"][index] = interval.low
-        bins["high"][index] = interval.high
-    return bins
+        confidence[index] = float(summed_confidences[index] / size)
+        accuracy[index] = correct / size
+        low[index], high[index] = share_interval(correct, size)
+    return ReliabilityCurve(
+        edges=bin_edges().tolist(), n=sizes.tolist(), confidence=confidence, accuracy=accuracy, low=low, high=high
+    )
 
 
-def risk_coverage_points(samples: Samples) -> RiskCoveragePoints:
+def risk_coverage_points(samples: Samples) -> RiskCoverageCurve:
     """Return the risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples."""
     n = len(samples)
     evenly_spaced = np.linspace(1, n, min(n, POINTS))
@@ -135,10 +90,10 @@ def risk_coverage_points(samples: Samples) -> RiskCoveragePoints:
     errors = samples.errors[most_confident - 1]  # entry i - 1 is for i samples
     risk = errors / most_confident
     coverage = most_confident / n
-    return {"coverage": coverage.tolist(), "risk": risk.tolist()}
+    return RiskCoverageCurve(coverage=coverage.tolist(), risk=risk.tolist())
 
 
-def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | None:
+def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocCurve | None:
     """Return the ROC curve with OOD positive, at most 201 points; None if there are no ID or no OOD samples.
 
     The points are a subset of the curve's points, so a convex curve stays convex. They are evenly spaced along fpr +
@@ -163,10 +118,7 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | Non
     fpr = np.concatenate([[0.0], id_flagged])
     tpr = np.concatenate([[0.0], ood_flagged])
     kept_indices = _places_evenly_spaced(fpr + tpr)
-    return {
-        "fpr": fpr[kept_indices].tolist(),
-        "tpr": tpr[kept_indices].tolist(),
-    }
+    return RocCurve(fpr=fpr[kept_indices].tolist(), tpr=tpr[kept_indices].tolist())
 
 
 def _places_evenly_spaced(values: Floats) -> np.ndarray:
@@ -191,15 +143,17 @@ def _places_evenly_spaced(values: Floats) -> np.ndarray:
     return np.unique(nearest)
 
 
-def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
+def histograms(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> ScoreHistograms:
     """Return the histogram of the scores of each data set, in bins common to all.
 
     Args:
-        scores: the scores [N] of each data set, by its name.
+        id_scores: the scores of the ID samples, [N].
+        ood_scores: the scores [K] of each OOD data set, by its name.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
+    scores = {"id": id_scores, **ood_scores}
     checked = {name: check_finite(values, f"scores of {name}") for name, values in scores.items()}
 
     # Make bins of equal width from the lowest to the highest score of all sets.
@@ -209,13 +163,12 @@ def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
 
     # Count the scores of each set by bin: bin k is [edge_k, edge_k+1), and the last bin holds its upper edge, too. The
     # bin of a score is the number of inner edges that are at most the score.
-    table: Histograms = {"edges": edges.tolist()}
+    counts_by_set: dict[str, list[int]] = {}
     inner_edges = edges[1:-1]
     for name, values in checked.items():
         bins = np.searchsorted(inner_edges, values, side="right")
-        counts = np.bincount(bins, minlength=SCORE_BINS)
-        table[name] = counts.tolist()
-    return table
+        counts_by_set[name] = np.bincount(bins, minlength=SCORE_BINS).tolist()
+    return ScoreHistograms(edges=edges.tolist(), **counts_by_set)
 
 
 def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from hydractl.files.results import Metrics, MetricValue
+from hydractl.files.eval_answer import OodSetMetrics, RowMetrics, SampleMetrics
+from hydractl.files.results import Metrics
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.errors import Answers, answers_by_score
 from hydractl.metrics.ood import Curve, curve_of
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.sample_metrics import PairBlock, pairs
+from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
@@ -34,36 +35,8 @@ CONVENTIONS = {
 Names = Collection[str] | None
 """Keys of the metrics to measure; None means all."""
 
-MetricValues = dict[str, float | None]
-"""Metrics by key; None for a metric without a value."""
-
-
-class DetectionBlocks(TypedDict):
-    """The OOD metrics of one score against each OOD data set, and their averages over near, far and all sets.
-
-    Each data set has its ``group`` and ``n`` beside the metrics. ``errors`` holds the metrics of wrong answers to
-    labelled ID data; data without labels have none.
-    """
-
-    errors: NotRequired[MetricValues]
-
-    ood: dict[str, dict[str, str | float | None]]
-    near_avg: MetricValues
-    far_avg: MetricValues
-    ood_avg: MetricValues
-
-
-class RowBlocks(DetectionBlocks):
-    """Everything that is measured of one model.
-
-    ``id`` comes from :func:`id_block`. ``diversity`` is by data set; beside the metrics it has ``pairs`` if each pair
-    of members is measured. ``scores`` holds the blocks of each OOD score that is reported beside the leading one, by
-    its name.
-    """
-
-    id: dict[str, MetricValue]
-    diversity: dict[str, dict[str, float | list[PairBlock] | None]]
-    scores: NotRequired[dict[str, DetectionBlocks]]
+Blocks = dict[str, Any]
+"""Values of metrics by key, or blocks of them by name: plain, because thousands of resamples are measured."""
 
 
 def _asked_for(kind: MetricKind, names: Names) -> list[Metric]:
@@ -74,48 +47,47 @@ def _asked_for(kind: MetricKind, names: Names) -> list[Metric]:
     return [metric for metric in of_kind if metric.key in names]
 
 
-def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]:
+def id_values(samples: Samples | Resample, names: Names = None) -> Blocks:
     """Return the number of ID samples ``n`` and the metrics of labelled ID data, by key.
 
-    Returns:
-        The block ``id`` of the row. Without samples all values but n are None; without labels there is only n.
+    Without samples all values but n are None; without labels there is only n.
     """
     n = len(samples)
-    block: dict[str, MetricValue] = {"n": n}
+    values: Blocks = {"n": n}
     if samples.labels is None:
-        return block
+        return values
     for metric in _asked_for("id", names):
-        block[metric.key] = metric(samples) if n else metric.missing
-    return block
+        values[metric.key] = metric(samples) if n else metric.missing
+    return values
 
 
-def ood_block(curve: Curve | None, names: Names = None) -> MetricValues:
+def id_block(samples: Samples, names: Names = None) -> SampleMetrics:
+    """Return the record of :func:`id_values`."""
+    return SampleMetrics(**id_values(samples, names))
+
+
+def ood_values(curve: Curve | None, names: Names = None) -> Blocks:
     """Return the OOD metrics of one curve, by key; all are None if there is no curve."""
-    block: MetricValues = {}
+    values: Blocks = {}
     for metric in _asked_for("ood", names):
-        block[metric.key] = None if curve is None else metric(curve)
-    return block
+        values[metric.key] = None if curve is None else metric(curve)
+    return values
 
 
-def errors_block(answers: Answers, names: Names = None) -> MetricValues:
-    """Return the metrics of wrong answers, by key; all are None without samples or without a score."""
-    return {metric.key: metric(answers) for metric in _asked_for("errors", names)}
-
-
-def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricValues:
+def diversity_values(samples: Samples | Resample, names: Names = None) -> Blocks:
     """Return the metrics of how much the members differ on one data set, by key; all are None without samples."""
     n = len(samples)
-    block: MetricValues = {}
+    values: Blocks = {}
     for metric in _asked_for("diversity", names):
-        block[metric.key] = metric(samples) if n else None
-    return block
+        values[metric.key] = metric(samples) if n else None
+    return values
 
 
 def little_diversity(values: Metrics, where: str) -> str | None:
     """Return a warning that the members hardly differ on some data; None if they do differ.
 
     Args:
-        values: the metrics of :func:`diversity_block`. A single member has no ``disagreement``, and gets no warning.
+        values: the metrics of :func:`diversity_values`. A single member has no ``disagreement``, and gets no warning.
         where: the name of the data, for the warning.
     """
     mi = values.get("mi")
@@ -132,34 +104,26 @@ def little_diversity(values: Metrics, where: str) -> str | None:
     )
 
 
-def group_averages(
-    sets: Mapping[str, MetricValues], groups: Mapping[str, str | None], names: Names = None
-) -> dict[str, MetricValues]:
+def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
     """Return the unweighted means of the OOD metrics over the near, the far and all OOD data sets.
 
     Args:
-        sets: the metrics of :func:`ood_block` for each data set, by its name.
-        groups: "near", "far" or None for each data set; a set of None counts only in ``ood_avg``.
+        sets: the metrics of :func:`ood_values` for each data set, by its name, and its ``group``: "near", "far" or
+            None; a set of None counts only in ``ood_avg``.
         names: the keys of the metrics to average; None means all.
 
     Returns:
         The means under ``near_avg``, ``far_avg`` and ``ood_avg``. A mean is None if the group has no data set, or if
         one of its data sets has None.
     """
-    blocks_by_average: dict[str, list[MetricValues]] = {"near_avg": [], "far_avg": [], "ood_avg": []}
-    for name, block in sets.items():
-        blocks_by_average["ood_avg"].append(block)
-        group = groups[name]
-        if group in ("near", "far"):
-            blocks_by_average[f"{group}_avg"].append(block)
-
-    averages: dict[str, MetricValues] = {}
-    for average_name, blocks in blocks_by_average.items():
-        average: MetricValues = {}
+    averages: Blocks = {}
+    for average_name in AVERAGES:
+        group = average_name.removesuffix("_avg")
+        averaged = [values for values in sets.values() if group in ("ood", values["group"])]
+        means: Blocks = {}
         for metric in _asked_for("ood", names):
-            values = [block[metric.key] for block in blocks]
-            average[metric.key] = _mean(values)
-        averages[average_name] = average
+            means[metric.key] = _mean([values[metric.key] for values in averaged])
+        averages[average_name] = means
     return averages
 
 
@@ -181,12 +145,12 @@ def measured_blocks(
     leading: ScoreReadings,
     beside: Mapping[str, ScoreReadings],
     names: Names = None,
-) -> RowBlocks:
-    """Return all metrics of one model, measured on its data or on a resample of them.
+) -> Blocks:
+    """Return the values of a :class:`RowMetrics`, all metrics of one model, on its data or on a resample of them.
 
-    Metrics are grouped in blocks, e.g. ``row["id"]["nll"]`` and ``row["ood"]["svhn"]["auroc"]``. One OOD score, the
-    leading one, fills the blocks of the row itself. If more scores are reported beside it, each has the same OOD blocks
-    below ``scores``, e.g. ``row["scores"]["energy"]["ood"]["svhn"]["auroc"]``.
+    One OOD score, the leading one, fills the blocks of the row itself, e.g. ``row["ood"]["svhn"]["auroc"]``. If more
+    scores are reported beside it, each has the same blocks below ``scores``, e.g.
+    ``row["scores"]["energy"]["ood"]["svhn"]["auroc"]``.
 
     Args:
         samples: the samples of each data set by its name; the ID samples are named ``id``.
@@ -198,33 +162,21 @@ def measured_blocks(
     """
     # The leading score fills the blocks of the row itself.
     by_leading = _detection(leading, samples, groups, names)
-    row: RowBlocks = {
-        "id": id_block(samples["id"], names),
-        "ood": by_leading["ood"],
-        "near_avg": by_leading["near_avg"],
-        "far_avg": by_leading["far_avg"],
-        "ood_avg": by_leading["ood_avg"],
-        "diversity": {},
-    }
-    if "errors" in by_leading:
-        row["errors"] = by_leading["errors"]
 
     # How much the members differ on each data set, ID and OOD. This does not depend on a score.
+    diversity = {}
     for name, samples_of_set in samples.items():
-        diversity = diversity_block(samples_of_set, names)
-        row["diversity"][name] = {**diversity}
+        diversity[name] = diversity_values(samples_of_set, names)
 
     # Each score beside it has the same blocks, below ``scores``. The leading score may be among them: it is measured
     # only once.
-    scores: dict[str, DetectionBlocks] = {}
+    scores = {}
     for score, readings in beside.items():
         if readings is leading:
             scores[score] = by_leading
         else:
             scores[score] = _detection(readings, samples, groups, names)
-    if scores:
-        row["scores"] = scores
-    return row
+    return {"id": id_values(samples["id"], names), **by_leading, "diversity": diversity, "scores": scores}
 
 
 def _detection(
@@ -232,30 +184,24 @@ def _detection(
     samples: Mapping[str, Samples | Resample],
     groups: Mapping[str, str | None],
     names: Names,
-) -> DetectionBlocks:
-    """Return the blocks of one score: ``ood``, the averages, and, for labelled ID data, ``errors``.
+) -> Blocks:
+    """Return the metrics of one score: by OOD set, their averages, and, for labelled ID data, those of wrong answers.
 
     Args:
         readings: the curves and answers of the score.
         samples, groups, names: see :func:`measured_blocks`.
     """
-    metrics_of_sets = {name: ood_block(curve, names) for name, curve in readings.curves.items()}
-    averages = group_averages(metrics_of_sets, groups, names)
-    blocks: DetectionBlocks = {
-        "ood": {},
-        "near_avg": averages["near_avg"],
-        "far_avg": averages["far_avg"],
-        "ood_avg": averages["ood_avg"],
-    }
-    for name, metrics_of_set in metrics_of_sets.items():
-        blocks["ood"][name] = {"group": groups[name], "n": len(samples[name]), **metrics_of_set}
-    if readings.answers is None:
-        return blocks
-    return {"errors": errors_block(readings.answers, names), **blocks}
+    sets: dict[str, Blocks] = {}
+    for name, curve in readings.curves.items():
+        sets[name] = {"group": groups[name], "n": len(samples[name]), **ood_values(curve, names)}
+    blocks: Blocks = {"ood": sets, **group_averages(sets, names)}
+    if readings.answers is not None:
+        blocks["errors"] = {metric.key: metric(readings.answers) for metric in _asked_for("errors", names)}
+    return blocks
 
 
-def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowBlocks:
-    """Return all blocks of the row of one model, measured on its data; ``diversity`` includes each pair of members.
+def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowMetrics:
+    """Return all metrics of one model, measured on its data; ``diversity`` includes each pair of members.
 
     Args:
         inside: the ID samples.
@@ -283,7 +229,7 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
     row = measured_blocks(sets, groups, leading, beside)
     for name, samples in sets.items():
         row["diversity"][name]["pairs"] = pairs(samples)
-    return row
+    return RowMetrics.model_validate(row)
 
 
 AnyCurve = TypeVar("AnyCurve")
@@ -351,8 +297,8 @@ def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     return keys
 
 
-def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, MetricValue]:
-    """Return n and the metrics of labelled ID data, as :func:`id_block` does, but from logits.
+def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> SampleMetrics:
+    """Return n and the metrics of labelled ID data, as :func:`id_values` does, but from logits.
 
     Args:
         member_logits: [M, N, C], any float type.
@@ -362,12 +308,11 @@ def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Metri
         NonFiniteError: a logit is NaN or infinite.
         InputError: a label is outside 0..C-1.
     """
-    samples = samples_of(member_logits, labels)
-    return id_block(samples)
+    return id_block(samples_of(member_logits, labels))
 
 
-def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
-    """Return n and the OOD metrics, as :func:`ood_block` does, but from scores.
+def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> OodSetMetrics:
+    """Return n and the OOD metrics, as :func:`ood_values` does, but from scores.
 
     Args:
         id_scores: the scores of the ID samples, [N].
@@ -376,11 +321,10 @@ def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
-    curve = curve_of(id_scores, ood_scores)
-    return {"n": len(ood_scores), **ood_block(curve)}
+    return OodSetMetrics(n=len(ood_scores), **ood_values(curve_of(id_scores, ood_scores)))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Sequence[Any]) -> float | None:
     """Return the mean, rounded once so that the order does not matter; None if empty or if one value is None."""
     known = [value for value in values if value is not None]
     all_known = len(known) == len(values)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
-from typing import TypedDict
 
 import numpy as np
 
+from hydractl.files.eval_answer import PairDiversity
 from hydractl.metrics.declaration import metric
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import BINS, Resample, Samples
@@ -149,33 +149,24 @@ def disagreement(samples: Samples | Resample) -> float | None:
     return samples.total("differing_pairs") / pairs_in_all
 
 
-class PairBlock(TypedDict):
-    """How much two members a < b differ: mutual information in nats, and disagreement; both None without samples."""
-
-    a: int
-    b: int
-    mi: float | None
-    disagreement: float | None
-
-
-def pairs(samples: Samples) -> list[PairBlock]:
-    """Return how much each two members a < b differ, on average over the samples.
+def pairs(samples: Samples) -> list[PairDiversity]:
+    """Return ``mi`` and ``disagreement`` of each two members a < b, on average over the samples.
 
     The list is empty if pairs were not compared, e.g. for a single member. If pairs were compared but there are no
     samples, each pair is in the list with the value None.
     """
     if not len(samples.pair_mi):
         return []
-    blocks: list[PairBlock] = []
+    compared = []
     members = range(len(samples.votes))
     member_pairs = list(combinations(members, 2))
     for (a, b), pair_mi in zip(member_pairs, samples.pair_mi, strict=True):
         if not len(samples):
-            blocks.append({"a": a, "b": b, "mi": None, "disagreement": None})
+            compared.append(PairDiversity(a=a, b=b, mi=None, disagreement=None))
             continue
         # disagreement() measures all members of its samples, from their votes [members, N]. To measure one pair, give
         # it the same samples with the votes of only these two members, [2, N].
         only_these_two = replace(samples, votes=samples.votes[[a, b]])
         pair_disagreement = disagreement(only_these_two)
-        blocks.append({"a": a, "b": b, "mi": float(pair_mi), "disagreement": pair_disagreement})
-    return blocks
+        compared.append(PairDiversity(a=a, b=b, mi=float(pair_mi), disagreement=pair_disagreement))
+    return compared

@@ -702,7 +702,7 @@ class Study:
             choice=self._choice_record(),
             ladder=self._ladder_records(),
             common_score=self.common_score,
-            baseline=TestedRecord.model_validate(self._single_uncalibrated.block(REFERENCE)),
+            baseline=TestedRecord(ood_score=REFERENCE, **dict(self._single_uncalibrated.metrics(REFERENCE))),
             rows=[self._row_record(row) for row in self._results],
             steps=[list(step) for step in steps],
         )
@@ -790,8 +790,8 @@ class Study:
 
         detection_under_common_score = None
         if self.common_score in measured.scores:
-            block = measured.block(self.common_score)
-            detection_under_common_score = DetectedRecord.model_validate(_entries_of_detection(block))
+            under_common_score = dict(measured.metrics(self.common_score))
+            detection_under_common_score = DetectedRecord(ood_score=self.common_score, **under_common_score)
         return StudyRowRecord(
             name=name,
             chosen=name == self._rung_of_candidate(choice.chosen).row,
@@ -805,7 +805,7 @@ class Study:
             search=_search_gain(validated.row),
             lr=_kept_learning_rates(validated.row),
             validation=validation,
-            test=TestedRecord.model_validate(measured.block(candidate.score)),
+            test=TestedRecord(ood_score=candidate.score, **dict(measured.metrics(candidate.score))),
             common=detection_under_common_score,
         )
 
@@ -824,12 +824,6 @@ def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
             metric=finding.metric, value=finding.value, ci=finding.ci, kind=finding.kind, needed=finding.needed
         )
     return records
-
-
-def _entries_of_detection(block: Mapping[str, object]) -> dict[str, object]:
-    """Return those entries of a row's metrics that depend on the OOD score, with the name of the score."""
-    keys = ("errors", "ood", "near_avg", "far_avg", "ood_avg", "ood_score")
-    return {key: block[key] for key in keys if key in block}  # without labels there are no errors
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
+from hydractl.files.eval_answer import RowMetrics
 from hydractl.files.model_records import CostRecord
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
 from hydractl.metrics.calibrators import Calibration, fit_calibration
@@ -60,11 +61,10 @@ class MeasuredRow:
             outside[name] = _with_score_alone(samples, score)
         return inside, outside
 
-    def block(self, score: str) -> dict[str, object]:
-        """Return every metric under ``score``, in the form of a row of an eval."""
+    def metrics(self, score: str) -> RowMetrics:
+        """Return every metric under ``score``."""
         inside, outside = self._samples_under(score)
-        metrics = row_blocks(inside, outside, self.groups)
-        return {**metrics, "ood_score": score}
+        return row_blocks(inside, outside, self.groups)
 
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None

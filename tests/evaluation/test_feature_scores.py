@@ -59,7 +59,7 @@ def test_an_ensemble_scores_by_the_mean_of_its_members() -> None:
         (mahalanobis("t0.st", spec) + mahalanobis("t1.st", spec)) / 2
         for spec in ("builtin:digits/test", "builtin:letters")
     )
-    assert row["ood"]["l"]["auroc"] == pytest.approx(ood_metrics(inside, outside)["auroc"], abs=1e-4)
+    assert row["ood"]["l"]["auroc"] == pytest.approx(ood_metrics(inside, outside).auroc, abs=1e-4)
     assert row["ood_score"] == "mahalanobis" and row["fitted_on"]["n"] == 400
     for name in ("t0", "t1"):
         run("eval", f"{name}.st", *asked, "--predictions", f"{name}.pred.st", "-o", f"{name}.json")

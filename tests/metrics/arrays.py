@@ -8,7 +8,7 @@ import numpy as np
 
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.probabilities import per_sample
-from hydractl.metrics.rows import diversity_block, id_block, ood_metrics
+from hydractl.metrics.rows import diversity_values, id_block, ood_metrics
 from hydractl.metrics.samples import Samples, samples_of
 
 
@@ -38,10 +38,10 @@ class ById:
 
     def __call__(self, values: np.ndarray, other: np.ndarray) -> Any:
         if values.ndim == 1:
-            return id_block(predictions(values, other))[self.key]
+            return id_block(predictions(values, other)).metrics[self.key]
         with np.errstate(divide="ignore"):
             logits = np.maximum(np.log(values), -1e4)[None]
-        return id_block(samples_of(logits, other))[self.key]
+        return id_block(samples_of(logits, other)).metrics[self.key]
 
 
 accuracy, brier, nll, ece, aece, aurc, accuracy_at = (ById(metric.key) for metric in metrics("id"))
@@ -54,18 +54,18 @@ class ByScores:
         self.key = key
 
     def __call__(self, id_scores: np.ndarray, ood_scores: np.ndarray) -> Any:
-        return ood_metrics(id_scores, ood_scores)[self.key]
+        return ood_metrics(id_scores, ood_scores).metrics[self.key]
 
 
 auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid, aupr_in = (ByScores(metric.key) for metric in metrics("ood"))
 
 
 def mi(member_logits: np.ndarray) -> Any:
-    return diversity_block(samples_of(member_logits))["mi"]
+    return diversity_values(samples_of(member_logits))["mi"]
 
 
 def disagreement(member_logits: np.ndarray) -> Any:
-    return diversity_block(samples_of(member_logits))["disagreement"]
+    return diversity_values(samples_of(member_logits))["disagreement"]
 
 
 def sample_mi(member_logits: np.ndarray) -> np.ndarray:

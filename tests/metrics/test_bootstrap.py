@@ -77,7 +77,7 @@ def test_each_round_is_the_metric_of_the_repeated_samples(kind: str) -> None:
         outside_drawn = {}
         for name, values in outside.items():
             outside_drawn[name] = scored(values[:, repeated(next(ood_draws[name]))])
-        row = row_blocks(inside_drawn, outside_drawn, GROUPS)
+        row = row_blocks(inside_drawn, outside_drawn, GROUPS).to_dict()
         for key in METRICS:
             if got.values[key] is None:
                 assert "errors." in key and key not in got.rounds
@@ -100,7 +100,8 @@ def test_all_metrics_have_an_interval_and_values_of_the_row() -> None:
     data = case("random")
     (logits, labels), outside = data
     got = run(data, rounds=200)
-    row = row_blocks(scored(logits, labels), {name: scored(values) for name, values in outside.items()}, GROUPS)
+    samples = {name: scored(values) for name, values in outside.items()}
+    row = row_blocks(scored(logits, labels), samples, GROUPS).to_dict()
     assert got.values == {key: lookup(row, key) for key in METRICS}
     for key, interval in intervals(got, 0.9).items():
         if got.values[key] is None:

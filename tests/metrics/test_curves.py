@@ -21,22 +21,22 @@ def test_the_bins_of_the_reliability_curve_add_up_to_ece() -> None:
     conf[:3] = [1.0, 0.2, 0.4]
     correct = rng.random(400) < conf
     curve = reliability_bins(predictions(conf, correct))
-    assert curve["edges"] == np.linspace(0, 1, 16).tolist()
-    assert curve["n"][:3] == [0, 0, 0]
+    assert curve.edges == np.linspace(0, 1, 16).tolist()
+    assert curve.n[:3] == [0, 0, 0]
     for name in ("confidence", "accuracy", "low", "high"):
-        assert curve[name][:3] == [None, None, None]
+        assert getattr(curve, name)[:3] == [None, None, None]
     total_gap = 0.0
     for k in range(3, 15):
-        is_below = (conf < curve["edges"][k + 1]) | (k == 14)
-        inside = (conf >= curve["edges"][k]) & is_below
+        is_below = (conf < curve.edges[k + 1]) | (k == 14)
+        inside = (conf >= curve.edges[k]) & is_below
         samples = int(inside.sum())
         right = int(correct[inside].sum())
-        assert curve["n"][k] == samples
-        assert curve["accuracy"][k] == right / samples
-        assert curve["confidence"][k] == pytest.approx(conf[inside].mean(), abs=1e-15)
+        assert curve.n[k] == samples
+        assert curve.accuracy[k] == right / samples
+        assert curve.confidence[k] == pytest.approx(conf[inside].mean(), abs=1e-15)
         interval = stats.binomtest(right, samples).proportion_ci(method="wilson")
-        assert (curve["low"][k], curve["high"][k]) == pytest.approx((interval.low, interval.high), abs=1e-14)
-        total_gap += samples * abs(curve["accuracy"][k] - curve["confidence"][k])
+        assert (curve.low[k], curve.high[k]) == pytest.approx((interval.low, interval.high), abs=1e-14)
+        total_gap += samples * abs(curve.accuracy[k] - curve.confidence[k])
     assert total_gap / 400 == pytest.approx(ece(conf, correct), abs=1e-14)
 
 
@@ -61,11 +61,11 @@ def test_the_thinned_roc_curve_keeps_ends_points_and_area(kind: str) -> None:
     inside, outside = scores(kind, 0)
     curve = roc_points(inside, outside)
     assert curve is not None
-    points = np.column_stack([curve["fpr"], curve["tpr"]])
+    points = np.column_stack([curve.fpr, curve.tpr])
     assert points[0].tolist() == [0.0, 0.0]
     assert points[-1].tolist() == [1.0, 1.0]
     assert (np.diff(points, axis=0) >= 0).all()
-    assert sk.auc(curve["fpr"], curve["tpr"]) == pytest.approx(auroc(inside, outside), abs=1e-3)
+    assert sk.auc(curve.fpr, curve.tpr) == pytest.approx(auroc(inside, outside), abs=1e-3)
     positive = np.concatenate([np.zeros(len(inside)), np.ones(len(outside))])
     fpr, tpr, _ = sk.roc_curve(positive, np.concatenate([inside, outside]), drop_intermediate=False)
     every_point = np.column_stack([fpr, tpr])
@@ -86,8 +86,8 @@ def test_a_convex_roc_curve_stays_convex() -> None:
     outside = np.repeat(-np.arange(1000.0), 10 - np.arange(1000) // 100)
     curve = roc_points(inside, outside)
     assert curve is not None
-    assert len(curve["fpr"]) > 150
-    slopes = np.diff(curve["tpr"]) / np.diff(curve["fpr"])
+    assert len(curve.fpr) > 150
+    slopes = np.diff(curve.tpr) / np.diff(curve.fpr)
     assert (np.diff(slopes) <= 1e-9 * slopes[:-1]).all()
 
 
@@ -99,7 +99,7 @@ def test_no_roc_curve_without_a_side() -> None:
 def test_histograms_are_numpys_in_common_bins() -> None:
     rng = np.random.default_rng(1)
     data = {"id": rng.normal(size=500), "a": rng.normal(size=50) * 3, "b": np.zeros(0), "c": np.array([-20.0, 20.0])}
-    got = histograms(data)
+    got = histograms(data["id"], {name: data[name] for name in ("a", "b", "c")}).to_dict()
     assert list(got) == ["edges", "id", "a", "b", "c"]
     for name, values in data.items():
         counts, edges = np.histogram(values, bins=40, range=(-20.0, 20.0))
@@ -109,26 +109,26 @@ def test_histograms_are_numpys_in_common_bins() -> None:
 
 
 def test_histograms_of_one_value() -> None:
-    got = histograms({"id": np.full(7, -1.0), "a": np.full(2, -1.0)})
+    got = histograms(np.full(7, -1.0), {"a": np.full(2, -1.0)})
     counts, edges = np.histogram(np.full(7, -1.0), bins=40)
-    assert got["id"] == counts.tolist()
-    assert got["edges"] == edges.tolist()
-    assert sum(got["a"]) == 2
+    assert got.id == counts.tolist()
+    assert got.edges == edges.tolist()
+    assert sum(got.ood["a"]) == 2
 
 
 @pytest.mark.parametrize("scores", [[1e300], [-1e17], [1e17, 1e17 + 16], [0.0, 5e-324]])
 def test_the_edges_of_bins_rise_however_close_and_large_scores_are(scores: list[float]) -> None:
-    found = histograms({"id": np.array(scores)})
-    assert (np.diff(found["edges"]) > 0).all() and sum(found["id"]) == len(scores)
+    found = histograms(np.array(scores), {})
+    assert (np.diff(found.edges) > 0).all() and sum(found.id) == len(scores)
 
 
 def test_histograms_of_no_value() -> None:
-    assert histograms({"id": np.zeros(0)})["id"] == [0] * 40
+    assert histograms(np.zeros(0), {}).id == [0] * 40
 
 
 def test_histograms_of_scores_that_are_not_finite_are_refused() -> None:
     with pytest.raises(NonFiniteError, match="scores of id"):
-        histograms({"id": np.array([np.nan])})
+        histograms(np.array([np.nan]), {})
 
 
 def test_all_curves_together_are_json() -> None:
@@ -137,18 +137,19 @@ def test_all_curves_together_are_json() -> None:
     inside = samples_of(logits, rng.integers(0, 4, 300))
     outside = samples_of(logits[:, :50] / 4)
     got = curves(inside, {"x": outside})
-    assert list(got) == ["reliability", "risk_coverage", "roc", "scores"]
-    assert json.loads(json.dumps(got, allow_nan=False)) == got
-    assert got["roc"] == {"x": roc_points(inside.score, outside.score)}
+    written = got.to_dict()
+    assert list(written) == ["reliability", "risk_coverage", "roc", "scores"]
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    assert got.roc == {"x": roc_points(inside.score, outside.score)}
 
 
 def test_curves_without_labels_or_samples_are_none() -> None:
     logits = np.random.default_rng(2).normal(size=(3, 300, 4))
     unlabelled = curves(samples_of(logits), {})
-    assert unlabelled["reliability"] is None
-    assert unlabelled["risk_coverage"] is None
-    assert unlabelled["roc"] == {}
+    assert unlabelled.reliability is None
+    assert unlabelled.risk_coverage is None
+    assert unlabelled.roc == {}
     no_sample = samples_of(np.zeros((1, 0, 2)), np.zeros(0, dtype=int))
     empty = curves(no_sample, {"x": samples_of(logits)})
-    assert empty["reliability"] is None
-    assert empty["roc"] == {}
+    assert empty.reliability is None
+    assert empty.roc == {}

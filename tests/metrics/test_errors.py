@@ -25,7 +25,7 @@ def answered(seed: int = 0, n: int = 200, classes: int = 4, members: int = 2) ->
 
 
 def errors(samples: Samples, score: str = "") -> dict[str, Any]:
-    row = row_blocks(samples, {}, {})
+    row = row_blocks(samples, {}, {}).to_dict()
     return row["scores"][score]["errors"] if score else row["errors"]
 
 
@@ -48,7 +48,7 @@ def test_against_scikit_learn(score: str) -> None:
 
 
 def test_by_msp_they_are_those_of_the_confidence() -> None:
-    row = row_blocks(answered(), {}, {})
+    row = row_blocks(answered(), {}, {}).to_dict()
     for key in ("aurc", "ece", "aece"):
         assert row["errors"][key] == row["id"][key] == row["scores"]["msp"]["errors"][key]
 
@@ -74,7 +74,7 @@ def test_the_calibration_error_of_a_probability_of_errors() -> None:
 def test_where_they_have_no_value() -> None:
     samples = answered()
     row = row_blocks(replace(samples, labels=None), {}, {})
-    assert "errors" not in row and "errors" not in row["scores"]["energy"]
+    assert row.errors is None and row.scores["energy"].errors is None
     all_right = replace(samples, labels=samples.predicted)
     got = errors(all_right)
     assert got["auroc"] is got["fpr95"] is got["aupr"] is None and got["aurc"] == 0.0 and got["ece"] > 0

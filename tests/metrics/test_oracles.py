@@ -211,13 +211,13 @@ def test_classification_of_torch_uncertainty_0_13_itself(kind: str, seed: int) -
         return float(metric.compute())
 
     brier = value(metrics.BrierScore(num_classes=CLASSES), probs, target)
-    assert brier == pytest.approx(id_metrics(inside, labels)["brier"], abs=1e-6)
+    assert brier == pytest.approx(id_metrics(inside, labels).brier, abs=1e-6)
     if len(labels) >= 15 and len(np.unique(one.confidence)) == len(one):  # of ties it takes any order
         adaptive = metrics.AdaptiveCalibrationError(task="multiclass", num_classes=CLASSES, num_bins=15, norm="l1")
         assert value(adaptive, probs, target) == pytest.approx(ours_of.aece(one.confidence, one.correct), abs=1e-6)
     if kind != "sure":  # it takes the logarithm of p, which underflows
         nll = value(metrics.CategoricalNLL(), probs, target)
-        assert nll == pytest.approx(id_metrics(inside, labels)["nll"], abs=1e-6)
+        assert nll == pytest.approx(id_metrics(inside, labels).nll, abs=1e-6)
     assert value(metrics.MutualInformation(), members) == pytest.approx(ours_of.mi(inside), abs=1e-6)
     assert value(metrics.Disagreement(), members) == pytest.approx(ours_of.disagreement(inside), abs=1e-6)
     if len(labels) > 1 and kind in ("random", "few"):
@@ -277,17 +277,17 @@ def test_equal_mass_bins_of_pytorch_ood_where_the_sizes_agree(kind: str, seed: i
 def test_classification_of_scikit_learn(kind: str, seed: int) -> None:
     inside, labels, _ = case(kind, seed)
     probs = pooled_probabilities(inside)
-    assert sk.accuracy_score(labels, probs.argmax(axis=1)) == id_metrics(inside, labels)["accuracy"]
+    assert sk.accuracy_score(labels, probs.argmax(axis=1)) == id_metrics(inside, labels).accuracy
     if kind != "sure":  # it clips p
         assert sk.log_loss(labels, probs, labels=range(CLASSES)) == pytest.approx(
-            id_metrics(inside, labels)["nll"], rel=1e-12
+            id_metrics(inside, labels).nll, rel=1e-12
         )
     for k in range(CLASSES):  # the binary score of scikit-learn is half of ours for two classes
         part = sk.brier_score_loss(labels == k, probs[:, k], pos_label=True) if len(set(labels == k)) > 1 else None
         naive = np.mean((probs[:, k] - (labels == k)) ** 2)
         assert part is None or part == pytest.approx(naive, rel=1e-12)
     total = sum(np.mean((probs[:, k] - (labels == k)) ** 2) for k in range(CLASSES))
-    assert id_metrics(inside, labels)["brier"] == pytest.approx(total, rel=1e-12)
+    assert id_metrics(inside, labels).brier == pytest.approx(total, rel=1e-12)
 
 
 def test_generalised_entropy_of_pytorch_ood() -> None:

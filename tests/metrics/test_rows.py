@@ -10,6 +10,7 @@ import pytest
 
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluation.answer import sentences
+from hydractl.files.eval_answer import OodSetMetrics
 from hydractl.metrics import curves, probabilities, rows
 from hydractl.metrics.samples import samples_of
 from tests.metrics import arrays
@@ -28,7 +29,7 @@ def random_case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = random_case()
-    whole = rows.id_metrics(logits, labels)
+    whole = rows.id_metrics(logits, labels).to_dict()
     p = arrays.pooled_probabilities(logits)
     log_p = probabilities.pooled_log_probs(logits)
     confidence = p.max(axis=1)
@@ -46,13 +47,13 @@ def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkey
         "accuracy_at": arrays.accuracy_at(confidence, correct),
     }
     monkeypatch.setattr(probabilities, "BLOCK_VALUES", 3 * 6 * 10)
-    assert rows.id_metrics(logits, labels) == whole
+    assert rows.id_metrics(logits, labels).to_dict() == whole
 
 
 def test_id_metrics_by_hand() -> None:
     # Members (3/4, 1/4) and (1/2, 1/2): p = (5/8, 3/8), once right and once wrong.
     logits = np.log(np.array([[[3.0, 1.0]] * 2, [[1.0, 1.0]] * 2]))
-    got = rows.id_metrics(logits, np.array([0, 1]))
+    got = rows.id_metrics(logits, np.array([0, 1])).to_dict()
     # Equal confidences stay in data order; 80 % of two samples, rounded up, are both.
     assert got.pop("accuracy_at") == {"0.80": 0.5, "0.90": 0.5, "0.95": 0.5}
     expected = {
@@ -69,26 +70,27 @@ def test_id_metrics_by_hand() -> None:
 
 def test_id_metrics_of_huge_logits() -> None:
     logits = np.array([[[1e4, 0.0], [1e4, 0.0]]])
-    assert not np.signbit(rows.id_metrics(logits, np.array([0, 0]))["nll"])
-    got = rows.id_metrics(logits, np.array([0, 1]))
+    assert not np.signbit(rows.id_metrics(logits, np.array([0, 0])).nll)
+    got = rows.id_metrics(logits, np.array([0, 1])).to_dict()
     assert got.pop("accuracy_at") == dict.fromkeys(SHARES, 0.5)
     assert got == {"n": 2, "accuracy": 0.5, "brier": 1.0, "nll": 5e3, "ece": 0.5, "aece": 0.5, "aurc": 0.25}
 
 
 def test_one_class_only_has_values() -> None:
-    got = rows.id_metrics(np.zeros((2, 3, 1)), np.zeros(3, dtype=int))
+    got = rows.id_metrics(np.zeros((2, 3, 1)), np.zeros(3, dtype=int)).to_dict()
     assert got.pop("accuracy_at") == dict.fromkeys(SHARES, 1.0)
     assert got == {"n": 3, "accuracy": 1.0, "brier": 0.0, "nll": 0.0, "ece": 0.0, "aece": 0.0, "aurc": 0.0}
 
 
 def test_empty_inputs_are_none_and_never_nan() -> None:
-    empty = rows.id_metrics(np.zeros((3, 0, 4)), np.zeros(0, dtype=int))
+    empty = rows.id_metrics(np.zeros((3, 0, 4)), np.zeros(0, dtype=int)).to_dict()
     assert empty == {"n": 0, **dict.fromkeys(ID_KEYS[1:]), "accuracy_at": dict.fromkeys(SHARES)}
     no_ood = rows.ood_metrics(np.zeros(5), np.zeros(0))
-    assert no_ood == {"n": 0, **dict.fromkeys(OOD_KEYS[1:])}
-    assert rows.ood_metrics(np.zeros(0), np.zeros(5)) == {"n": 5, **dict.fromkeys(OOD_KEYS[1:])}
-    assert rows.diversity_block(samples_of(np.zeros((3, 0, 4)))) == {"mi": None, "disagreement": None}
-    assert rows.diversity_block(samples_of(np.zeros((1, 2, 4)))) == {"mi": 0.0, "disagreement": None}
+    assert no_ood.n == 0 and no_ood.metrics == dict.fromkeys(OOD_KEYS[1:])
+    no_id = rows.ood_metrics(np.zeros(0), np.zeros(5))
+    assert no_id.n == 5 and no_id.metrics == dict.fromkeys(OOD_KEYS[1:])
+    assert rows.diversity_values(samples_of(np.zeros((3, 0, 4)))) == {"mi": None, "disagreement": None}
+    assert rows.diversity_values(samples_of(np.zeros((1, 2, 4)))) == {"mi": 0.0, "disagreement": None}
 
 
 def test_bad_inputs_are_errors() -> None:
@@ -103,32 +105,33 @@ def test_bad_inputs_are_errors() -> None:
         rows.id_metrics(logits, labels)
 
 
-def every_metric(value: float) -> dict[str, float | None]:
-    return dict.fromkeys(OOD_KEYS[1:], value)
+def measured(group: str | None, value: float, **others: float | None) -> rows.Blocks:
+    return {"group": group, "n": 3, **dict.fromkeys(OOD_KEYS[1:], value), **others}
 
 
 def test_group_averages_are_unweighted_and_ood_avg_is_over_all_sets() -> None:
-    sets = {"a": every_metric(0.5), "b": every_metric(0.25), "c": every_metric(0.75), "d": every_metric(0.9)}
-    averages = rows.group_averages(sets, {"a": "near", "b": "far", "c": "far", "d": None})
+    sets = {
+        "a": measured("near", 0.5),
+        "b": measured("far", 0.25),
+        "c": measured("far", 0.75),
+        "d": measured(None, 0.9),
+    }
+    averages = rows.group_averages(sets)
     assert list(averages) == ["near_avg", "far_avg", "ood_avg"]
-    assert averages["near_avg"] == every_metric(0.5)
-    assert averages["far_avg"] == every_metric(0.5)
+    assert averages["near_avg"] == averages["far_avg"] == dict.fromkeys(OOD_KEYS[1:], 0.5)
     # Over all four sets, not over the means of the two groups.
-    assert averages["ood_avg"] == pytest.approx(every_metric(0.6))
+    assert averages["ood_avg"] == pytest.approx(dict.fromkeys(OOD_KEYS[1:], 0.6))
 
 
 def test_group_averages_without_a_value() -> None:
-    sets = {"a": every_metric(0.5), "b": {**every_metric(0.7), "auroc": None}}
-    averages = rows.group_averages(sets, {"a": "near", "b": "near"})
-    assert averages["near_avg"]["auroc"] is None
-    assert averages["ood_avg"]["auroc"] is None
+    averages = rows.group_averages({"a": measured("near", 0.5), "b": measured("near", 0.7, auroc=None)})
+    assert averages["near_avg"]["auroc"] is averages["ood_avg"]["auroc"] is None
     assert averages["near_avg"]["fpr95"] == pytest.approx(0.6)
     assert set(averages["far_avg"].values()) == {None}
 
 
 def test_group_averages_without_a_set() -> None:
-    averages = rows.group_averages({}, {})
-    assert set(averages["ood_avg"].values()) == {None}
+    assert set(rows.group_averages({})["ood_avg"].values()) == {None}
 
 
 def dotted_keys(row: dict) -> Iterator[str]:
@@ -145,29 +148,29 @@ def test_the_keys_of_a_row_are_those_of_its_numbers() -> None:
     inside = samples_of(logits, labels)
     outside = samples_of(logits[:, :40] / 3)
     row = rows.row_blocks(inside, {"a.b": outside, "c": outside}, {"a.b": "near", "c": None})
-    of_numbers = {key for key in dotted_keys(row) if not key.endswith((".group", ".pairs"))}
+    of_numbers = {key for key in dotted_keys(row.to_dict()) if not key.endswith((".group", ".pairs"))}
     assert set(rows.row_keys(["a.b", "c"])) == of_numbers
-    assert row["id"] == rows.id_metrics(logits, labels)
-    assert row["ood"]["c"] == {"group": None, **rows.ood_metrics(inside.score, outside.score)}
-    assert row["ood"]["a.b"] == {**row["near_avg"], "group": "near", "n": 40}
-    assert set(row["far_avg"].values()) == {None}
+    assert row.id == rows.id_metrics(logits, labels)
+    assert row.ood["c"] == rows.ood_metrics(inside.score, outside.score)
+    assert row.ood["a.b"] == OodSetMetrics(group="near", n=40, **row.near_avg.metrics)
+    assert set(row.far_avg.metrics.values()) == {None}
     for name, samples in (("id", inside), ("c", outside)):
-        diversity = row["diversity"][name]
-        pairs = diversity.pop("pairs")
-        assert diversity == rows.diversity_block(samples)
-        assert [(pair["a"], pair["b"]) for pair in pairs] == [(0, 1), (0, 2), (1, 2)]
+        diversity = row.diversity[name]
+        assert diversity.metrics == rows.diversity_values(samples)
+        assert [(pair.a, pair.b) for pair in diversity.pairs] == [(0, 1), (0, 2), (1, 2)]
 
 
 def test_data_without_labels_have_their_number_alone() -> None:
-    assert rows.id_block(samples_of(random_case(6)[0])) == {"n": 101}
+    assert rows.id_block(samples_of(random_case(6)[0])).to_dict() == {"n": 101}
 
 
 def test_every_block_of_a_row_has_a_convention() -> None:
     inside = samples_of(*random_case(7))
     outside = samples_of(random_case(8)[0])
-    row = rows.row_blocks(inside, {"a": outside}, {"a": "far"})
+    row = rows.row_blocks(inside, {"a": outside}, {"a": "far"}).to_dict()
+    drawn = curves.curves(inside, {"a": outside}).to_dict()
     named = {"ci", "difference", "calibration", "conformal", "threshold"}
-    for block in (row, row["id"], row["ood"]["a"], row["diversity"]["a"], curves.curves(inside, {"a": outside})):
+    for block in (row, row["id"], row["ood"]["a"], row["diversity"]["a"], drawn):
         named.update(block)
     conventions = sentences()
     assert named - set(conventions) == {"id", "ood", "diversity", "group"}

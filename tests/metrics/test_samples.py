@@ -193,15 +193,15 @@ def test_pairs_are_the_members_two_by_two(members: int) -> None:
     logits = np.random.default_rng(members).normal(size=(members, 80, 4)) * 3
     got = samples_of(logits)
     every_pair = pairs(got)
-    assert [(pair["a"], pair["b"]) for pair in every_pair] == list(combinations(range(members), 2))
+    assert [(pair.a, pair.b) for pair in every_pair] == list(combinations(range(members), 2))
     for pair in every_pair:
-        both = logits[[pair["a"], pair["b"]]]
+        both = logits[[pair.a, pair.b]]
         first_votes, second_votes = both.argmax(axis=2)
-        assert pair["disagreement"] == np.mean(first_votes != second_votes)
+        assert pair.disagreement == np.mean(first_votes != second_votes)
         p = naive_softmax(both)
         mi = entropy(p.mean(axis=0)) - entropy(p).mean(axis=0)
-        assert pair["mi"] == pytest.approx(mi.mean(), abs=1e-13)
-        assert pair["mi"] == pytest.approx(samples_of(both).mi.mean(), rel=1e-12)
+        assert pair.mi == pytest.approx(mi.mean(), abs=1e-13)
+        assert pair.mi == pytest.approx(samples_of(both).mi.mean(), rel=1e-12)
 
 
 def test_members_alone_are_ensembles_of_one() -> None:
@@ -242,4 +242,4 @@ def test_pairs_of_equal_members_of_one_member_and_of_no_sample() -> None:
     assert not samples_of(np.repeat(one, 4, axis=0)).pair_mi.any()
     assert pairs(samples_of(one)) == []
     none = samples_of(np.zeros((2, 0, 3)))
-    assert pairs(none) == [{"a": 0, "b": 1, "mi": None, "disagreement": None}]
+    assert [pair.to_dict() for pair in pairs(none)] == [{"a": 0, "b": 1, "mi": None, "disagreement": None}]

@@ -64,9 +64,9 @@ def test_the_risk_coverage_curve_holds_risks_of_the_definition(samples: int) -> 
     correct = rng.random(samples) < 0.7
     curve = risk_coverage_points(predictions(conf, correct))
     ordered = by_falling_confidence(conf, correct)
-    kept = [round(share * samples) for share in curve["coverage"]]
+    kept = [round(share * samples) for share in curve.coverage]
     assert len(kept) == min(samples, 201)
     assert len(set(kept)) == len(kept)
     assert (kept[0], kept[-1]) == (1, samples)
-    assert curve["coverage"] == [n / samples for n in kept]
-    assert curve["risk"] == [risk(ordered, n) for n in kept]
+    assert curve.coverage == [n / samples for n in kept]
+    assert curve.risk == [risk(ordered, n) for n in kept]

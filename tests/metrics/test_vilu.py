@@ -104,8 +104,8 @@ def test_it_finds_errors_that_confidence_does_not_show(monkeypatch: pytest.Monke
     wrong = logits.argmax(axis=1) != labels
     score = FEATURE_SCORES["vilu"].score(fitted, features, logits)
     sure = np.exp(logits).max(axis=1) / np.exp(logits).sum(axis=1)
-    assert ood_metrics(score[~wrong], score[wrong])["auroc"] > 0.95
-    assert ood_metrics(-sure[~wrong], -sure[wrong])["auroc"] < 0.8
+    assert ood_metrics(score[~wrong], score[wrong]).auroc > 0.95
+    assert ood_metrics(-sure[~wrong], -sure[wrong]).auroc < 0.8
     assert score.min() >= 0 and score.max() <= 1
 
 

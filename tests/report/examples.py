@@ -62,8 +62,13 @@ def _sample(models: tuple[tuple[str, int], ...], sets: tuple[tuple[str, Any], ..
         for site in SITES:
             kept_by_member = [kept(draw, members > 1) for _ in range(members)]
             heads.append({"site": site, "tower": "main", "heads": 8, "kept": kept_by_member})
-        row: dict[str, Any] = {"name": name, "sha256": digest(name), **row_blocks(inside, outside, dict(sets))}
-        row |= {"members": [id_block(member) for member in alone], "curves": curves(inside, outside), "heads": heads}
+        row: dict[str, Any] = {
+            "name": name,
+            "sha256": digest(name),
+            **row_blocks(inside, outside, dict(sets)).to_dict(),
+        }
+        row |= {"members": [id_block(member).to_dict() for member in alone], "heads": heads}
+        row["curves"] = curves(inside, outside).to_dict()
         row["cost"] = {"params": 1000 * members, "macs": 10**6 * (1 + members), "single_macs": 2 * 10**6}
         rows.append(row)
         if rounds:

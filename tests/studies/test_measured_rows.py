@@ -36,6 +36,6 @@ def test_only_samples_that_were_read_count_and_a_score_on_features_is_the_mean_o
     assert np.array_equal(row.inside.labels, labels[READ])
     predicted = np.exp(written[0][0].astype(np.float64))
     predicted = (predicted / predicted.sum(axis=-1, keepdims=True)).mean(axis=0).argmax(axis=-1)
-    assert row.block("vim")["id"]["accuracy"] == (predicted == labels[READ]).mean()
+    assert row.metrics("vim").id.accuracy == (predicted == labels[READ]).mean()
     for samples, (_, scores) in zip((row.inside, row.outside["far"]), written, strict=True):
         assert np.array_equal(samples.scores["vim"], scores.mean(axis=0))
