@@ -121,28 +121,6 @@ def _is_deeper(document: Any, most: int) -> bool:
     return True
 
 
-class Held(str):
-    """An object that a Python program passes to an option which takes a text on the command line.
-
-    It is a string, so it goes through the options like the name of a file. Code that would open the file takes the
-    object instead.
-
-    Args:
-        name: what messages and documents call the object.
-        value: the object.
-    """
-
-    value: Any
-
-    def __new__(cls, name: str, value: Any) -> Self:
-        held = super().__new__(cls, name)
-        held.value = value
-        return held
-
-    def __getnewargs__(self) -> tuple[str, Any]:  # type: ignore[override]
-        return str(self), self.value
-
-
 @dataclass(frozen=True)
 class Document:
     """A JSON document that an option names, or that a Python program holds.

@@ -26,7 +26,18 @@ from hydractl.api.options import (
 from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Call, Problems, given_or_none, integers, log, text_or_none, texts, where
+from hydractl.expressions.models import ModelRef
+from hydractl.options.call import (
+    Call,
+    Problems,
+    all_checked,
+    checked_or_none,
+    integers,
+    log,
+    text_or_none,
+    texts,
+    where,
+)
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -141,7 +152,7 @@ def bench(
     from hydractl.verbs.opening import opening_options
 
     outcome = run(
-        texts(models),
+        all_checked(ModelRef, models),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
         BenchOptions(
             batch_sizes=integers(batch_size),
@@ -155,7 +166,7 @@ def bench(
         compare=texts(compare),
         unequal_inputs=unequal_inputs,
         whole_last_block=whole_last_block,
-        data=given_or_none(DataSpec, data),
+        data=checked_or_none(DataSpec, data),
         limit=limit,
         requirements=requirements(require),
         device=device,

@@ -47,16 +47,17 @@ from hydractl.api.values import Data, JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.expressions.calibration import check_temperature
 from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.options.call import (
     Problems,
-    all_given,
+    all_checked,
+    checked,
+    checked_or_none,
     current,
-    given_or_none,
     log,
-    text,
     text_or_none,
     texts,
     where,
@@ -159,7 +160,7 @@ def calibrate(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    ood_val_sets = all_given(OodSet, ood_val)
+    ood_val_sets = all_checked(OodSet, ood_val)
     temperatures = texts(temperature)
     scores = texts(ood_score)
     call = current()
@@ -203,13 +204,13 @@ def calibrate(
         ),
         data=DataOptions(
             test=None,
-            val=given_or_none(DataSpec, val),
+            val=checked_or_none(DataSpec, val),
             ood_val=ood_val_sets,
-            train=given_or_none(DataSpec, train),
+            train=checked_or_none(DataSpec, train),
             limit=limit,
             seed=seed,
             on_bad=on_bad,
-            label_map=given_or_none(Document, label_map),
+            label_map=checked_or_none(Document, label_map),
         ),
         fit=FitOptions(
             temperature=temperature_of_all(temperatures),
@@ -226,7 +227,7 @@ def calibrate(
     )
     path, folder = place_of_model(output, "calibrated.st")
     outcome = run(
-        text(model),
+        checked(ModelRef, model),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
         options,
         features=text_or_none(features),

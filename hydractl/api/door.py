@@ -14,10 +14,10 @@ from hydractl.api.calling import PythonLog, is_left_out, unknown_argument, value
 from hydractl.api.models import Model, ModelLike, open
 from hydractl.api.wording import Wording
 from hydractl.errors import HydraError, RequirementError, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.inputs import reading
 from hydractl.files.results import Result
 from hydractl.jsonio import Document
-from hydractl.model.source import HeldModel, HeldRow
 from hydractl.options.call import gather_arguments
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
@@ -90,14 +90,13 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 
 
 def _model_texts(option: Option, value: Any) -> Sequence[object]:
-    """Return the texts of what was passed as MODEL; those of opened models and of documents hold them."""
-    if option.kind == "rows":
-        return row_arguments(value)
+    """Return what was passed as MODEL in the form that the option takes: texts, and objects for what is in memory."""
     if option.kind == "file":
         return model_files(as_list(value))
     if option.kind == "documents":
         return document_arguments(value)
-    return model_arguments(as_list(value))
+    models = row_arguments(value) if option.kind == "rows" else model_arguments(as_list(value))
+    return [model.text if model.held is None else model for model in models]
 
 
 def as_list(models: Any) -> list[Any]:
@@ -107,22 +106,22 @@ def as_list(models: Any) -> list[Any]:
     return [models]
 
 
-def model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[str]:
-    """Return each MODEL in the form that a verb takes: a file or name as text, an opened model as a text that holds it.
+def model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[ModelRef]:
+    """Return each MODEL in the form that a verb takes.
 
     Args:
-        models: files, names, opened models or modules; an opened one that is several models becomes several texts.
+        models: files, names, opened models or modules; an opened one that is several models becomes several.
         held_before: how many opened models the call has already. Messages number them, from ``memory:0``.
     """
-    arguments: list[str] = []
+    arguments: list[ModelRef] = []
     number = held_before
     for model in models:
         if not isinstance(model, Model | nn.Module):
-            arguments.append(os.fspath(model))
+            arguments.append(ModelRef(os.fspath(model)))
             continue
         opened = open(model)
         for source in opened.sources:
-            arguments.append(HeldModel(f"memory:{number}", source, keeps=opened.folder))
+            arguments.append(ModelRef(f"memory:{number}", source, keeps=opened.folder))
             number += 1
     return arguments
 
@@ -145,7 +144,7 @@ def model_files(models: Iterable[ModelLike]) -> list[str]:
     return files
 
 
-def row_arguments(models: Any) -> list[str]:
+def row_arguments(models: Any) -> list[ModelRef]:
     """Return the rows of a table in the form that a verb takes.
 
     Args:
@@ -157,31 +156,18 @@ def row_arguments(models: Any) -> list[str]:
     named_rows = [("", model) for model in as_list(models)]
     if isinstance(models, Mapping):
         named_rows = list(models.items())
-    rows: list[str] = []
+    rows: list[ModelRef] = []
     models_held = 0
     for name, members in named_rows:
         if set(name) & set("/:?="):
             raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
         arguments = model_arguments(as_list(members), models_held)
-        models_held += sum(isinstance(argument, HeldModel) for argument in arguments)
-        rows.append(_row_argument(name, arguments))
+        models_held += sum(argument.held is not None for argument in arguments)
+        text = "+".join(map(str, arguments))
+        is_held = any(argument.held is not None for argument in arguments)  # else the text says it all
+        row = (name or None, arguments) if is_held else None
+        rows.append(ModelRef(f"{name}={text}" if name else text, row))
     return rows
-
-
-def _row_argument(name: str, members: list[str]) -> str:
-    """Return a row in the form that a verb takes: ``NAME=MODEL+MODEL``.
-
-    Args:
-        name: the name of the row; empty if it is named after its model.
-        members: its models in the form that a verb takes. If one of them holds an opened model, the returned text holds
-            the name and all members, too.
-    """
-    text = "+".join(members)
-    if name:
-        text = f"{name}={text}"
-    if any(isinstance(member, HeldModel) for member in members):
-        return HeldRow(text, (name or None, members))
-    return text
 
 
 def document_arguments(documents: Any) -> list[str | Document]:

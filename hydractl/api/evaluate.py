@@ -62,14 +62,15 @@ from hydractl.expressions.data_sets import (
     corruptions_asked_for,
     parse_ood_suite,
 )
+from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.options.call import (
     Problems,
-    all_given,
+    all_checked,
+    checked_or_none,
     current,
-    given_or_none,
     integers,
     log,
     text_or_none,
@@ -268,7 +269,7 @@ def evaluate(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    ood_val_sets = all_given(OodSet, ood_val)
+    ood_val_sets = all_checked(OodSet, ood_val)
     temperatures = texts(temperature)
     scores = texts(ood_score)
     keeps_logits = (text_or_none(predictions) or "").endswith(".st")
@@ -325,15 +326,15 @@ def evaluate(
             dropout=None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed),
         ),
         data=DataOptions(
-            test=given_or_none(DataSpec, test),
-            ood=all_given(OodSet, ood),
-            val=given_or_none(DataSpec, val),
+            test=checked_or_none(DataSpec, test),
+            ood=all_checked(OodSet, ood),
+            val=checked_or_none(DataSpec, val),
             ood_val=ood_val_sets,
-            train=given_or_none(DataSpec, train),
+            train=checked_or_none(DataSpec, train),
             limit=limit,
             seed=seed,
             on_bad=on_bad,
-            label_map=given_or_none(Document, label_map),
+            label_map=checked_or_none(Document, label_map),
             corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
             severities=integers(severities),
             photographs=text_or_none(photographs),
@@ -356,7 +357,7 @@ def evaluate(
         reuse=texts(reuse),
     )
     outcome = run(
-        texts(models),
+        all_checked(ModelRef, models),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
         options,
         suite=None if ood_suite is None else parse_ood_suite(ood_suite),

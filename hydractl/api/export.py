@@ -20,7 +20,8 @@ from hydractl.api.options import (
     Seed,
 )
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, log, text, text_or_none, texts
+from hydractl.expressions.models import ModelRef
+from hydractl.options.call import Problems, checked, log, text_or_none, texts
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def export(
     from hydractl.verbs.opening import opening_options
 
     outcome = run(
-        text(model),
+        checked(ModelRef, model),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
         formats=texts(format),
         graph_input=input,

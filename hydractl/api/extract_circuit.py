@@ -29,14 +29,15 @@ from hydractl.api.options import (
 from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.jsonio import Document
 from hydractl.options.call import (
     Problems,
-    all_given,
+    all_checked,
+    checked,
+    checked_or_none,
     current,
-    given_or_none,
     log,
-    text,
     text_or_none,
     texts,
     to_stdout,
@@ -194,8 +195,8 @@ def extract_circuit(
     given = current().given
     is_headmap = algorithm == "headmap"
     objectives = texts(objective) or ["nll" if is_headmap else "avg"]
-    val_sets = all_given(DataSpec, val)
-    ood_val_sets = all_given(DataSpec, ood_val)
+    val_sets = all_checked(DataSpec, val)
+    ood_val_sets = all_checked(DataSpec, ood_val)
     with Problems() as problems:
         if is_headmap:  # a single pass
             problems.unused("approx", "bounds", "max_drop", because="algorithm")
@@ -252,8 +253,8 @@ def extract_circuit(
         max_drop=max_drop,
         tower=tower,
         sites=sites,
-        start_mask=given_or_none(Document, start_mask),
-        share_from=given_or_none(Document, share_from),
+        start_mask=checked_or_none(Document, start_mask),
+        share_from=checked_or_none(Document, share_from),
         share_sites=share_sites,
         batch_size=batch_size,
         dtype=dtype,
@@ -266,7 +267,7 @@ def extract_circuit(
         allow_other_base=allow_other_base,
     )
     outcome = run(
-        text(model),
+        checked(ModelRef, model),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
         options,
         timeout=timeout,

@@ -32,9 +32,20 @@ from hydractl.api.values import Data, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.methods.base import FinetuneRequest
-from hydractl.options.call import Call, Problems, current, given, given_or_none, text, text_or_none, texts, where
+from hydractl.options.call import (
+    Call,
+    Problems,
+    all_checked,
+    checked,
+    checked_or_none,
+    current,
+    text_or_none,
+    texts,
+    where,
+)
 from hydractl.options.option import Option
 from hydractl.options.signature import opt
 from hydractl.options.sources import RECIPE, Given
@@ -418,7 +429,7 @@ def finetune(
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     call = current()
-    models = texts(model)
+    models = all_checked(ModelRef, model)
     method: MethodOptions | None = call.values["ensemble"]
     trainings = len(models) * (1 if method is None else method.trainings)
     new_head = reset_head or init == "head"
@@ -429,7 +440,7 @@ def finetune(
         problems.at_most_one("epochs", "steps")
         if trainings > 1 and log not in (None, "-", "beside"):
             problems.add(f"several trainings have a log each: --log beside, not {log}{where('log')}")
-        if len(models) > 1 and output is not None and not text(output).endswith("/"):
+        if len(models) > 1 and output is not None and not str(output).endswith("/"):
             problems.add(f"of several MODELs --output names their folder, as in out/, not {output}{where('output')}")
         if method is None or method.trains:
             _check_captions(problems, train, loss)
@@ -480,8 +491,8 @@ def finetune(
     first_beta, second_beta = betas
     options = TrainOptions(
         data=TrainingDataOptions(
-            train=given(DataSpec, train),
-            val=given_or_none(DataSpec, val),
+            train=checked(DataSpec, train),
+            val=checked_or_none(DataSpec, val),
             limit=limit,
             seed=seed,
             batch_size=batch_size,

@@ -26,7 +26,8 @@ from hydractl.api.options import (
 from hydractl.api.values import Data
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Problems, current, given_or_none, log, texts, where
+from hydractl.expressions.models import ModelRef
+from hydractl.options.call import Problems, all_checked, checked_or_none, current, log, texts, where
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ def fuse(
 
     path, folder = place_of_model(output, "hydra.st")
     outcome = run(
-        texts(models),
+        all_checked(ModelRef, models),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
         merge=[] if parts == ["none"] else parts,
-        val=given_or_none(DataSpec, val),
+        val=checked_or_none(DataSpec, val),
         output=path,
         limit=limit,
         seed=seed,

@@ -20,7 +20,9 @@ general = partial(opt, group="General")
 if TYPE_CHECKING:
     from hydractl.api.models import ModelLike
 else:
-    ModelLike = NewType("ModelLike", str)
+    from hydractl.expressions.models import ModelRef
+
+    ModelLike = NewType("ModelLike", ModelRef)
 
 OneOrMore: TypeAlias = ModelLike | Sequence[ModelLike]
 """One model, or several."""

@@ -28,7 +28,8 @@ from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.values import Path
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Problems, current, given, log, text_or_none, texts, where
+from hydractl.expressions.models import ModelRef
+from hydractl.options.call import Problems, all_checked, checked, current, log, text_or_none, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -115,8 +116,8 @@ def predict(
         RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    models = texts(model)  # a command line has the INPUTs behind the MODEL
-    inputs = models[1:]
+    models = all_checked(ModelRef, model)  # a command line has the INPUTs behind the MODEL
+    inputs = [item.text for item in models[1:]]
     path = text_or_none(output)
     if path == "-":
         path = None
@@ -141,7 +142,7 @@ def predict(
 
     outcome = run(
         models[0],
-        inputs or [given(DataSpec, data)],
+        inputs or [checked(DataSpec, data)],
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
         EvalRunOptions(batch_size, dtype, device, workers, whole_last_block),
         LineForm(top=top, members=members),

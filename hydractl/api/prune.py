@@ -42,8 +42,9 @@ from hydractl.api.verb import verb
 from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
 from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.jsonio import Document
-from hydractl.options.call import Problems, current, given_or_none, log, text
+from hydractl.options.call import Problems, checked, checked_or_none, current, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -279,13 +280,13 @@ def prune(
 
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
     opening = opening_options(arch=arch, labels=labels, max_length=None, prompt=prompt, seed=seed, bodies=True)
-    spec = given_or_none(DataSpec, data)
+    spec = checked_or_none(DataSpec, data)
     on = Measuring("prune", spec, samples, limit, seed, device, dtype, batch_size, workers)
     path, folder = place_of_model(output, "pruned.st")
     if weights is not None:
         assert criterion is not None
         outcome = prune_weights(
-            text(model),
+            checked(ModelRef, model),
             opening,
             method=criterion.name,
             share=weights,
@@ -303,18 +304,18 @@ def prune(
     assert not isinstance(remove, str)  # "auto" is a drop by now
     wanted = Selection(
         criterion=criterion if isinstance(criterion, Criterion) else None,
-        scores=given_or_none(Document, scores),
-        circuit=given_or_none(Document, circuit),
-        mask=given_or_none(Document, mask),
+        scores=checked_or_none(Document, scores),
+        circuit=checked_or_none(Document, circuit),
+        mask=checked_or_none(Document, mask),
         keep=keep,
         remove=remove,
         max_drop=max_drop,
-        val=given_or_none(DataSpec, val),
+        val=checked_or_none(DataSpec, val),
         scope=scope,
         order=order,
         sample_from=sample_from,
         share_sites=share_sites,
-        with_mask=given_or_none(Document, with_mask),
+        with_mask=checked_or_none(Document, with_mask),
         allow_other_base=allow_other_base,
         tower=tower,
         max_length=max_length,
@@ -322,7 +323,7 @@ def prune(
         reads_weights=not dry_run,
     )
     outcome = prune_heads(
-        text(model), opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
+        checked(ModelRef, model), opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
     )
     return made(outcome, folder)
 

@@ -11,7 +11,7 @@ from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.jsonio import Document
-from hydractl.options.call import Call, Problems, all_given, log, text_or_none, where
+from hydractl.options.call import Call, Problems, all_checked, log, text_or_none, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -119,7 +119,7 @@ def make_report(
     from hydractl.verbs.report import run
 
     outcome = run(
-        all_given(Document, documents),
+        all_checked(Document, documents),
         ReportOptions(
             html=text_or_none(html),
             plots=text_or_none(plots),

@@ -28,7 +28,8 @@ from hydractl.api.options import (
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, read_criterion
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.options.call import Problems, current, given_or_none, log, text, text_or_none, to_stdout
+from hydractl.expressions.models import ModelRef
+from hydractl.options.call import Problems, checked, checked_or_none, current, log, text_or_none, to_stdout
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -115,10 +116,10 @@ def score(
     from hydractl.verbs.score import run
 
     assert criterion is not None
-    spec = given_or_none(DataSpec, data)
+    spec = checked_or_none(DataSpec, data)
     on = Measuring("score", spec, samples, limit, seed, device, dtype, batch_size, workers)
     outcome = run(
-        text(model),
+        checked(ModelRef, model),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
         Scoring(criterion, order or "one-shot", keep, remove, tower, on),
         output=text_or_none(output),

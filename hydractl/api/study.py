@@ -33,12 +33,11 @@ from hydractl.methods import rows_of_methods
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.options.call import (
     Problems,
-    all_given,
+    all_checked,
+    checked,
+    checked_or_none,
     current,
-    given,
-    given_or_none,
     log,
-    text,
     text_or_none,
     texts,
     where,
@@ -247,12 +246,12 @@ def study(
     from hydractl.verbs.study import run
 
     request = StudyRequest(
-        model=text(model),
-        train=given_or_none(DataSpec, train),
-        val=given(DataSpec, val),
-        ood_val=all_given(OodSet, ood_val),
-        test=given(DataSpec, test),
-        ood=all_given(OodSet, ood),
+        model=str(model),
+        train=checked_or_none(DataSpec, train),
+        val=checked(DataSpec, val),
+        ood_val=all_checked(OodSet, ood_val),
+        test=checked(DataSpec, test),
+        ood=all_checked(OodSet, ood),
         rows=texts(rows),
         max_drop=max_drop,
         time=time,

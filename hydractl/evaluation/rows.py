@@ -14,11 +14,12 @@ from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.providers.stored_fit import warn_of_left_out
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
+from hydractl.expressions.models import ModelRef
 from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.model.loading import find_models, with_class_names
-from hydractl.model.source import ModelOptions, split_model
+from hydractl.model.source import ModelOptions
 
 
 def check_writable(models: Sequence[Model]) -> None:
@@ -133,11 +134,11 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
 # --- the rows of eval -------------------------------------------------------------------------------------------------
 
 
-def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
+def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
     """Return one row for each MODEL argument, in their order; only headers of files are read.
 
     Args:
-        texts: the MODEL arguments, each ``[NAME=]REF[+REF...]``.
+        models: the MODEL arguments.
         opening: the options for opening models.
         options: the options of the command.
         log: receives messages.
@@ -148,11 +149,12 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
     """
     # Open the arguments that are predictions files. All other arguments are models that run.
     predicted_rows: dict[int, PredictedModel] = {}  # by the index of the argument
-    model_texts: list[str] = []
-    for index, text in enumerate(texts):
-        name, refs = split_model(text)
-        if not _are_predictions(text, refs):
-            model_texts.append(text)
+    running: list[ModelRef] = []
+    for index, model in enumerate(models):
+        name, members = model.split()
+        refs = [member.text for member in members]
+        if not _are_predictions(model.text, refs):
+            running.append(model)
             continue
         if options.run.dropout is not None:
             raise UsageError(
@@ -160,12 +162,12 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
         predicted_rows[index] = _row_of_predictions(name, refs, options.fit, log)
-    running_rows = _running_models(model_texts, opening, options, log)
+    running_rows = _running_models(running, opening, options, log)
 
     # Merge both kinds in the order of the arguments.
     remaining_running_rows = iter(running_rows)
     rows: list[Model] = []
-    for index in range(len(texts)):
+    for index in range(len(models)):
         if index in predicted_rows:
             rows.append(predicted_rows[index])
         else:
@@ -182,11 +184,13 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
     return rows
 
 
-def _running_models(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[RunningModel]:
+def _running_models(
+    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log
+) -> list[RunningModel]:
     """Return the rows of MODEL arguments that are models, in their order.
 
     Args:
-        texts: the MODEL arguments.
+        models: the MODEL arguments.
         opening: the options for opening models.
         options: the options of the command.
         log: receives messages.
@@ -195,36 +199,36 @@ def _running_models(texts: Sequence[str], opening: ModelOptions, options: EvalOp
         UsageError: if there are no test data, or a model does not allow an option.
         InputError: if a file is missing or wrong.
     """
-    if not texts:
+    if not models:
         return []
     if options.data.test is None:
         # Predictions files need no test data. A damaged one looks like a model, so report the damage first.
-        _check_headers(texts)
+        _check_headers(models)
         raise UsageError("eval needs --test", hint="hydractl eval --help")
 
-    opened = find_models(texts, opening)
+    opened = find_models(models, opening)
     arguments = with_class_names(opened, options.data.test, options.data.limit)
     return [RunningModel(argument, options.run, options.fit, log) for argument in arguments]
 
 
-def _check_headers(texts: Sequence[str]) -> None:
+def _check_headers(models: Sequence[ModelRef]) -> None:
     """Raise an error if a safetensors file in the MODEL arguments is damaged.
 
     Raises:
         InputError: with the problem of its header.
     """
-    for text in texts:
-        _, refs = split_model(text)
-        for ref in refs:
-            if _is_safetensors(ref) and Path(ref).is_file():
-                _check_file(ref)
+    for model in models:
+        _, members = model.split()
+        for member in members:
+            if _is_safetensors(member.text) and Path(member.text).is_file():
+                _check_file(member.text)
 
 
-def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions, log: Log) -> RunningModel:
+def find_row_to_calibrate(model: ModelRef, opening: ModelOptions, options: EvalOptions, log: Log) -> RunningModel:
     """Return the row of the checkpoint that ``calibrate`` gets.
 
     Args:
-        text: the MODEL argument.
+        model: the MODEL argument.
         opening: the options for opening models.
         options: the options of the command.
         log: receives messages.
@@ -234,12 +238,12 @@ def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions
         InputError: if the file is missing or wrong.
     """
     # The result is a copy of the checkpoint, so nothing else can be calibrated.
-    _, refs = split_model(text)
-    if len(refs) > 1:
-        raise UsageError(f"calibrate writes a checkpoint, and {text} is none", hint="fuse the members first")
-    if is_predictions(refs[0]):
-        raise UsageError(f"calibrate writes a checkpoint, and {text} is a predictions file", hint="give the model")
-    (argument,) = find_models([text], opening)
+    _, members = model.split()
+    if len(members) > 1:
+        raise UsageError(f"calibrate writes a checkpoint, and {model} is none", hint="fuse the members first")
+    if is_predictions(members[0].text):
+        raise UsageError(f"calibrate writes a checkpoint, and {model} is a predictions file", hint="give the model")
+    (argument,) = find_models([model], opening)
 
     # A zero-shot model without class names takes those of the data on which it is calibrated.
     if options.data.val is not None:

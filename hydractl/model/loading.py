@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
@@ -22,7 +23,7 @@ from hydractl.model.detection import stored_detector
 from hydractl.model.machine import slow_format
 from hydractl.model.matching import check_agreement, named_by_data
 from hydractl.model.runtime import HydraModel, log_mean_softmax
-from hydractl.model.source import ModelOptions, Source, open_sources, split_model, with_labels
+from hydractl.model.source import ModelOptions, Source, open_sources, with_labels
 from hydractl.model.stored import check_finite_weights
 
 
@@ -286,11 +287,11 @@ class ModelArgument:
         return digests[0] if len(digests) == 1 else digests
 
 
-def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
+def find_models(models: Sequence[ModelRef], options: ModelOptions | None = None) -> list[ModelArgument]:
     """Find all MODEL arguments and check everything that their headers can tell.
 
     Args:
-        texts: the arguments, each ``[NAME=]REF[+REF...]``.
+        models: the arguments.
         options: options that hold for all models.
 
     Raises:
@@ -299,9 +300,9 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     """
     # Open each reference once, in the order of their first use. E.g. "both=a.st+b.st" is the name "both" with the
     # references "a.st" and "b.st".
-    split_texts = [split_model(text) for text in texts]
-    all_refs: list[str] = []
-    for _, refs in split_texts:
+    rows = [model.split() for model in models]
+    all_refs: list[ModelRef] = []
+    for _, refs in rows:
         for ref in refs:
             if ref not in all_refs:
                 all_refs.append(ref)
@@ -310,7 +311,7 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
 
     # The members of an ensemble must agree. Zero-shot members without class names get those of the other members.
     arguments = []
-    for name, refs in split_texts:
+    for name, refs in rows:
         sources = [source_of_ref[ref] for ref in refs]
         if len(sources) > 1:
             check_agreement([(source.name, source.description) for source in sources])

@@ -9,13 +9,13 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import torch
 
 from hydractl.data.labels import some
 from hydractl.data.names import renaming_warning
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.families import FAMILIES, classes_of, families_for_folder, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.atomic import Output, storing
@@ -24,7 +24,7 @@ from hydractl.files.description import CHOSEN_BY_CALIBRATE, DEFAULT_PROMPT, Desc
 from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
-from hydractl.jsonio import Held, canonical_json, shown
+from hydractl.jsonio import canonical_json, shown
 from hydractl.model.stored import (
     EditedHeads,
     MemberTensors,
@@ -123,77 +123,7 @@ class Source:
 _PLAIN = ModelOptions()
 
 
-class HeldModel(Held):
-    """A model that a Python program has opened, in place of a reference.
-
-    Args:
-        name: the name of the model in messages.
-        value: the model.
-        keeps: an object that must live as long as the model, such as the folder of its file.
-    """
-
-    value: Source
-    keeps: object
-
-    def __new__(cls, name: str, value: Source, keeps: object = None) -> Self:
-        held = super().__new__(cls, name, value)
-        held.keeps = keeps
-        return held
-
-
-class HeldRow(Held):
-    """A row that a Python program has built; ``value`` is what :func:`split_model` returns for it."""
-
-    value: tuple[str | None, list[str]]
-
-
-def split_model(text: str) -> tuple[str | None, list[str]]:
-    """Split ``[NAME=]REF[+REF...]`` into the name (or None) and the list of references.
-
-    A text that is the name of an existing file is never split, so file names may contain ``=`` and ``+``.
-
-    Raises:
-        UsageError: if a reference is empty, as in ``a.st++b.st``.
-    """
-    # A model or a row that a Python program has built is not split.
-    if isinstance(text, HeldRow):
-        return text.value
-    if isinstance(text, HeldModel):
-        return None, [text]
-
-    # A name ends at the first '='. But a '/', ':' or '?' before it means that the '=' belongs to a path or to an option
-    # of a reference.
-    name: str | None = None
-    refs = _split_at_plus(text)
-    before_equals, equals, after_equals = text.partition("=")
-    is_part_of_reference = any(character in before_equals for character in "/:?")
-    is_name = before_equals and not is_part_of_reference
-    if equals and is_name and not os.path.exists(refs[0]):
-        name = before_equals
-        refs = _split_at_plus(after_equals)
-    if not all(refs):
-        raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
-    return name, refs
-
-
-def _split_at_plus(text: str) -> list[str]:
-    """Split a text at each ``+`` that is not inside the name of an existing file; the longest such name counts."""
-    pieces = text.split("+")
-    refs = []
-    while pieces:
-        # Take the most pieces that together are the name of a file, or a single piece if there is no such file.
-        count = len(pieces)
-        ref = "+".join(pieces)
-        # os.path.exists, here and below, because pathlib's raises an error for a name that is too long.
-        while count > 1 and not os.path.exists(ref):
-            count -= 1
-            ref = "+".join(pieces[:count])
-        refs.append(ref)
-        pieces = pieces[count:]
-    return refs
-
-
-def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
+def open_source(ref: str | ModelRef, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
     """Find one model by its reference, and check everything that its header can tell.
 
     Args:
@@ -322,7 +252,7 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
     return replace(source, description=description, renamed=warning or source.renamed)
 
 
-def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
+def _open_reference(ref: str | ModelRef, arch: str | None, seed: int, name: str | None) -> Source:
     """Find one model by its reference, and check everything that its header can tell.
 
     Args:
@@ -336,8 +266,10 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
         UsageError: if the model does not take the options in the reference.
     """
     # References that are no file: an open model, a name of a library, a folder.
-    if isinstance(ref, HeldModel):
-        return replace(ref.value, name=name or ref.value.name)
+    if isinstance(ref, ModelRef):
+        if ref.held is not None:
+            return replace(ref.held, name=name or ref.held.name)
+        ref = ref.text
     prefix, _, rest = ref.partition(":")
     if rest and prefix in FAMILIES.names:
         return _open_family_name(prefix, rest, seed, name)
@@ -388,7 +320,7 @@ def refuse_exported(path: Path) -> None:
         )
 
 
-def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
+def open_sources(refs: Sequence[str | ModelRef], options: ModelOptions = _PLAIN) -> list[Source]:
     """Open several references, and report the problems of all of them at once.
 
     Files are opened first, because only their headers are read. A folder or a name may have to be downloaded, drawn or
@@ -404,7 +336,7 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
     indices_of_files: list[int] = []
     indices_of_others: list[int] = []
     for index, ref in enumerate(refs):
-        indices = indices_of_files if _must_be_file(ref) else indices_of_others
+        indices = indices_of_files if _must_be_file(str(ref)) else indices_of_others
         indices.append(index)
 
     # Open all files, then all others; stop after the files if some of them cannot be opened.

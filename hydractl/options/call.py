@@ -333,42 +333,41 @@ def gather_arguments(declared: Declared, arguments: Mapping[str, object]) -> Cal
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-# What a type checker knows of a parameter is what a caller may pass. What the function gets has been read: a text,
-# which stands for an object of the program where there is one, or a list of such texts.
+# What a type checker knows of a parameter is what a caller may pass. What the function gets has been read.
 
 
 def text(value: object) -> str:
-    """Return the text that an argument is once it is read: a path, a SPEC, or a text that holds an object."""
-    return given(str, value)
+    """Return the text that an argument is once it is read, such as a path."""
+    return checked(str, value)
 
 
 def text_or_none(value: object) -> str | None:
     """Return :func:`text` of an argument that may be left out."""
-    return given_or_none(str, value)
+    return checked_or_none(str, value)
 
 
 def texts(values: object) -> list[str]:
     """Return the texts that an argument is once it is read, if it may be several; empty if it is left out."""
-    return all_given(str, values)
+    return all_checked(str, values)
 
 
-def given(kind: type[Kind], value: object) -> Kind:
-    """Return what an argument is once it is read: a text, a data set or a document."""
+def checked(kind: type[Kind], value: object) -> Kind:
+    """Return what an argument is once it is read: a text, a model, a data set or a document."""
     assert isinstance(value, kind)
     return value
 
 
-def given_or_none(kind: type[Kind], value: object) -> Kind | None:
-    """Return :func:`given` of an argument that may be left out."""
+def checked_or_none(kind: type[Kind], value: object) -> Kind | None:
+    """Return :func:`checked` of an argument that may be left out."""
     if value is None:
         return None
-    return given(kind, value)
+    return checked(kind, value)
 
 
-def all_given(kind: type[Kind], values: object) -> list[Kind]:
+def all_checked(kind: type[Kind], values: object) -> list[Kind]:
     """Return what an argument is once it is read, if it may be several; empty if it is left out."""
     assert isinstance(values, list)
-    return [given(kind, value) for value in values]
+    return [checked(kind, value) for value in values]
 
 
 def integers(values: object) -> list[int]:

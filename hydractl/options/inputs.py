@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.files.inputs import InputFile, reading, refuse_input
-from hydractl.jsonio import Held
 from hydractl.options.option import MODEL_KINDS, Option
 from hydractl.options.yaml_files import DEFAULT_NAME
 
@@ -67,9 +66,8 @@ def _texts(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     texts = []
     for item in values:
-        is_file = isinstance(item, str) and not isinstance(item, Held)
         names_file = hasattr(item, "held") and item.held is None
-        if is_file or names_file:
+        if isinstance(item, str) or names_file:
             texts.append(str(item))
     return texts
 

@@ -17,6 +17,7 @@ from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, open_s
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow
 from hydractl.log import Log
@@ -55,7 +56,7 @@ CONVENTIONS = {
 
 
 def run(
-    models: Sequence[str],
+    models: Sequence[ModelRef],
     opening: ModelOptions,
     options: BenchOptions,
     *,

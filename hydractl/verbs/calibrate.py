@@ -17,6 +17,7 @@ from hydractl.evaluation.plausibility import warnings_before, warnings_of_fit
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
 from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.calibrate_answer import (
     CalibrateAnswer,
@@ -33,7 +34,7 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(
-    text: str,
+    ref: ModelRef,
     opening: ModelOptions,
     options: EvalOptions,
     *,
@@ -47,7 +48,7 @@ def run(
     """Choose temperature, threshold and OOD score on validation data, and write the checkpoint with them.
 
     Args:
-        text: the MODEL.
+        ref: the MODEL.
         opening: how it is opened.
         options: the options of an evaluation on the same validation data, without test data.
         features: the path of the file that keeps features; an existing file is read. None to keep none.
@@ -59,7 +60,7 @@ def run(
     """
     # Open and check the model, the data sets and the output paths before any work.
     resolve_device(options.run.device)
-    model = find_row_to_calibrate(text, opening, options, log)
+    model = find_row_to_calibrate(ref, opening, options, log)
     opened = open_fitted_sets(options.data, model)
     check_scores([model], opened.sets, options)
     model.check_sets(opened.sets)

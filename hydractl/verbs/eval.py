@@ -14,6 +14,7 @@ from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
 from hydractl.evaluation.predictions.reading import is_predictions
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, json_path, named_apart, write_json
 from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    models: Sequence[str],
+    models: Sequence[ModelRef],
     opening: ModelOptions,
     options: EvalOptions,
     *,
@@ -93,7 +94,7 @@ def _dry_run(plan: Plan, log: Log) -> Outcome:
 
 
 def plan_of(
-    models: Sequence[str],
+    models: Sequence[ModelRef],
     opening: ModelOptions,
     options: EvalOptions,
     *,

@@ -8,6 +8,7 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.exports.formats import FORMATS
 from hydractl.exports.targets import claimed, plan_exports
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import check_outputs, file_path
 from hydractl.files.export_answer import ExportAnswer
 from hydractl.log import Log
@@ -20,7 +21,7 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(
-    model: str,
+    model: ModelRef,
     opening: ModelOptions,
     *,
     formats: Sequence[str],

@@ -12,6 +12,7 @@ from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
 from hydractl.files.circuit_answer import CircuitAnswer, CircuitsAnswer, SearchEstimate
 from hydractl.log import Log
@@ -22,7 +23,7 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(
-    model: str,
+    model: ModelRef,
     opening: ModelOptions,
     options: SearchOptions,
     *,

@@ -16,6 +16,7 @@ import torch
 
 from hydractl.distributed import alone
 from hydractl.errors import HydraError, Interrupted, OutputError, UsageError, failure_of
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import check_outputs
 from hydractl.files.verb_answers import (
     FinetuneAnswer,
@@ -241,7 +242,7 @@ def _check_members(
     """
     finished_before: dict[str, FinetuneAnswer] = {}
     plans: dict[str, TrainingPlan] = {}
-    plan_of_model: dict[str, TrainingPlan] = {}
+    plan_of_model: dict[ModelRef, TrainingPlan] = {}
     for member in members:
         request = member.request
         state = member.files.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hydractl.expressions.models import ModelRef
 from hydractl.files.verb_answers import RecipeSetting
 from hydractl.methods import MethodOptions
 from hydractl.model.source import ModelOptions
@@ -33,7 +34,7 @@ class TrainingRequest:
         notes: sentences about values of the recipe that cannot be used.
     """
 
-    models: Sequence[str]
+    models: Sequence[ModelRef]
     opening: ModelOptions
     options: TrainOptions
     ensemble: MethodOptions | None
@@ -78,7 +79,7 @@ class TrainingRequest:
         """The number of models that a training of an ensemble writes, e.g. of packed:3 three; None if it writes one."""
         return None if self.ensemble is None else self.ensemble.models()
 
-    def of_member(self, model: str, output: str, index: int) -> TrainingRequest:
+    def of_member(self, model: ModelRef, output: str, index: int) -> TrainingRequest:
         """Return the request of one of several trainings.
 
         Args:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint
@@ -50,7 +51,7 @@ _AT_MOST = "parameters and mult-adds are at most these: what is equal in the mem
 
 
 def run(
-    models: Sequence[str],
+    models: Sequence[ModelRef],
     opening: ModelOptions,
     *,
     merge: Sequence[str],

@@ -38,6 +38,7 @@ from hydractl.evaluation.predictions.unfinished import (
 )
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     REQUIRABLE,
@@ -48,7 +49,7 @@ from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
 from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
-from hydractl.model.source import ModelOptions, Source, split_model
+from hydractl.model.source import ModelOptions, Source
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
@@ -124,7 +125,7 @@ class _Files:
 
 
 def run(
-    model: str,
+    model: ModelRef,
     inputs: Sequence[str | DataSpec],
     opening: ModelOptions,
     how: EvalRunOptions,
@@ -237,18 +238,17 @@ def _files(output: str | None, report: str | None, *, force: bool) -> _Files:
     return _Files(lines, None if report is None else file_path(report), force)
 
 
-def _single_source(model: str, opening: ModelOptions) -> Source:
+def _single_source(model: ModelRef, opening: ModelOptions) -> Source:
     """Return the checkpoint that MODEL names.
 
     Raises:
         UsageError: it is not a single model, or its classes have no names.
         InputError: the file cannot be read, or is broken.
     """
-    _, files = split_model(model)
-    if len(files) > 1:
+    _, members = model.split()
+    if len(members) > 1:
         raise UsageError(f"predict runs one model, and {model} is several", hint="fuse them: hydractl fuse")
-    (file,) = files
-    if is_predictions(file):
+    if is_predictions(members[0].text):
         raise UsageError(f"{model} is a predictions file", hint="give the model")
     (argument,) = find_models([model], opening)
     source = replace(argument.sources[0], name=argument.name)

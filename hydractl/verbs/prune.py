@@ -10,6 +10,7 @@ from typing import Any
 
 from hydractl.criteria import Decider
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, storing, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
 from hydractl.files.circuit_answer import MaskRecord
@@ -48,7 +49,7 @@ Fixed = dict[str, tuple[int, ...]]
 
 
 def run(
-    model: str,
+    model: ModelRef,
     opening: ModelOptions,
     wanted: Selection,
     *,

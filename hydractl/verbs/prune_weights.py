@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hydractl.criteria import Calibration
 from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, biases, lowest_weights, matrices
 from hydractl.errors import NonFiniteError, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import provenance
@@ -57,7 +58,7 @@ class _WeightPlan:
 
 
 def run(
-    model: str,
+    model: ModelRef,
     opening: ModelOptions,
     *,
     method: str,

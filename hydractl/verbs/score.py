@@ -14,6 +14,7 @@ from hydractl.data import Batch, Dataset, batches, open_data
 from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, write_json
 from hydractl.files.circuit_answer import ScoresAnswer
 from hydractl.files.description import provenance
@@ -32,7 +33,7 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(
-    model: str,
+    model: ModelRef,
     opening: ModelOptions,
     scoring: Scoring,
     *,

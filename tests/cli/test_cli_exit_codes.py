@@ -156,12 +156,13 @@ def test_flags_reach_the_verb(hydractl: Run, fake_verb: Run) -> None:
     assert not seen  # --no-x was the value of --mask, and --keep has no effect with it
     hydractl("prune", "--keep=8", "a.st", "--scores", "-", "--force", "-qo", "x.st", "--no-dry-run")
     [settings] = seen
-    assert (settings.model, settings.keep, str(settings.scores), settings.output) == (["a.st"], 8, "-", "x.st")
+    assert [str(settings.scores), *map(str, settings.model)] == ["-", "a.st"]
+    assert (settings.keep, settings.output) == (8, "x.st")
     assert (settings.force, settings.quiet, settings.dry_run) == (True, True, False)
     assert settings.sources["dry_run"] == "flag"
     seen = fake_verb("eval")
     hydractl("eval", "a.st", "--test", "d", "b.st", "--ood", "x=1", "--ood", "y=2", "--require", "a>=1")
-    assert (seen[0].model, [ood_set.text for ood_set in seen[0].ood]) == (["a.st", "b.st"], ["x=1", "y=2"])
+    assert [*map(str, seen[0].model), *map(str, seen[0].ood)] == ["a.st", "b.st", "x=1", "y=2"]
     assert [str(requirement) for requirement in seen[0].require] == ["a>=1"]
 
 

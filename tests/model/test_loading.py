@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.checkpoint import write_tensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.loading import SequentialEnsemble, build_model, find_models, resolve_dtype
+from hydractl.model.loading import ModelArgument, SequentialEnsemble, build_model, find_models, resolve_dtype
 from hydractl.model.matching import check_agreement
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -32,6 +33,10 @@ def write(source: Source, path: Path) -> str:
     with open(path, "wb") as handle:
         write_tensors(handle, source.tensors, source.description.to_json())
     return str(path)
+
+
+def found(*texts: str) -> list[ModelArgument]:
+    return find_models([ModelRef(text) for text in texts])
 
 
 def test_preprocess_takes_a_list() -> None:
@@ -104,13 +109,13 @@ def test_labels_come_from_the_first_model_that_knows_them() -> None:
 
 @pytest.mark.fault(23)
 def test_other_numbers_of_classes_are_refused_before_building() -> None:
-    caught = refused(InputError, find_models, [f"{NAMED}3+{NAMED}4"])
+    caught = refused(InputError, found, f"{NAMED}3+{NAMED}4")
     assert caught.problems == ["vit_tiny_patch16_224 against vit_tiny_patch16_224: 4 classes, not 3"]
 
 
 def test_names_and_sizes(tmp_path: Path) -> None:
     files = [write(source, tmp_path / f"{source.name}.st") for source in sources(2)]
-    one, both, named, random = find_models([files[0], "+".join(files), f"deep={files[1]}+{files[0]}", f"{NAMED}3"])
+    one, both, named, random = found(files[0], "+".join(files), f"deep={files[1]}+{files[0]}", f"{NAMED}3")
     assert [one.name, both.name, named.name, random.name] == ["m0", "m0+m1", "deep", "vit_tiny_patch16_224"]
     sizes = [Path(file).stat().st_size for file in files]
     assert one.file_bytes == sizes[0] and both.file_bytes == sum(sizes) and random.file_bytes is None
@@ -123,9 +128,9 @@ def test_names_and_sizes(tmp_path: Path) -> None:
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     file = write(sources(1)[0], tmp_path / "m0.st")
     with pytest.raises(UsageError, match="MODEL names used twice: m0"):
-        find_models([file, f"m0={file}+{file}"])
+        found(file, f"m0={file}+{file}")
 
 
 def test_what_is_wrong_with_every_model_is_said(tmp_path: Path) -> None:
-    caught = refused(InputError, find_models, [str(tmp_path / "a.st"), f"x={tmp_path}/b.st+{tmp_path}/c.st"])
+    caught = refused(InputError, found, str(tmp_path / "a.st"), f"x={tmp_path}/b.st+{tmp_path}/c.st")
     assert [problem.rpartition("/")[2] for problem in caught.problems] == ["a.st", "b.st", "c.st"]

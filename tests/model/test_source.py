@@ -19,6 +19,7 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.families import FAMILIES, families_for_folder
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors, write_tensors
@@ -26,7 +27,7 @@ from hydractl.heads.mask import HeadMask
 from hydractl.jsonio import read_json_file
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import ModelOptions, Source, open_source, open_sources, split_model
+from hydractl.model.source import ModelOptions, Source, open_source, open_sources
 from tests.running import refused
 
 declare_operators()
@@ -98,17 +99,23 @@ SPLIT = {
 }
 
 
+def split(text: str) -> tuple[str | None, list[str]]:
+    """The name of a row and the texts of its members."""
+    name, members = ModelRef(text).split()
+    return name, [member.text for member in members]
+
+
 @pytest.mark.parametrize("text", list(SPLIT))
 def test_splitting_a_model(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.st", "b.st", "lr=0.1.st", "x+y.st", *(["a.st+b.st"] if text.endswith("c.st") else [])):
         Path(name).touch()
-    assert split_model(text) == SPLIT[text]
+    assert split(text) == SPLIT[text]
 
 
 @pytest.mark.parametrize("text", ["", "n=", "+a.st", "a.st++b.st", "n=a.st+"])
 def test_an_empty_member_is_refused(text: str) -> None:
-    caught = refused(UsageError, split_model, text)
+    caught = refused(UsageError, split, text)
     assert caught.message == f"empty member in MODEL {text!r}"
     assert caught.exit_code == 2
 
@@ -116,7 +123,7 @@ def test_an_empty_member_is_refused(text: str) -> None:
 @pytest.mark.fault(35)
 def test_very_long_names_are_only_absent() -> None:
     long = "x" * 5000
-    assert split_model(f"n={long}+{long}") == ("n", [long, long])
+    assert split(f"n={long}+{long}") == ("n", [long, long])
     assert refusal(long).message == f"no such model: {long}"
 
 

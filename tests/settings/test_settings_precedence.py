@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hydractl.expressions.conditions import parse_requirement
+from hydractl.expressions.models import ModelRef
 
 PRUNE = {"model": ["a.st"], "method": "random", "keep": "8"}
 LEVELS = ("flag", "variable", "verb", "shared")
@@ -81,10 +82,10 @@ def test_an_empty_variable_is_no_value(merged: Callable[..., Any]) -> None:
 
 
 def test_model_from_file_and_from_flags(merged: Callable[..., Any]) -> None:
-    assert merged("fuse", {}, yaml="model: [a.st, b.st]").model == ["a.st", "b.st"]
-    assert merged("fuse", {}, yaml="model: one file.st").model == ["one file.st"]
-    assert merged("fuse", {"model": ["c.st"]}, yaml="model: [a.st, b.st]").model == ["c.st"]
-    assert merged("fuse", {}, {"HYDRACTL_MODEL": "a b.st\nc.st"}).model == ["a b.st", "c.st"]
+    assert merged("fuse", {}, yaml="model: [a.st, b.st]").model == [ModelRef("a.st"), ModelRef("b.st")]
+    assert merged("fuse", {}, yaml="model: one file.st").model == [ModelRef("one file.st")]
+    assert merged("fuse", {"model": ["c.st"]}, yaml="model: [a.st, b.st]").model == [ModelRef("c.st")]
+    assert merged("fuse", {}, {"HYDRACTL_MODEL": "a b.st\nc.st"}).model == [ModelRef("a b.st"), ModelRef("c.st")]
 
 
 def test_config_by_flag_then_variable_then_hydra_yaml(tmp_path: Any, merged: Callable[..., Any]) -> None:

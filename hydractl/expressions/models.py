@@ -1,0 +1,79 @@
+"""The MODEL arguments of options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from hydractl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """One MODEL as it is named, or a model that a Python program has opened.
+
+    Attributes:
+        text: a file, a folder or a name such as ``timm:NAME``; for a row of a table ``[NAME=]REF[+REF...]``. Messages
+            call an opened model ``memory:0``, ``memory:1`` and so on.
+        held: the opened model (a :class:`hydractl.model.source.Source`); or of a row with such a model its name or
+            None, and its members; None if the text says it all.
+        keeps: an object that must live as long as an opened model, such as the folder of its file.
+    """
+
+    text: str
+    held: Any = field(default=None, compare=False)
+    keeps: object = field(default=None, compare=False)
+
+    @classmethod
+    def of_option(cls, option: str, text: str) -> Self:
+        """Return the MODEL of a text; it is not looked for yet."""
+        return cls(text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def split(self) -> tuple[str | None, Sequence[ModelRef]]:
+        """Return the name of a row (or None), and its members.
+
+        A text that is the name of an existing file is never split, so file names may contain ``=`` and ``+``.
+
+        Raises:
+            UsageError: if a member is empty, as in ``a.st++b.st``.
+        """
+        if isinstance(self.held, tuple):
+            return self.held
+        if self.held is not None:
+            return None, [self]
+
+        # A name ends at the first '='. But a '/', ':' or '?' before it means that the '=' belongs to a path or to an
+        # option of a reference.
+        name: str | None = None
+        refs = _split_at_plus(self.text)
+        before_equals, equals, after_equals = self.text.partition("=")
+        is_part_of_reference = any(character in before_equals for character in "/:?")
+        is_name = before_equals and not is_part_of_reference
+        if equals and is_name and not os.path.exists(refs[0]):
+            name = before_equals
+            refs = _split_at_plus(after_equals)
+        if not all(refs):
+            raise UsageError(f"empty member in MODEL {self.text!r}", hint="write NAME=a.st+b.st+c.st")
+        return name, [ModelRef(ref) for ref in refs]
+
+
+def _split_at_plus(text: str) -> list[str]:
+    """Split a text at each ``+`` that is not inside the name of an existing file; the longest such name counts."""
+    pieces = text.split("+")
+    refs = []
+    while pieces:
+        # Take the most pieces that together are the name of a file, or a single piece if there is no such file.
+        count = len(pieces)
+        ref = "+".join(pieces)
+        # os.path.exists, here and above, because pathlib's raises an error for a name that is too long.
+        while count > 1 and not os.path.exists(ref):
+            count -= 1
+            ref = "+".join(pieces[:count])
+        refs.append(ref)
+        pieces = pieces[count:]
+    return refs
