@@ -23,21 +23,17 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``benchmarks/eval_of_files.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
 ``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- paper: TABLE -->`` and
-``<!-- end -->`` stands a table of the paper, of ``docs/results/paper.json``, and between ``<!-- commands: SCRIPT -->``
-and ``<!-- end -->`` the commands of a script of ``examples/paper/`` that none before it on the page has. A test fails
-where a page differs from what this makes.
+``<!-- end -->`` stands a table of the paper, of ``docs/results/paper.json``. A test fails where a page differs from what
+this makes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import statistics
-import subprocess
 import textwrap
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -1208,9 +1204,7 @@ def gpu_padding() -> str:
     return markdown(["mode", "batch", "single", "apart, over single", "padded, over single", "kernels"], made)
 
 
-# --- the paper as commands --------------------------------------------------------------------------------------------
-
-PAPER_PATHS = ("IMAGENET", "IMAGENET21K", "OPENOOD", "CIFAR", "SST2", "TEXTS", "AGNEWS", "TORCHVISION", "LAION")
+# --- the paper's tables -----------------------------------------------------------------------------------------------
 
 
 def paper(name: str) -> str:
@@ -1219,41 +1213,8 @@ def paper(name: str) -> str:
     return f"\n{made}\n"
 
 
-@cache
-def paper_commands(script: str, *words: str) -> list[str]:
-    """The commands of a script of ``examples/paper/``, as it prints them for paths that are not filled in."""
-    paths = {name: f"${name}" for name in PAPER_PATHS}
-    environment = {"PATH": os.environ["PATH"], "DRY": "1", **paths}
-    command = ["sh", f"examples/paper/{script}.sh", *words]
-    printed = subprocess.run(command, cwd=DOCS.parent, env=environment, capture_output=True, text=True, check=True)
-    return [line.rpartition("  # ")[0] for line in printed.stdout.splitlines()]
-
-
-def commands(script: str, *words: str) -> str:
-    """The commands of a script that no script before it on the page has."""
-    page = (DOCS / "paper.md").read_text(encoding="utf-8")
-    places = re.findall(r"^<!-- commands: (\S+)((?: \S+)*) -->", page, re.MULTILINE)
-    shown: set[str] = set()
-    for other, of_other in places[: [name for name, _ in places].index(script)]:
-        shown |= set(paper_commands(other, *of_other.split()))
-    lines = [wrapped(line) for line in paper_commands(script, *words) if line not in shown]
-    return "\n".join(["", "```sh", *lines, "```", ""])
-
-
-def wrapped(command: str) -> str:
-    """A command in lines of at most 120 characters; an option and its value stay together."""
-    rows = [""]
-    for part in re.findall(r'-[-\w]+ (?!-)(?:"[^"]*"|\S)+|(?:"[^"]*"|\S)+', command):
-        if len(rows[-1]) + len(part) > 117:
-            rows.append(f"  {part}")
-        else:
-            rows[-1] = f"{rows[-1]} {part}" if rows[-1] else part
-    return " \\\n".join(rows)
-
-
 KINDS = {
     "paper": paper,
-    "commands": commands,
     "study": study,
     "recipe": recipe,
     "curve": curve,
