@@ -23,8 +23,8 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``benchmarks/eval_of_files.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
 ``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- paper: TABLE -->`` and
-``<!-- end -->`` stands a table of the paper, of ``docs/results/paper.json``. A test fails where a page differs from what
-this makes.
+``<!-- end -->`` stands a table of the paper, of ``docs/results/paper.json``. A test fails where a page differs from
+what this makes.
 """
 
 from __future__ import annotations
