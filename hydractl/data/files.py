@@ -21,6 +21,7 @@ from hydractl.data.labels import INTEGER, RawLabels, limited
 from hydractl.data.slow_images import refuse_slow
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.families.pixels import in_eight_bits
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")
 """File endings, in upper or lower case, by which a file counts as an image."""
@@ -48,15 +49,15 @@ class EncodedImages(Dataset):
         """Return the name of image ``i`` in messages."""
         return self.ids[i]
 
-    def unreadable(self, i: int, why: str) -> UnreadableSample:
+    def unreadable(self, i: int, why: str, hint: str | None = None) -> UnreadableSample:
         """Return the error which says that image ``i`` cannot be read, and why."""
         return UnreadableSample(
             f"cannot read image {self.name(i)}: {why} ({self.where})",
-            hint="replace the file or take it out of the set",
+            hint=hint or "replace the file or take it out of the set",
         )
 
     def _sample(self, i: int) -> Image.Image:
-        """Return the image in the mode in which it is stored. If it has several frames, return the first one."""
+        """Return the image as :func:`decoded_image` does."""
         content = self.read(i)
         if not content:
             raise self.unreadable(i, self.nothing)
@@ -67,6 +68,8 @@ class EncodedImages(Dataset):
         except UnidentifiedImageError as error:
             known = ", ".join(_available_formats())
             raise self.unreadable(i, f"not an image in one of the formats {known}") from error
+        except InputError as error:
+            raise self.unreadable(i, error.message, error.hint) from error
         # Decoders raise nearly anything for a damaged file: OSError, SyntaxError, ValueError, struct.error, ...
         except Exception as error:
             raise self.unreadable(i, reason(error)) from error
@@ -115,7 +118,9 @@ def opened_image(content: bytes) -> Image.Image:
 
 
 def decoded_image(content: bytes) -> Image.Image:
-    """Decode an image and return it in the mode in which it is stored. If it has several frames, return the first one.
+    """Decode an image and return it in the mode in which it is stored; a deep grey one in 8 bits.
+
+    If it has several frames, return the first one.
 
     Args:
         content: the bytes of an image file.
@@ -123,20 +128,19 @@ def decoded_image(content: bytes) -> Image.Image:
     Raises:
         UnidentifiedImageError: if it has none of the formats that are read.
         ValueError: if its mode cannot be converted to RGB, or it would take minutes to decode.
+        InputError: if it is grey and deeper than 8 bits, and it is not known which pixel is white.
         Exception: decoders raise ``OSError``, ``SyntaxError``, ``ValueError`` and others for a damaged file.
     """
     image = opened_image(content)
     image.load()
     if not _is_readable(image.mode):
         raise ValueError(f"Pillow converts no {image.mode} to RGB")
-    return image
+    return in_eight_bits(image)
 
 
 @lru_cache
 def _is_readable(mode: str) -> bool:
     """Return whether images of this mode can be converted to grey or RGB."""
-    if mode.startswith("I;16"):
-        return True
     try:
         Image.new(mode, (1, 1)).convert("RGB")
     except ValueError:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, UnreadableSample
 from hydractl.data.held import HeldSamples, HeldSet, LazySamples
 from hydractl.data.hub import read_table_in_memory
 from hydractl.data.labels import RawLabels, limited, raw_labels
@@ -35,7 +35,11 @@ class HeldImages(Dataset):
 
     def _sample(self, i: int) -> Image.Image:
         image = self.images[i]
-        return image_of(image)
+        try:
+            return image_of(image)
+        except InputError as error:
+            why = f"cannot read image {self.ids[i]}: {error.message} ({self.where})"
+            raise UnreadableSample(why, hint=error.hint) from error
 
     def _content(self, i: int) -> Iterable[bytes]:
         # The same bytes as for these pixels in a .npz file, so that the fingerprints are equal.

@@ -12,6 +12,7 @@ from hydractl.data.base import Dataset, UnreadableSample
 from hydractl.data.labels import RawLabels, limited
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.families.pixels import in_eight_bits
 from hydractl.families.reading import first_line
 from hydractl.families.torchvision_operators import declare_operators
 
@@ -57,6 +58,7 @@ class TorchvisionImages(Dataset):
         try:
             image, _ = self.source[row]
             image.load()
+            image = in_eight_bits(image)
         # Decoders raise nearly anything for a damaged file.
         except Exception as error:
             raise UnreadableSample(f"cannot read image {self.ids[i]}: {error} ({self.where})") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -15,11 +15,18 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-_GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_GREY = ("1", "L", "LA")
 _CHANNELS = (1, 3, 4)
 """How many channels one image may have: grey, RGB, and RGB with transparency."""
 LARGEST = 1 << 14
 """The side of an image must be shorter than this, in pixels."""
+
+# Whatever the depth in the file, Pillow gives these numbers from 0 to 65535.
+_SCALED_TO_16_BITS = ("PNG", "PPM")
+# Tags of TIFF.
+_BITS, _PHOTOMETRIC, _NUMBERS = 258, 262, 339
+_WHITE_IS_ZERO = 0
+_SIGNED = 2
 
 
 def images_of(samples: Sequence[Any]) -> list[Image.Image]:
@@ -57,17 +64,17 @@ def _may_be_one_image(samples: Any) -> bool:
 
 
 def image_of(sample: Any) -> Image.Image:
-    """Convert an array or a tensor to a PIL image; return a PIL image unchanged.
+    """Convert an array or a tensor to a PIL image; return a PIL image of 8 bits a channel unchanged.
 
     Args:
         sample: a PIL image; a numpy array ``[height, width]`` or ``[height, width, 1 or 3]``; or a tensor
             ``[height, width]`` or ``[1 or 3, height, width]``. Pixels are bytes, or floating point numbers from 0 to 1.
 
     Raises:
-        InputError: if ``sample`` is anything else.
+        InputError: if ``sample`` is anything else, or :func:`in_eight_bits` refuses the image.
     """
     if isinstance(sample, Image.Image):
-        return sample
+        return in_eight_bits(sample)
     if not hasattr(sample, "__array__"):
         raise InputError(f"an image is a PIL image, an array or a tensor, not {type(sample).__name__}")
     import numpy as np
@@ -114,11 +121,53 @@ def _channels_last(sample: Any) -> np.ndarray:
     return pixels[:, :, 0] if has_one_channel else pixels
 
 
+def in_eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image of more than 8 bits a pixel as 8-bit grey, by the upper bits; return any other image unchanged.
+
+    Pillow has deep pixels of grey images only; those in colour it reduces to 8 bits itself. Converting deep ones it
+    would clip them at 255.
+
+    Raises:
+        InputError: if it is not known which pixel is white: 32 bits, floating point, or numbers with a sign.
+    """
+    tags: Mapping[int, Any] = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    if _SIGNED in _numbers(tags, _NUMBERS):
+        raise _unknown_range("numbers with a sign")
+    is_of_16_bits = image.mode.startswith("I;16")
+    is_scaled = image.mode == "I" and image.format in _SCALED_TO_16_BITS
+    if not is_of_16_bits and not is_scaled:
+        if image.mode == "I":
+            raise _unknown_range("32 bits")
+        if image.mode == "F":
+            raise _unknown_range("floating point")
+        return image
+    import numpy as np
+
+    # A TIFF may have fewer bits, as many cameras do, and Pillow leaves its numbers as they are.
+    bits, *_ = _numbers(tags, _BITS) or (16,)
+    pixels = np.asarray(image) >> (bits - 8)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        pixels = 255 - pixels
+    grey = Image.fromarray(pixels.astype(np.uint8))
+    grey.info = image.info
+    return grey
+
+
+def _numbers(tags: Mapping[int, Any], tag: int) -> tuple[int, ...]:
+    """Return the numbers of a tag of a TIFF; none if the file lacks it."""
+    value = tags.get(tag, ())
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _unknown_range(kind: str) -> InputError:
+    """Return the error for an image of which black and white are not known."""
+    return InputError(
+        f"pixels of {kind} may mean any brightness", hint="convert the image to 8 bits or to grey of 16 bits (0..65535)"
+    )
+
+
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert an image to mode ``L`` or ``RGB``."""
-    # Pillow would clip the pixels of 16-bit images at 255; take their upper byte instead.
-    if image.mode.startswith("I;16"):
-        image = image.point(lambda value: value * (1 / 256), "L")
+    """Convert an image of 8 bits a channel to mode ``L`` or ``RGB``."""
     # Pillow can convert LAB to grey only through RGB.
     if image.mode == "LAB":
         image = image.convert("RGB")
@@ -126,26 +175,26 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image with a grey mode to 8-bit grey, and any other image to RGB."""
+    """Convert an image with a grey mode to mode ``L``, and any other image to RGB."""
     return in_mode(image, "L" if image.mode in _GREY else "RGB")
 
 
-def stacked(
-    transform: Callable[[Image.Image], Tensor], prepare: Callable[[Image.Image], Image.Image]
-) -> Callable[[list[Any]], Tensor]:
+def stacked(transform: Callable[[Image.Image], Tensor], mode: str | None) -> Callable[[list[Any]], Tensor]:
     """Return a function that transforms a list of images and stacks the results to ``[B, C, H, W]``.
 
     Args:
         transform: the library's transform, from one image to pixels ``[C, H, W]``.
-        prepare: changes each image before the transform, e.g. its mode.
+        mode: ``L`` or ``RGB``, to which images are converted before it; None if the transform converts them itself.
     """
 
     def collate(samples: list[Any]) -> Tensor:
         """Return the transformed pixels of a batch of images, ``[B, C, H, W]``."""
         import torch
 
-        pixels = [transform(prepare(image)) for image in images_of(samples)]
-        return torch.stack(pixels)
+        images = images_of(samples)
+        if mode is not None:
+            images = [in_mode(image, mode) for image in images]
+        return torch.stack([transform(image) for image in images])
 
     return collate
 

@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from hydractl.families.base import (
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers, object_or_empty
 from hydractl.families.meta_device import on_meta_device
-from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels, stacked
+from hydractl.families.pixels import input_size, mode_of, random_pixels, stacked
 from hydractl.families.reading import (
     cached_by_config,
     folder_for_library,
@@ -330,7 +329,7 @@ class TimmViT(ModelFamily):
             transform = timm.data.create_transform(**settings, is_training=False)
             # Transform a blank image, because timm checks some settings only then.
             transform(Image.new(mode, (width, height)))
-        return stacked(transform, partial(in_mode, mode=mode))
+        return stacked(transform, mode)
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, C, H, W]``."""

@@ -26,7 +26,7 @@ from hydractl.families.config_json import (
     object_in,
 )
 from hydractl.families.hf.texts import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
-from hydractl.families.pixels import in_mode, is_size, stacked
+from hydractl.families.pixels import is_size, stacked
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import canonical_json, shown
 
@@ -85,8 +85,7 @@ def size_of_images(preprocess: Preprocessing) -> list[int]:
 def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
     """Return open_clip's own transform for evaluation, from a list of PIL images to pixels ``[B, 3, H, W]``.
 
-    The transform resizes an image in its own mode and then converts it to RGB. Only 16-bit images are converted first,
-    because Pillow would clip their pixels.
+    The transform resizes an image in its own mode and then converts it to RGB.
 
     Raises:
         InputError: if open_clip cannot use the settings.
@@ -106,14 +105,7 @@ def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor
     expected_shape = size_of_images(preprocess)
     if shape != expected_shape:
         raise InputError(f"open_clip makes images of {shape}, the checkpoint says {expected_shape}")
-    return stacked(transform, _in_eight_bits)
-
-
-def _in_eight_bits(image: Image.Image) -> Image.Image:
-    """Convert a 16-bit image to RGB; return any other image unchanged."""
-    if image.mode.startswith("I;16"):
-        return in_mode(image, "RGB")
-    return image
+    return stacked(transform, None)
 
 
 def _problems_of_images(preprocess: Preprocessing) -> list[str]:
