@@ -35,13 +35,14 @@ from hydractl.data import batches
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.measuring import Measuring
 from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
-from hydractl.evaluation.predicting import LineForm, Predicting
+from hydractl.evaluation.predicting import LineForm, predicted_windows
 from hydractl.evaluation.predictions.lines import json_line
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.log import Log
+from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import move
 from hydractl.model.source import ModelOptions
 from hydractl.verbs.eval import Plan, plan_of
@@ -82,13 +83,15 @@ def whole(plan: Plan) -> None:
     model.release = release  # type: ignore[method-assign]
 
 
-def line_by_line(plan: Plan, model: Any, batch_size: int) -> None:
+def line_by_line(plan: Plan) -> None:
     """Write a line for each sample."""
+    (model,) = plan.models
+    assert isinstance(model, RunningModel)
     with open(os.devnull, "w", encoding="utf-8") as handle:
         for one in plan.sets:
             assert one.dataset is not None
-            predicting = Predicting(model, "model", one.dataset, LineForm(), batch_size)
-            for window in predicting.windows(range(len(one.dataset))):
+            samples = range(len(one.dataset))
+            for window in predicted_windows(model, Chosen.of({}), one.dataset, samples, LineForm()):
                 for row in window.rows:
                     handle.write(json_line(row))
 
@@ -181,7 +184,7 @@ def main() -> None:
             sides = {
                 "bare": partial(bare, plan, model.loaded(), options.batch_size),
                 "eval": partial(whole, plan),
-                "predict": partial(line_by_line, plan, model.loaded(), options.batch_size),
+                "predict": partial(line_by_line, plan),
             }
             for work in sides.values():
                 work()

@@ -79,7 +79,7 @@ def gather(
     batch_samples: list[Samples] = []
     batch_members: list[list[Samples]] = []  # for each batch, a list with the samples of each member
     for rows, logits, scores_of_members in batches:
-        check_finite_batch(logits, rows, dataset, name)
+        check_finite_batch(logits, rows, dataset.ids, name)
         labels = None
         if dataset.labels is not None:
             labels = dataset.labels[list(rows)]  # [B]
@@ -165,13 +165,13 @@ def _joined_in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
     return joined[..., order]
 
 
-def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], dataset: EvalSet, name: str) -> None:
+def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], ids: Sequence[str], name: str) -> None:
     """Raise an error if a logit of a batch is NaN or infinite.
 
     Args:
         logits: ``[M, B, C]``.
         rows: the indices of the samples in the data set.
-        dataset: the data set.
+        ids: the ids of all samples in the data set.
         name: the name of the model, for the message.
 
     Raises:
@@ -186,7 +186,7 @@ def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], dataset: E
     first_bad_row = list(rows)[int(is_bad.argmax())]
     raise NonFiniteError(
         f"{name} gives NaN or infinite logits for {int(is_bad.sum())} samples of one batch, "
-        f"the first is {dataset.ids[int(first_bad_row)]}",
+        f"the first is {ids[int(first_bad_row)]}",
         hint="run with --dtype float32, or check the checkpoint's weights",
     )
 

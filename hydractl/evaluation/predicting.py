@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydractl.data import Batch, Dataset, batches
-from hydractl.errors import InputError, NonFiniteError
+from hydractl.errors import InputError
+from hydractl.evaluation.gathering import check_finite_batch
+from hydractl.evaluation.predictions.lines import class_name, lines_of
+from hydractl.evaluation.providers.running import RunningModel, models_of
 from hydractl.files.predict_answer import (
     FlaggedRecord,
     PredictAnswer,
@@ -21,9 +23,8 @@ from hydractl.files.predict_answer import (
     SkippedRecord,
 )
 from hydractl.metrics.confidence import share_interval
-from hydractl.model.arriving import one_behind
-from hydractl.model.prediction import Chosen, Prediction
-from hydractl.model.runtime import HydraModel, move
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.model.prediction import Chosen, Prediction, prediction_of
 
 PredictionRow = dict[str, Any]
 """The line of one sample in the output: its fields by name."""
@@ -104,251 +105,126 @@ class LineForm:
     members: bool = False
 
 
-class Predicting:
-    """Predicts the samples of a data set window by window.
+def predicted_windows(
+    model: RunningModel, chosen: Chosen, dataset: Dataset, samples: range, form: LineForm
+) -> Iterator[Window]:
+    """Predict a range of samples, and yield the results window by window, in order.
+
+    Samples that cannot be read are listed in their window with the reason.
 
     Args:
-        model: the model, with its weights.
-        name: the name of the model in messages.
+        model: the model.
+        chosen: what was chosen for it, e.g. a threshold.
         dataset: the samples.
+        samples: indices in the data set; the range must begin where a window begins.
         form: the optional fields of the lines.
-        batch_size: the number of samples that run together.
-        workers: the number of processes that read samples.
+
+    Raises:
+        NonFiniteError: if a logit is not finite; the message names the first such sample.
     """
+    if not samples:
+        return
+    loaded = model.loaded()
+    if chosen.score in ON_FEATURES:
+        (single_model,) = models_of(loaded)
+        model.detector = single_model.fitted_detector(chosen.score)
 
-    def __init__(
-        self,
-        model: HydraModel,
-        name: str,
-        dataset: Dataset,
-        form: LineForm,
-        batch_size: int,
-        workers: int | None = None,
-    ) -> None:
-        self._model = model
-        self._name = name
-        self._dataset = dataset
-        self._form = form
-        self._batch_size = batch_size
-        self._workers = workers
-        self._lengths = dataset.lengths()
-        self._window = window_size(dataset, batch_size)
+    # List all windows, and the order in which all samples run: within a window the longest texts come first.
+    size = window_size(dataset, model.options.batch_size)
+    lengths = dataset.lengths()
+    waiting_windows: deque[range] = deque()
+    running_order: list[int] = []
+    for start in range(samples.start, samples.stop, size):
+        window = range(start, min(start + size, samples.stop))
+        waiting_windows.append(window)
+        in_window = list(window)
+        if lengths is not None:
+            in_window.sort(key=lambda sample: -lengths[sample])
+        running_order += in_window
 
-    def windows(self, samples: range) -> Iterator[Window]:
-        """Predict a range of samples, and yield the results window by window, in order.
+    # Run the batches. Lines are collected by the index of the sample until their window is complete.
+    how = model.options
+    read = batches(dataset, loaded.preprocess, how.batch_size, workers=how.workers, indices=running_order)
+    line_by_sample: dict[int, PredictionRow] = {}
+    for rows, logits, member_scores in model.answers(_readable_batches(read, dataset, running_order)):
+        check_finite_batch(logits, rows, dataset.ids, model.name)
+        scores = {name: values.mean(axis=0) for name, values in member_scores.items()}  # [M, B] -> [B]
+        prediction = prediction_of(torch.from_numpy(logits), scores, chosen, model.labels)
+        line_by_sample.update(zip(rows, _lines_of_batch(prediction, rows, dataset, form), strict=True))
+        # One batch can complete several windows, because a batch without any readable sample is not yielded.
+        while waiting_windows and _is_complete(waiting_windows[0], line_by_sample, dataset):
+            yield _finished_window(waiting_windows.popleft(), line_by_sample, dataset)
 
-        Samples that cannot be read are listed in their window with the reason.
-
-        Args:
-            samples: indices in the data set; the range must begin where a window begins.
-        """
-        if not samples:
-            return
-
-        # List all windows, and the order in which all samples run: within a window the longest texts come first.
-        waiting_windows: deque[range] = deque()
-        running_order: list[int] = []
-        for start in range(samples.start, samples.stop, self._window):
-            stop = min(start + self._window, samples.stop)
-            window = range(start, stop)
-            waiting_windows.append(window)
-            running_order += self._longest_first(window)
-
-        # Run the batches. Results are collected by the index of the sample until their window is complete.
-        rows_by_sample: dict[int, PredictionRow] = {}
-        for batch_samples, prediction in self._predict_batches(running_order):
-            batch_rows = self._rows_of_batch(batch_samples, prediction)
-            rows_by_sample.update(zip(batch_samples, batch_rows, strict=True))
-            # One batch can complete several windows, because a batch without any readable sample is not yielded.
-            while waiting_windows and self._is_complete(waiting_windows[0], rows_by_sample):
-                yield self._take_finished_window(waiting_windows.popleft(), rows_by_sample)
-
-        # Windows remain if the last batches had no readable sample.
-        while waiting_windows:
-            yield self._take_finished_window(waiting_windows.popleft(), rows_by_sample)
-
-    def _longest_first(self, window: range) -> list[int]:
-        """Return the samples of a window in the order in which they run: the longest texts first, images in order."""
-        lengths = self._lengths
-        if lengths is None:
-            return list(window)
-        return sorted(window, key=lambda sample: -lengths[sample])
-
-    def _predict_batches(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Prediction]]:
-        """Run the model batch by batch; yield the indices of the samples in each batch, and its prediction.
-
-        Args:
-            order: the indices of all samples to run, in this order.
-
-        Raises:
-            NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
-        """
-        parameter = next(self._model.parameters())
-        for indices, finish in one_behind(self._started_batches(order, parameter), parameter.device):
-            with self._naming_batch(indices), torch.inference_mode():
-                prediction = finish()
-            yield indices, prediction
-
-    def _started_batches(
-        self, order: Sequence[int], parameter: nn.Parameter
-    ) -> Iterator[tuple[Sequence[int], Callable[[], Prediction]]]:
-        """Start the model on each batch; yield the indices of its samples, and a function that returns its prediction.
-
-        Args:
-            order: the indices of all samples to run, in this order.
-            parameter: a weight of the model; inputs are moved to its device and dtype.
-        """
-        all_batches = batches(
-            self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order
-        )
-        for batch in self._readable_batches(all_batches, order):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            with self._naming_batch(batch.indices), torch.inference_mode():
-                finish = self._model.start_predicting(inputs)
-            yield batch.indices, finish
-
-    @contextmanager
-    def _naming_batch(self, indices: Sequence[int]) -> Iterator[None]:
-        """Name the model and the batch in the error that an output is not finite, if the block raises it.
-
-        Args:
-            indices: the indices of the samples in the batch.
-        """
-        try:
-            yield
-        except NonFiniteError as error:
-            first_id = self._dataset.ids[indices[0]]
-            raise NonFiniteError(
-                f"{self._name}: {error.message}, in the batch that begins with {first_id}", hint=error.hint
-            ) from None
-
-    def _readable_batches(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        """Yield the batches in ``read``, and ignore the error that is raised if every sample was skipped.
-
-        Another part of the inputs may have readable samples.
-
-        Args:
-            read: the batches.
-            order: the indices of all samples in them.
-        """
-        try:
-            yield from read
-        except InputError:
-            skipped = self._skip_reasons()
-            all_skipped = all(sample in skipped for sample in order)
-            if not all_skipped:
-                raise
-
-    def _skip_reasons(self) -> Mapping[int, str]:
-        """Return the reason for each sample that was skipped so far, by the index of the sample."""
-        return self._dataset.skipped or {}
-
-    def _is_complete(self, window: range, rows: Mapping[int, PredictionRow]) -> bool:
-        """Return whether every sample of a window is predicted (a key of ``rows``) or skipped."""
-        skipped = self._skip_reasons()
-        return all(sample in rows or sample in skipped for sample in window)
-
-    def _take_finished_window(self, window: range, rows: dict[int, PredictionRow]) -> Window:
-        """Return the predictions of a window whose batches have all run, and remove its samples from ``rows``.
-
-        Args:
-            window: the indices of its samples.
-            rows: all collected rows, by the index of the sample.
-        """
-        reasons = self._skip_reasons()
-        rows_in_order = []
-        skipped = {}
-        for sample in window:
-            if sample in rows:
-                rows_in_order.append(rows.pop(sample))
-            else:
-                sample_id = self._dataset.ids[sample]
-                skipped[sample_id] = reasons[sample]
-        return Window(window.stop, rows_in_order, skipped)
-
-    def _rows_of_batch(self, batch_rows: Sequence[int], prediction: Prediction) -> list[PredictionRow]:
-        """Return the rows of the samples in a batch.
-
-        Args:
-            batch_rows: the indices of the samples in the data set.
-            prediction: the prediction of the batch.
-        """
-        ids = [self._dataset.ids[row] for row in batch_rows]
-        true_labels = [self._true_label(row) for row in batch_rows]
-        return prediction_rows(prediction, ids, true_labels, self._form)
-
-    def _true_label(self, sample: int) -> str | int | None:
-        """Return the name (or number) of the true class of a sample; None if it has no label."""
-        labels = self._dataset.labels
-        if labels is None:
-            return None
-        index = int(labels[sample])
-        if index < 0:  # a sample without a label in a labelled data set
-            return None
-        return _class_name(index, self._model.labels)
+    # Windows remain if the last batches had no readable sample.
+    for window in waiting_windows:
+        yield _finished_window(window, line_by_sample, dataset)
 
 
-def prediction_rows(
-    prediction: Prediction, ids: Sequence[str], true_labels: Sequence[str | int | None], form: LineForm
-) -> list[PredictionRow]:
-    """Return one row for each sample of a batch: a dict of fields.
+def _readable_batches(read: Iterator[Batch], dataset: Dataset, order: Sequence[int]) -> Iterator[Batch]:
+    """Yield the batches in ``read``, and ignore the error that is raised if every sample was skipped.
+
+    Another part of the inputs may have readable samples.
+
+    Args:
+        read: the batches.
+        dataset: their data set.
+        order: the indices of all samples in them.
+    """
+    try:
+        yield from read
+    except InputError:
+        skipped = dataset.skipped or {}
+        if not all(sample in skipped for sample in order):
+            raise
+
+
+def _is_complete(window: range, lines: Mapping[int, PredictionRow], dataset: Dataset) -> bool:
+    """Return whether every sample of a window is predicted (a key of ``lines``) or skipped."""
+    skipped = dataset.skipped or {}
+    return all(sample in lines or sample in skipped for sample in window)
+
+
+def _finished_window(window: range, lines: dict[int, PredictionRow], dataset: Dataset) -> Window:
+    """Return the predictions of a window whose batches have all run, and remove its samples from ``lines``."""
+    reasons = dataset.skipped or {}
+    predicted = [sample for sample in window if sample in lines]
+    skipped = {dataset.ids[sample]: reasons[sample] for sample in window if sample not in lines}
+    return Window(window.stop, [lines.pop(sample) for sample in predicted], skipped)
+
+
+def _lines_of_batch(
+    prediction: Prediction, rows: Sequence[int], dataset: Dataset, form: LineForm
+) -> Iterator[PredictionRow]:
+    """Yield the line of each sample in a batch.
 
     Args:
         prediction: the prediction of the batch.
-        ids: the id of each sample.
-        true_labels: the true label of each sample; None if a sample has none.
-        form: the optional fields of the rows.
+        rows: the indices of the samples in the data set.
+        dataset: the data set.
+        form: the optional fields of the lines.
     """
     names = prediction.labels
-    # Convert tensors to lists once for the whole batch. Reading single numbers from tensors would take longer than
-    # running a small model.
-    columns: dict[str, Sequence[Any]] = {
-        "id": ids,
-        "label": true_labels,
-        "predicted": [_class_name(index, names) for index in prediction.predicted.tolist()],
-        "confidence": prediction.confidence.tolist(),
-        "entropy": prediction.entropy.tolist(),
-        "mi": prediction.mi.tolist(),
-        "ood_score": [None] * len(ids),
-    }
-    if prediction.ood_score is not None:
-        columns["ood_score"] = prediction.ood_score.tolist()
-    if prediction.is_ood is not None:
-        columns["is_ood"] = prediction.is_ood.tolist()
+    more: dict[str, Sequence[Any]] = {}
     if prediction.sets is not None:
-        columns["set"] = _classes_in_sets(prediction.sets, names)
+        more["set"] = [_class_names(in_set.nonzero().flatten().tolist(), names) for in_set in prediction.sets]
     if form.top:
-        columns["top"] = _most_probable(prediction.probabilities, form.top, names)
+        more["top"] = _most_probable(prediction.probabilities, form.top, names)
     if form.members:
-        columns["members"] = _predictions_of_members(prediction.member_probabilities, names)
-
-    # Transpose: from one list for each field to one dict for each sample.
-    rows = []
-    for values_of_sample in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values_of_sample, strict=True))
-        rows.append(row)
-    return rows
-
-
-def _class_name(index: int, names: Sequence[str] | None) -> str | int:
-    """Return the name of a class, or its number if there are no names."""
-    if names is None:
-        return index
-    return names[index]
+        more["members"] = _predictions_of_members(prediction.member_probabilities, names)
+    return lines_of(
+        prediction,
+        ids=[dataset.ids[row] for row in rows],
+        labels=None if dataset.labels is None else dataset.labels[list(rows)].tolist(),
+        names=names,
+        ood_score=prediction.ood_score,
+        is_ood=prediction.is_ood,
+        more=more,
+    )
 
 
-def _classes_in_sets(sets: Tensor, names: Sequence[str] | None) -> list[list[str | int]]:
-    """Return the classes in the prediction set of each sample.
-
-    Args:
-        sets: bool ``[batch, classes]``.
-        names: the names of the classes; None if they have only numbers.
-    """
-    classes_by_sample = []
-    for in_set in sets:
-        indices = in_set.nonzero().flatten().tolist()
-        classes_by_sample.append([_class_name(index, names) for index in indices])
-    return classes_by_sample
+def _class_names(indices: Sequence[int], names: Sequence[str] | None) -> list[str | int]:
+    """Return the name of each class, or its number if there are no names."""
+    return [class_name(index, names) for index in indices]
 
 
 def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
@@ -367,13 +243,10 @@ def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None)
     sorted_probabilities, sorted_classes = torch.sort(probabilities, dim=1, descending=True, stable=True)
     top_classes = sorted_classes[:, :top].tolist()
     top_probabilities = sorted_probabilities[:, :top].tolist()
-
     entries_by_sample = []
-    for class_indices, class_probabilities in zip(top_classes, top_probabilities, strict=True):
-        entries = []
-        for index, probability in zip(class_indices, class_probabilities, strict=True):
-            entries.append({"label": _class_name(index, names), "p": probability})
-        entries_by_sample.append(entries)
+    for classes, values in zip(top_classes, top_probabilities, strict=True):
+        pairs = zip(_class_names(classes, names), values, strict=True)
+        entries_by_sample.append([{"label": name, "p": p} for name, p in pairs])
     return entries_by_sample
 
 
@@ -388,15 +261,11 @@ def _predictions_of_members(probabilities: Tensor, names: Sequence[str] | None) 
         For each sample a list with one ``{"predicted": NAME, "confidence": PROBABILITY}`` for each member.
     """
     confidence, predicted = probabilities.max(dim=2)  # each [members, batch]
-    confidence_by_sample = confidence.T.tolist()  # [batch, members]
-    predicted_by_sample = predicted.T.tolist()
-
     entries_by_sample = []
-    for member_confidences, member_classes in zip(confidence_by_sample, predicted_by_sample, strict=True):
-        entries = []
-        for probability, index in zip(member_confidences, member_classes, strict=True):
-            entries.append({"predicted": _class_name(index, names), "confidence": probability})
-        entries_by_sample.append(entries)
+    for member_confidences, member_classes in zip(confidence.T.tolist(), predicted.T.tolist(), strict=True):
+        names_of_members = _class_names(member_classes, names)
+        pairs = zip(names_of_members, member_confidences, strict=True)
+        entries_by_sample.append([{"predicted": name, "confidence": p} for name, p in pairs])
     return entries_by_sample
 
 

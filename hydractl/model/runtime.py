@@ -7,10 +7,9 @@ model to a single model compares the same code. Paper section 4.2 and equation 6
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from hydractl.heads.weights import HeadWeights
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
-from hydractl.model.arriving import Arriving
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
@@ -441,31 +439,29 @@ class HydraModel(nn.Module):
             InputError: if the score needs features and the file does not hold the statistics of the training data.
             NonFiniteError: for logits that are NaN or infinite.
         """
-        return self.start_predicting(inputs)()
-
-    def start_predicting(self, inputs: Any) -> Callable[[], Prediction]:
-        """Start what :meth:`predict` does, and return a function that finishes it and returns the answer.
-
-        On a GPU another batch can be started before this one is finished, which leaves the GPU no time without work.
-
-        Args:
-            inputs: a batch, as ``preprocess`` returns it.
-
-        Raises:
-            InputError: as :meth:`predict`. The function raises NonFiniteError.
-        """
         chosen = Chosen.of(self._stored)
-        features: Sequence[Tensor] = []
+        fitted_scores: dict[str, Floats] = {}
         with torch.no_grad():
             if chosen.score in ON_FEATURES:
-                if self.detector is None:
-                    message = f"there is nothing that {chosen.score} was fitted to"
-                    raise InputError(message, hint="calibrate --ood-score NAME writes it")
+                detector = self.fitted_detector(chosen.score)
                 logits, features = read_features(self, inputs)
+                # Scores on features by name: [M, B], averaged over members.
+                for score, values in detector.scores(logits, features).items():
+                    fitted_scores[score] = values.mean(axis=0)
             else:
                 logits = self.member_logits(inputs)
-        outputs = Arriving([logits, *features])
-        return functools.partial(self._finished_prediction, chosen, outputs)
+        return prediction_of(logits, fitted_scores, chosen, self.labels)
+
+    def fitted_detector(self, score: str) -> Detector:
+        """Return what an OOD score on features was fitted to.
+
+        Raises:
+            InputError: if the file does not hold it.
+        """
+        if self.detector is None:
+            message = f"there is nothing that {score} was fitted to"
+            raise InputError(message, hint="calibrate --ood-score NAME writes it")
+        return self.detector
 
     def ood_score(self, inputs: Any) -> Tensor:
         """Return the OOD score of each sample as ``eval`` computes it: float64 ``[B]`` on the CPU; higher is more OOD.
@@ -481,16 +477,6 @@ class HydraModel(nn.Module):
             name = Chosen.of(self._stored).score
             raise UsageError(f"{name} is the same for every sample of a single model")
         return score
-
-    def _finished_prediction(self, chosen: Chosen, outputs: Arriving) -> Prediction:
-        """Return the answer to a batch from its logits ``[M, B, classes]`` and the features of each member, if any."""
-        logits, *features = outputs.arrived()
-        fitted_scores: dict[str, Floats] = {}  # scores on features by name: [B], averaged over members
-        if features:
-            assert self.detector is not None  # checked before the features were read
-            for score, values in self.detector.scores(logits, features).items():  # values are [M, B]
-                fitted_scores[score] = values.mean(axis=0)
-        return prediction_of(logits, fitted_scores, chosen, self.labels)
 
     def is_ood(self, inputs: Any) -> Tensor:
         """Return for each sample whether its OOD score reaches the checkpoint's threshold, bool ``[B]``.

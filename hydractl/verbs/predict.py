@@ -16,13 +16,13 @@ from hydractl.data.base import reasons_of_skipped, report_skipped, warning_of_sk
 from hydractl.data.joined import STANDARD_INPUT, open_inputs
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, Interrupted, UsageError, install_hint
-from hydractl.evaluation.options import EvalRunOptions
+from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predicting import (
     LineForm,
     Part,
-    Predicting,
     PredictionTally,
     Window,
+    predicted_windows,
     predicting_model_record,
     rows_of_part,
     window_size,
@@ -36,6 +36,7 @@ from hydractl.evaluation.predictions.unfinished import (
     unfinished_of_team,
     windows_in,
 )
+from hydractl.evaluation.providers.running import RunningModel
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
@@ -47,7 +48,7 @@ from hydractl.files.predict_answer import (
 )
 from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
-from hydractl.model.loading import build_model, find_models, resolve_device
+from hydractl.model.loading import ModelArgument, find_models, resolve_device
 from hydractl.model.prediction import Chosen
 from hydractl.model.source import ModelOptions, Source
 from hydractl.verbs.opening import announce_reading
@@ -303,13 +304,10 @@ def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
     samples = range(start, plan.samples.stop)
     if not samples:
         return
-    # Read the weights, and compute what does not depend on the inputs: the features of class names.
-    how = plan.how
-    model = build_model(plan.model, how.device, how.dtype, whole_last_block=how.whole_last_block)
-    model.read_prompts(log, plan.model.name)
-    predicting = Predicting(model, plan.model.name, plan.dataset, plan.form, how.batch_size, how.workers)
+    model = RunningModel(ModelArgument(plan.model.name, [plan.model]), plan.how, FitOptions(), log)
+    windows = predicted_windows(model, plan.chosen, plan.dataset, samples, plan.form)
     with log.progress(f"{plan.model.name} predicts", len(samples), "samples") as progress:
-        for window in predicting.windows(samples):
+        for window in windows:
             yield window
             progress.advance(len(window.rows) + len(window.skipped))
 

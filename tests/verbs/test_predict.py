@@ -20,7 +20,6 @@ from PIL import Image
 
 import hydractl
 from hydractl.errors import RequirementError, UsageError
-from hydractl.evaluation import predicting
 from hydractl.evaluation.providers import running
 from hydractl.model.arriving import one_behind
 from tests.forked import Forked
@@ -109,8 +108,7 @@ def test_batches_that_are_started_ahead_as_on_a_gpu_change_nothing(monkeypatch: 
         return one_behind(started, torch.device("cuda"))
 
     expected = files()
-    for module in (predicting, running):
-        monkeypatch.setattr(module, "one_behind", as_on_a_gpu)
+    monkeypatch.setattr(running, "one_behind", as_on_a_gpu)
     assert files() == expected
 
 
@@ -307,31 +305,33 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydractl.model.runtime import HydraModel
-
     # On a GPU, where a batch is started before the one before it is written, one batch more is run again.
     options = [TEST, "--batch-size", "16", "--limit", "90", "--device", "cpu"]
     whole = predict(*options)
     os.remove("p.jsonl")
-    start_batch = HydraModel.start_predicting
+    start_batch = running.move
     batches = iter(range(3))
+    runs: list[int] = []
 
-    def stops(model: HydraModel, inputs: Any) -> Any:
+    def stops(inputs: Any, *place: Any) -> Any:
         if next(batches, None) is None:
             raise KeyboardInterrupt
-        return start_batch(model, inputs)
+        return start_batch(inputs, *place)
+
+    def counts(inputs: Any, *place: Any) -> Any:
+        runs.append(len(inputs))
+        return start_batch(inputs, *place)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HydraModel, "start_predicting", stops)
+        patch.setattr(running, "move", stops)
         assert main(["predict", "cal.st", *options, "-o", "p.jsonl", "-q"]) == 130
     assert not Path("p.jsonl").exists()
     unfinished = Path("p.jsonl.part")
     with unfinished.open("ab") as handle:
         handle.write(b'{"stop": 64, "ro')  # what a kill may leave
     assert main(["predict", "cal.st", *options, "--top", "1", "-o", "p.jsonl", "--resume", "-q"]) == 3  # another run
-    runs = []
     with monkeypatch.context() as patch:
-        patch.setattr(HydraModel, "start_predicting", lambda model, x: runs.append(len(x)) or start_batch(model, x))
+        patch.setattr(running, "move", counts)
         assert main(["predict", "cal.st", *options, "-o", "p.jsonl", "--resume", "-q"]) == 0
     assert runs == [16, 16, 10]
     assert Path("p.jsonl").read_bytes() == whole

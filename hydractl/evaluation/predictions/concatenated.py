@@ -223,9 +223,9 @@ def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[i
     return first_model.model_copy(
         update={
             "sha256": _all_digests(models),
-            "heads": _heads_of_all_members(heads_of_models),
+            "heads": heads_of_all_members(heads_of_models),
             "training": _all_trainings(models, members),
-            "cost": _total_cost(costs_of_models),
+            "cost": total_cost(costs_of_models),
             # These were chosen for the predictions of a single model.
             "calibration": None,
             "threshold": None,
@@ -262,7 +262,7 @@ def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int
     return trainings
 
 
-def _heads_of_all_members(parts: Sequence[Sequence[PredictedSiteRecord]]) -> list[PredictedSiteRecord]:
+def heads_of_all_members(parts: Sequence[Sequence[PredictedSiteRecord]]) -> list[PredictedSiteRecord]:
     """Join the records of kept heads of several models to those of their ensemble.
 
     Args:
@@ -295,15 +295,22 @@ def _without_kept(site: PredictedSiteRecord) -> PredictedSiteRecord:
     return site.model_copy(update={"kept": ()})
 
 
-def _total_cost(costs: Sequence[CostRecord]) -> CostRecord:
-    """Return the total cost of all models; a number is None if it is unknown for any of them."""
-    first_cost = costs[0]
+def total_cost(costs: Sequence[CostRecord]) -> CostRecord:
+    """Return the cost of several models together; a number is None if it is unknown for any of them.
+
+    If nonzero elements were counted for one model, then all elements of a model without such a count are nonzero.
+    """
     total_nonzero = None
-    if first_cost.params_nonzero is not None:
-        total_nonzero = _sum_if_all_known([cost.params_nonzero for cost in costs])
-    total_params = _sum_if_all_known([cost.params for cost in costs])
-    total_macs = _sum_if_all_known([cost.macs for cost in costs])
-    return first_cost.model_copy(update={"params": total_params, "params_nonzero": total_nonzero, "macs": total_macs})
+    if any(cost.params_nonzero is not None for cost in costs):
+        counted = [cost.params if cost.params_nonzero is None else cost.params_nonzero for cost in costs]
+        total_nonzero = _sum_if_all_known(counted)
+    return costs[0].model_copy(
+        update={
+            "params": _sum_if_all_known([cost.params for cost in costs]),
+            "params_nonzero": total_nonzero,
+            "macs": _sum_if_all_known([cost.macs for cost in costs]),
+        }
+    )
 
 
 def _sum_if_all_known(values: Sequence[int | None]) -> int | None:

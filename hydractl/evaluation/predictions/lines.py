@@ -12,6 +12,7 @@ from typing import IO, Any
 from hydractl.data.parquet_rows import write_predictions_parquet
 from hydractl.files.atomic import Output, write_with
 from hydractl.metrics.samples import Samples
+from hydractl.model.prediction import Prediction
 
 LineValue = str | int | float | None
 
@@ -39,12 +40,21 @@ def write_lines(
         labels: the names of the classes; None writes classes as numbers.
         threshold: samples with at least this OOD score are flagged as ``is_ood``; None leaves the field out.
     """
-    rows = _sample_rows(samples, ids, labels, threshold)
     fields: tuple[str, ...] = FIELDS
+    flags = None
     if threshold is not None:
         fields = (*FIELDS, FLAG)
-
-    return write_rows(output, rows, fields)
+        if samples.score is not None:
+            flags = samples.score >= threshold
+    lines = lines_of(
+        samples,
+        ids=ids,
+        labels=None if samples.labels is None else samples.labels.tolist(),
+        names=labels,
+        ood_score=samples.score,
+        is_ood=flags,
+    )
+    return write_rows(output, lines, fields)
 
 
 def write_rows(
@@ -71,47 +81,54 @@ def write_rows(
     return write_with(output, write_file)
 
 
-def _sample_rows(
-    samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
-) -> Iterator[dict[str, LineValue]]:
-    """Yield one dict of fields for each sample: those in :data:`FIELDS`, and :data:`FLAG` if there is a threshold.
+def lines_of(
+    answers: Samples | Prediction,
+    *,
+    ids: Sequence[str],
+    labels: Sequence[int] | None,
+    names: Sequence[str] | None,
+    ood_score: Any,
+    is_ood: Any,
+    more: Mapping[str, Sequence[Any]] = {},
+) -> Iterator[dict[str, Any]]:
+    """Yield one dict of fields for each sample: those in :data:`FIELDS`, a flag where there are flags, and ``more``.
 
-    The label is None for unlabelled data. Entropy and mutual information are in nats. Without an OOD score
-    ``ood_score`` is None, and there is no flag.
+    Entropy and mutual information are in nats. Classes have their names, or their numbers without names.
 
     Args:
-        samples: the predictions for all samples.
+        answers: the predictions for all samples.
         ids: the id of each sample.
-        labels: the names of the classes; None gives classes as numbers.
-        threshold: samples with at least this OOD score are flagged; None means no flags.
+        labels: the true class of each sample, below 0 if it has none; None for unlabelled data.
+        names: the names of the classes, or None.
+        ood_score: the OOD score of each sample, an array or tensor; None if there is none.
+        is_ood: the flag of each sample, an array or tensor; None for no flags.
+        more: further fields by name, with the value of each sample.
     """
-    for index, sample_id in enumerate(ids):
-        label = None
-        if samples.labels is not None:
-            label = _class_name(int(samples.labels[index]), labels)
-        predicted = _class_name(int(samples.predicted[index]), labels)
-        row: dict[str, LineValue] = {
-            "id": sample_id,
-            "label": label,
-            "predicted": predicted,
-            "confidence": float(samples.confidence[index]),
-            "entropy": float(samples.entropy[index]),
-            "mi": float(samples.mi[index]),
-            "ood_score": None,
-        }
-        if samples.score is not None:
-            score = samples.score[index]
-            row["ood_score"] = float(score)
-            if threshold is not None:
-                row[FLAG] = bool(score >= threshold)
-        yield row
+    true_names: list[str | int | None] = [None] * len(ids)
+    if labels is not None:
+        true_names = [None if label < 0 else class_name(label, names) for label in labels]
+    # Whole columns become lists at once: reading single numbers would take longer than running a small model.
+    columns: dict[str, Sequence[Any]] = {
+        "id": ids,
+        "label": true_names,
+        "predicted": [class_name(index, names) for index in answers.predicted.tolist()],
+        "confidence": answers.confidence.tolist(),
+        "entropy": answers.entropy.tolist(),
+        "mi": answers.mi.tolist(),
+        "ood_score": [None] * len(ids) if ood_score is None else ood_score.tolist(),
+    }
+    if is_ood is not None:
+        columns[FLAG] = is_ood.tolist()
+    columns.update(more)
+    for values_of_sample in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values_of_sample, strict=True))
 
 
-def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
+def class_name(index: int, names: Sequence[str] | None) -> str | int:
     """Return the name of a class, or its number if there are no names."""
-    if labels is None:
+    if names is None:
         return index
-    return labels[index]
+    return names[index]
 
 
 def json_line(row: Mapping[str, object]) -> str:

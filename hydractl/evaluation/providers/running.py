@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from hydractl.data.batching import Batch, TimedBatches
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.inputs import read_batches
+from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
+from hydractl.evaluation.predictions.concatenated import heads_of_all_members, total_cost
 from hydractl.evaluation.predictions.header import Asking, ScoreDataEntry
 from hydractl.evaluation.predictions.reading import LogitsBatch
-from hydractl.evaluation.providers.answering import BatchPlace, OwnClassifier, models_of
-from hydractl.evaluation.providers.dropout import DropoutPasses
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
@@ -26,22 +27,22 @@ from hydractl.files.fingerprints import merged
 from hydractl.files.model_records import CostRecord
 from hydractl.files.predictions_header import DecisiveRecord, PredictedSiteRecord
 from hydractl.files.training_history import trainings_of
-from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
-from hydractl.model.cost import dense_macs, macs, parameters, total_nonzero
-from hydractl.model.detection import Detector, TrainingFeatures, fit_detector, read_training
-from hydractl.model.loading import ModelArgument, Runnable
+from hydractl.model.cost import dense_macs, macs, parameters
+from hydractl.model.detection import Detector, TrainingFeatures, ensemble_features, fit_detector, read_training
+from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
 from hydractl.model.runtime import HydraModel, move
+from hydractl.model.source import Source
 
 
 class RunningModel(LogitsProvider):
     """A model that runs to compute its logits.
 
     Attributes:
-        argument: the MODEL argument of the command, with the changes that its way of answering needs.
+        argument: the MODEL argument of the command; with dropout layers for MC dropout.
         options: the options for running it.
         reused: files with its stored predictions, which are used instead of running it if they fit.
 
@@ -52,20 +53,11 @@ class RunningModel(LogitsProvider):
         log: receives messages and progress.
     """
 
-    def __init__(
-        self,
-        argument: ModelArgument,
-        options: EvalRunOptions,
-        fit: FitOptions,
-        log: Log,
-    ) -> None:
-        # The way in which it answers: once, or in passes of dropout. This also decides how its files are prepared.
-        answering = OwnClassifier()
+    def __init__(self, argument: ModelArgument, options: EvalRunOptions, fit: FitOptions, log: Log) -> None:
+        self.mc_dropout = options.dropout
         if options.dropout is not None:
-            answering = DropoutPasses(options.dropout)
-        prepared = [answering.prepared(source) for source in argument.sources]
-        self._answering = answering
-        self.argument = replace(argument, sources=prepared)
+            argument = replace(argument, sources=[with_layers(source) for source in argument.sources])
+        self.argument = argument
 
         # The options, and what is filled later.
         self.options = options
@@ -73,93 +65,39 @@ class RunningModel(LogitsProvider):
         self._log = log
         self.reused: list[PredictedModel] = []  # files of --reuse with predictions of this model
         self._model: Runnable | None = None  # set by loaded(), which reads the weights
+        self._dropout_passes: MCDropout | None = None  # set with it
 
         # What the headers of its files say, without reading weights. Everything that all files have in common is taken
         # from the first.
-        descriptions = [source.description for source in self.argument.sources]
-        first_description = descriptions[0]
+        descriptions = [source.description for source in argument.sources]
+        first_source = argument.sources[0]
         self.name = argument.name
-        self.labels, self.classes = answering.classes_of(self.argument)
-        self.reads = first_description.reads
-        members_per_pass = sum(len(description.masks) for description in descriptions)
-        self.members = answering.passes * members_per_pass
-        self.mc_dropout = answering.mc_dropout
-        towers = set(self._towers().values())
-        self.zero_shot = len(towers) > 1
-        self.heads = self._kept_heads(descriptions)
-        self.cost = self._cost()
+        self.labels = next((each.labels for each in descriptions if each.labels is not None), None)
+        assert first_source.classes is not None  # with_class_names() has set the classes of zero-shot models
+        self.classes = first_source.classes
+        self.reads = first_source.description.reads
+        passes = 1 if options.dropout is None else options.dropout.passes
+        self.members = passes * sum(len(description.masks) for description in descriptions)
+        self.zero_shot = len({site.tower for site in first_source.sites}) > 1
+        self.heads = heads_of_all_members([_kept_heads(source) for source in argument.sources])
+        cost = total_cost([_cost(source, options.whole_last_block) for source in argument.sources])
+        macs_of_pass = cost.macs
+        assert macs_of_pass is not None
+        self.cost = cost.model_copy(update={"macs": passes * macs_of_pass})
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
-        self.conventions = _conventions(first_description)
+        self.conventions = _conventions(first_source.description)
 
-        # What was fitted for it before. It is used only if the model answers in the same way now.
-        self.stored = self._stored_fit(fit)
+        # What was fitted for it before. It fits a single file only that answers in the usual way.
+        extras = [description.extra for description in descriptions]
+        if options.dropout is None and len(extras) == 1:
+            self.stored = StoredFit.from_description(extras[0], self.name)
+        else:
+            chosen_for = "of one model alone" if options.dropout is None else "without dropout"
+            warn_of_left_out(self.name, extras, fit, log, chosen_for)
+            self.stored = StoredFit()
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
-
-    # --- what is known before it runs ---------------------------------------------------------------------------------
-
-    def _towers(self) -> dict[str, str]:
-        """Return the tower (encoder of images or of texts) of each site (attention block), by the path of the site."""
-        first_source = self.argument.sources[0]
-        return {site.path: site.tower for site in first_source.sites}
-
-    def _kept_heads(self, descriptions: Sequence[Description]) -> list[PredictedSiteRecord]:
-        """Return the heads that each member keeps at each site (attention block).
-
-        The list is empty if the members have different sites, or different numbers of heads at a site before pruning.
-        """
-        masks: list[HeadMask] = []
-        for description in descriptions:
-            masks += description.masks
-        heads_by_site = masks[0].heads
-        if any(mask.heads != heads_by_site for mask in masks):
-            return []
-
-        towers = self._towers()
-        sites = []
-        for path, count in heads_by_site.items():
-            kept_by_member = [list(mask.kept[path]) for mask in masks]
-            sites.append(PredictedSiteRecord(site=path, tower=towers[path], heads=count, kept=kept_by_member))
-        return sites
-
-    def _cost(self) -> CostRecord:
-        """Return the number of parameters and the multiply-adds for one sample, summed over all files and passes."""
-        whole_last_block = self.options.whole_last_block
-        params_and_nonzero = []  # for each source (file): the number of its parameters, and of those that are not zero
-        total_params = 0
-        macs_per_pass = 0
-        for source in self.argument.sources:
-            params_of_source = parameters(source.tensors)
-            params_and_nonzero.append((params_of_source, source.description.params_nonzero))
-            total_params += params_of_source
-            macs_per_pass += macs(source.description, source.tensors, whole_last_block=whole_last_block)
-
-        nonzero = total_nonzero(params_and_nonzero)
-        first_description = self.argument.sources[0].description
-        return CostRecord(
-            params=total_params,
-            params_nonzero=nonzero.get("params_nonzero"),
-            macs=self._answering.passes * macs_per_pass,
-            single_macs=dense_macs(first_description, whole_last_block=whole_last_block),
-        )
-
-    def _answers_as_its_file(self) -> bool:
-        """Return whether a calibration in its file would fit its predictions.
-
-        It fits a single file, not an ensemble of files, and only if the model answers in the usual way.
-        """
-        is_one_file = len(self.argument.sources) == 1
-        return is_one_file and self._answering.unlike_file is None
-
-    def _stored_fit(self, fit: FitOptions) -> StoredFit:
-        """Return the calibration, threshold and score in its file; if they do not fit, warn and return an empty fit."""
-        extras = [source.description.extra for source in self.argument.sources]
-        if self._answers_as_its_file():
-            return StoredFit.from_description(extras[0], self.name)
-        reason = self._answering.unlike_file or "of one model alone"
-        warn_of_left_out(self.name, extras, fit, self._log, reason)
-        return StoredFit()
 
     @property
     def sha256(self) -> str | list[str]:
@@ -214,7 +152,9 @@ class RunningModel(LogitsProvider):
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
         model.read_prompts(self._log, self.name)
-        self._answering.start(model)
+        dropout = options.dropout
+        if dropout is not None:
+            self._dropout_passes = MCDropout(model, p=dropout.p, passes=dropout.passes, seed=dropout.seed)
         self._model = model
         return model
 
@@ -230,35 +170,52 @@ class RunningModel(LogitsProvider):
             dataset: the data set.
             rows: the indices of the only samples to run, in this order; None means all samples.
         """
-        parameter = self._parameter()
+        timed_batches = TimedBatches(self._batches_as_read(dataset, rows))
+        yield from self.answers(timed_batches, dataset.fingerprint)
+        self._log.detail(f"{self.name} on {dataset.name}: {timed_batches}")
+
+    def answers(self, batches: Iterable[Batch], fingerprint: str = "") -> LogitsBatches:
+        """Run the model on batches that :meth:`loaded` has preprocessed, and yield the logits of each.
+
+        On a GPU the next batch is started before the answer to the last one is waited for.
+
+        Args:
+            batches: the batches.
+            fingerprint: that of their data set, by which MC dropout seeds its masks.
+        """
         # A model in 16 bits also gives float32 here, because metrics are computed from at least float32.
         dtype_of_logits = torch.float32
         if self.options.dtype == "float64":
             dtype_of_logits = torch.float64
-        with torch.inference_mode():
-            timed_batches = TimedBatches(self._batches_as_read(dataset, rows))
-            started_batches = self._started_batches(timed_batches, dataset)
-            for indices, outputs in one_behind(started_batches, parameter.device):
-                logits, *features = outputs.arrived()
-                scores: Mapping[str, Floats] = {}
-                if self.detector is not None:
-                    scores = self.detector.scores(logits, features)
-                yield LogitsBatch(indices, logits.to(dtype_of_logits).numpy(), scores)
-        self._log.detail(f"{self.name} on {dataset.name}: {timed_batches}")
+        device = self._parameter().device
+        for indices, outputs in one_behind(self._started_batches(batches, fingerprint), device):
+            logits, *features = outputs.arrived()
+            scores: Mapping[str, Floats] = {}
+            if self.detector is not None:
+                scores = self.detector.scores(logits, features)
+            yield LogitsBatch(indices, logits.to(dtype_of_logits).numpy(), scores)
 
-    def _started_batches(self, batches: Iterable[Batch], dataset: EvalSet) -> Iterator[tuple[Sequence[int], Arriving]]:
+    def _started_batches(self, batches: Iterable[Batch], fingerprint: str) -> Iterator[tuple[Sequence[int], Arriving]]:
         """Start the model on each batch; yield the indices of its samples, and its logits and features, still arriving.
 
         Args:
             batches: the batches, preprocessed for this model.
-            dataset: their data set.
+            fingerprint: that of their data set.
         """
+        model = self.loaded()
         parameter = self._parameter()
         for batch in batches:
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            batch_place = BatchPlace(dataset.fingerprint, batch.indices[0])
-            logits, features = self._answering.outputs(inputs, batch_place, self.detector is not None)
-            yield batch.indices, Arriving([logits, *features])
+            features: Sequence[Tensor] = []
+            with torch.inference_mode():
+                if self._dropout_passes is not None:  # the settings allow no scores on features with it
+                    logits = self._dropout_passes.member_logits(inputs, fingerprint, batch.indices[0])
+                elif self.detector is not None:
+                    logits, features = ensemble_features(models_of(model), inputs)
+                else:
+                    logits = model.member_logits(inputs)
+                outputs = Arriving([logits, *features])
+            yield batch.indices, outputs
 
     def _batches_as_read(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
         """Return the batches of a data set, preprocessed for this model.
@@ -290,9 +247,8 @@ class RunningModel(LogitsProvider):
 
     def release(self) -> None:
         """Release the weights."""
-        if self._model is not None:
-            self._answering.release()
-            self._model = None
+        self._model = None
+        self._dropout_passes = None
 
     # --- fitting to features ------------------------------------------------------------------------------------------
 
@@ -310,25 +266,17 @@ class RunningModel(LogitsProvider):
             neighbours: k of the scores ``knn`` and ``nnguide``.
             kept: a file for the features of the training data; None means no file.
         """
-        # The scores that the checkpoint stores and that are not to be fitted again.
-        first_model = models_of(self.loaded())[0]
-        stored_detector = first_model.detector
-        stored_names: list[str] = []
+        stored_detector = models_of(self.loaded())[0].detector
+        taken_names: list[str] = []
         if stored_detector is not None:
-            stored_names = [name for name in names if name in stored_detector.names and self._is_taken(name, data)]
-
-        # None are stored: fit all.
-        if stored_detector is None or not stored_names:
-            self.detector = self._fitted_detector(names, data, neighbours, kept)
-            return
-
-        # Some or all are stored: fit only the others.
-        names_to_fit = [name for name in names if name not in stored_names]
+            taken_names = [name for name in names if name in stored_detector.names and self._is_taken(name, data)]
+        names_to_fit = [name for name in names if name not in taken_names]
         if not names_to_fit:
             self.detector = stored_detector
             return
-        new_detector = self._fitted_detector(names_to_fit, data, neighbours, kept)
-        self.detector = stored_detector.with_scores(new_detector)
+        self.detector = self._fitted_detector(names_to_fit, data, neighbours, kept)
+        if stored_detector is not None and taken_names:
+            self.detector = stored_detector.with_scores(self.detector)
 
     def _is_taken(self, name: str, data: EvalSet | None) -> bool:
         """Return whether a score in the checkpoint is used as it is, because the command gives nothing to fit it to."""
@@ -397,6 +345,35 @@ def fitted_on_of(detector: Detector) -> ScoreDataEntry | None:
     if not detector.fitted_on:
         return None
     return cast("ScoreDataEntry", dict(detector.fitted_on))
+
+
+def models_of(model: Runnable) -> list[HydraModel]:
+    """Return the models of a sequential ensemble; a single model is returned as a list of one."""
+    if isinstance(model, SequentialEnsemble):
+        return list(model.models)  # type: ignore[arg-type]
+    return [model]
+
+
+def _kept_heads(source: Source) -> list[PredictedSiteRecord]:
+    """Return for each site (attention block) of a file the heads that each of its members keeps."""
+    masks = source.description.masks
+    sites = []
+    for site in source.sites:
+        kept_by_member = [list(mask.kept[site.path]) for mask in masks]
+        heads = masks[0].heads[site.path]
+        sites.append(PredictedSiteRecord(site=site.path, tower=site.tower, heads=heads, kept=kept_by_member))
+    return sites
+
+
+def _cost(source: Source, whole_last_block: bool) -> CostRecord:
+    """Return the number of parameters of a file, and its multiply-adds for one sample."""
+    description = source.description
+    return CostRecord(
+        params=parameters(source.tensors),
+        params_nonzero=description.params_nonzero,
+        macs=macs(description, source.tensors, whole_last_block=whole_last_block),
+        single_macs=dense_macs(description, whole_last_block=whole_last_block),
+    )
 
 
 def _conventions(description: Description) -> Asking:
