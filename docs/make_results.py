@@ -71,7 +71,7 @@ def label(row: dict[str, Any]) -> str:
 
 
 def table(study: dict[str, Any], names: list[str]) -> str:
-    """Rows of a study under one score on its test data, behind the single model as it is, and the differences."""
+    """Rows of a study under one score on its test data, behind the single model as it is, and what was gained."""
     rows = [row for row in study["rows"] if not names or row["name"] in names]
     score, verdict = study["common_score"], study["verdict"]
     lines = [
@@ -82,23 +82,24 @@ def table(study: dict[str, Any], names: list[str]) -> str:
     for row in rows:
         under = {**row["test"], **row["common"]}
         lines.append(line(label(row), [value(under, key) for _, key in _COLUMNS], row["mac_ratio"]))
-    others = ((f"{verdict['hardest']}", "against_hardest"), ("as it is, MSP", "against_baseline"))
     used = "single model" if study["use"]["row"] == "single" else study["use"]["row"]
-    for other, key in others:
-        differences = {finding["metric"]: finding for finding in verdict[key]}
-        if differences:
-            cells = " | ".join(interval(differences[metric]) for _, metric in _COLUMNS)
-            lines.append(f"| {used}, {study['use']['score']}, minus the single model, {other} | {cells} | |")
+    differences = {finding["metric"]: finding for finding in verdict["against_baseline"]}
+    cells = " | ".join(interval(differences[metric]) for _, metric in _COLUMNS)
+    lines.append(f"| {used}, {study['use']['score']}, minus the single model as it is | {cells} | |")
     return "\n".join(lines)
 
 
-def own(study: dict[str, Any]) -> str:
-    """Every row under its own score."""
-    lines = ["| test data | score | OOD AUROC | FPR95 |", "|---|---|---:|---:|"]
+def short_table(study: dict[str, Any], names: list[str]) -> str:
+    """The single model as it is and under the study's score, and some other rows under that score."""
+    columns = {"accuracy": "id.accuracy", "OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95"}
+    rows = [("single model, MSP (now)", study["baseline"], 1.0)]
     for row in study["rows"]:
-        test = row["test"]["ood_avg"]
-        lines.append(f"| {label(row)} | {row['score']} | {test['auroc']:.3f} | {test['fpr95']:.3f} |")
-    return "\n".join(lines)
+        if row["name"] in ("single", *names):
+            rows.append((f"{label(row)}, {study['common_score']}", {**row["test"], **row["common"]}, row["mac_ratio"]))
+    made = []
+    for title, under, cost in rows:
+        made.append([title, *(f"{value(under, key):.3f}" for key in columns.values()), f"{cost:.2f}"])
+    return markdown(["test data", *columns, "cost"], made)
 
 
 def line(title: str, values: list[float], cost: float) -> str:
@@ -112,48 +113,30 @@ def interval(difference: dict[str, Any]) -> str:
     return f"{difference['value']:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
-def sentences(study: dict[str, Any], part: str) -> list[str]:
-    """The verdict, or what stands in it before the chosen model and its differences."""
-    lines: list[str] = study["verdict"]["lines"]
-    if part == "verdict":
-        return lines
-    use = next(place for place, text in enumerate(lines) if text.startswith("best.st is"))
-    return lines[:use]
-
-
 def filled(text: str) -> str:
     """A page with its tables made anew."""
     return _PLACE.sub(lambda match: f"{match[1]}{KINDS[match[2]](match[3], *match[4].split())}\n{match[5]}", text)
 
 
 def study(name: str, *rows: str) -> str:
-    """Rows of a study under one score, each under its ``own``, its ``verdict`` or its ``conclusion``."""
+    """Rows of a study under one score, ``short`` ones, or its ``conclusion``: its verdict before the chosen model."""
     document = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    if rows in (("verdict",), ("conclusion",)):
-        return "\n>\n".join(f"> {line}" for line in sentences(document, rows[0]))
-    if rows == ("own",):
-        return own(document)
-    return table(document, list(rows))
+    if rows[:1] == ("short",):
+        return short_table(document, list(rows[1:]))
+    if rows != ("conclusion",):
+        return table(document, list(rows))
+    lines: list[str] = document["verdict"]["lines"]
+    use = next(place for place, text in enumerate(lines) if text.startswith("best.st is"))
+    return "\n>\n".join(f"> {line}" for line in lines[:use])
 
 
 # --- recipes and late sites -------------------------------------------------------------------------------------------
 
-_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu", "vilu-scaled")
-
 
 def recipe(name: str) -> str:
-    """One table of ``recipe.json``: ``logits``, ``features``, ``differences`` or ``late``; or ``jointN`` of seed N."""
-    document, part = json.loads((DOCS / "results/recipe.json").read_text(encoding="utf-8")), name
-    if part == "late":
-        made = late(document["late"])
-    elif part.startswith("joint"):
-        studies = json.loads((DOCS / "results/joint-circuits.json").read_text(encoding="utf-8"))
-        made = joint(studies[part.removeprefix("joint")])
-    elif part == "differences":
-        made = score_differences(document["recipes"])
-    else:
-        made = scores(document["recipes"], features=part == "features")
-    return made
+    """One table of ``recipe.json``: ``scores`` or ``late``."""
+    document = json.loads((DOCS / "results/recipe.json").read_text(encoding="utf-8"))
+    return late(document["late"]) if name == "late" else scores(document["recipes"])
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -162,41 +145,18 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join([lines[0], f"|---|{'---:|' * (len(columns) - 1)}", *lines[1:]])
 
 
-def names_of(rows: list[dict[str, Any]], *, features: bool) -> list[str]:
-    """The scores that some row has, on features or on logits."""
-    every = dict.fromkeys(name for row in rows for name in row["auroc"])
-    return [name for name in every if (name in _ON_FEATURES) == features]
+_SCORES = ("msp", "gen", "energy", "mahalanobis", "knn", "vim")
+"""The scores of the table of recipes: of those that the file has, the ones that are the best of some row, and MSP."""
 
 
-def scores(rows: list[dict[str, Any]], *, features: bool) -> str:
-    """Accuracy and mult-adds of every recipe, and its mean AUROC under each score; its best one in bold."""
-    names, made = names_of(rows, features=features), []
+def scores(rows: list[dict[str, Any]]) -> str:
+    """Accuracy and mult-adds of every recipe, and its mean AUROC under some scores; the best of these in bold."""
+    made = []
     for row in rows:
-        own = row["auroc"]
-        bold = {name: "**" if own[name] == max(own.values()) else "" for name in own}
-        cells = [f"{bold[name]}{own[name]:.3f}{bold[name]}" if name in own else "" for name in names]
+        aurocs = [row["auroc"][name] for name in _SCORES]
+        cells = [f"**{auroc:.3f}**" if auroc == max(aurocs) else f"{auroc:.3f}" for auroc in aurocs]
         made.append([row["name"], f"{row['accuracy']:.3f}", f"{row['mac_ratio']:.2f}", *cells])
-    return markdown(["", "accuracy", "mult-adds", *names], made)
-
-
-def score_differences(rows: list[dict[str, Any]]) -> str:
-    """Each recipe minus the single model: accuracy, and the mean AUROC by the same score."""
-    made = [["accuracy", *(interval(row["accuracy_minus_single"]) for row in rows[1:])]]
-    for name in (*names_of(rows, features=False), *names_of(rows, features=True)):
-        if name in rows[0]["auroc"]:
-            made.append([name, *(interval(row["auroc_minus_single"][name]) for row in rows[1:])])
-    return markdown(["minus single", *(row["name"] for row in rows[1:])], made)
-
-
-def joint(rows: list[dict[str, Any]]) -> str:
-    """Accuracy, and mean AUROC by each score, of circuits for an ensemble and alone, and their differences."""
-    names, made = list(rows[0]["auroc"]), []
-    for row in rows:
-        pairs = [(row["accuracy"], row["accuracy_minus_single"])]
-        pairs += [(row["auroc"][name], row["auroc_minus_single"][name]) for name in names]
-        cells = [f"{one:.3f}" + (f", {interval(gained)}" if gained else "") for one, gained in pairs]
-        made.append([row["name"], f"{row['mac_ratio']:.2f}", *cells])
-    return markdown(["", "mult-adds", "accuracy", *names], made)
+    return markdown(["", "accuracy", "mult-adds", *_SCORES], made)
 
 
 def late(parts: dict[str, list[dict[str, Any]]]) -> str:
@@ -218,18 +178,32 @@ def late(parts: dict[str, list[dict[str, Any]]]) -> str:
 # --- cost curves ------------------------------------------------------------------------------------------------------
 
 
+_ROWS_OF_A_CURVE = (
+    "all, 4 heads, alone",
+    "single",
+    "that start and one, trained longer",
+    "sharing 4, from one start",
+    "last 2, 4 heads",
+    "sharing 4, from one start, tuned",
+    "last 3, 6 heads",
+    "all, 4 heads",
+    "three circuits",
+)
+"""The rows that the page speaks of; the picture and the file have all."""
+
+
 def curve(name: str) -> str:
-    """One model of ``cost-curve.json``, its rows by what they cost: differences in bold where they exclude 0."""
-    rows = json.loads((DOCS / "results/cost-curve.json").read_text(encoding="utf-8"))[name]
+    """Rows of one model of ``cost-curve.json`` by what they cost: differences in bold where they exclude 0."""
+    document = json.loads((DOCS / "results/cost-curve.json").read_text(encoding="utf-8"))
+    rows = [row for row in document[name] if row["name"] in _ROWS_OF_A_CURVE]
     columns = ["", "mult-adds", "accuracy", "minus single"]
     for part in ("best score on logits", "best score on any"):
-        columns += [part, "AUROC", "minus single", "minus three circuits"]
+        columns += [part, "AUROC", "minus single"]
     made = []
     for row in sorted(rows, key=lambda row: row["mac_ratio"]):
         cells = [row["name"], f"{row['mac_ratio']:.2f}", f"{row['accuracy']:.3f}", bold(row["accuracy minus single"])]
         for own in (row["logits"], row["any"]):
-            gained = [bold(own[f"minus {other}"]) for other in ("single", "three circuits")]
-            cells += [own["score"], f"{own['auroc']:.3f}", *gained]
+            cells += [own["score"], f"{own['auroc']:.3f}", bold(own["minus single"])]
         made.append(cells)
     return markdown(columns, made)
 
@@ -243,63 +217,50 @@ def bold(difference: dict[str, Any]) -> str:
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
-def methods(name: str) -> str:
-    """One study of ``methods.json``: every row, and its differences, in bold where not 0."""
-    rows = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))[name]
-    others = [key for key in rows[0]["own"] if key != "value"]
-    metrics = {"id.accuracy": ("accuracy", others), "id.nll": ("NLL", others[:1]), "id.ece": ("ECE", others[:1])}
-    metrics |= {"msp": ("AUROC by MSP", others[:1]), "own": ("AUROC by own score", others)}
-    columns = ["", "mult-adds"]
-    for title, minus in metrics.values():
-        columns += [title, *minus]
+def bayes(_name: str) -> str:
+    """BayesVLM by its pseudo-data and its prior, beside the single model; differences of AUROC in bold where not 0."""
+    rows = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))["bayes-vlm"]
     made = []
     for row in rows:
-        cells = [row["name"], f"{row['mac_ratio']:.2f}"]
-        for key, (_, minus) in metrics.items():
-            value = f"{row[key]['value']:.3f}"
-            cells.append(f"{row['score']} {value}" if key == "own" else value)
-            cells += [bold(row[key][other]) if row[key][other] else "" for other in minus]
+        figures = [f"{row[key]['value']:.3f}" for key in ("id.accuracy", "id.nll", "id.ece", "msp")]
+        minus_single = row["msp"]["minus single"]
+        made.append([row["name"], *figures, bold(minus_single) if minus_single else ""])
+    return markdown(["", "accuracy", "NLL", "ECE", "AUROC by MSP", "minus single"], made)
+
+
+def effort(name: str, part: str = "said") -> str:
+    """Studies whose rows each have the best of the same learning rates: their ``table``, or what is said of one."""
+    studies = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))["equal effort"]
+    return table_of_effort(studies) if part == "table" else said_of_effort(name, studies[name])
+
+
+_STUDIES_OF_EFFORT = {"fashion-mnist": "ViT", "sst2": "MiniLM", "clip": "CLIP"}
+_KEYS_OF_EFFORT = {"accuracy": "id.accuracy", "NLL": "id.nll", "AUROC": "common"}
+
+
+def table_of_effort(studies: dict[str, Any]) -> str:
+    """Every row in each of three studies: means over the seeds, in bold where they differ from those of ``trained``."""
+    by_study = [{row["name"]: row for row in studies[name]["rows"]} for name in _STUDIES_OF_EFFORT]
+    names = list(dict.fromkeys(name for rows in by_study for name in rows))
+    columns = [""]
+    for title in _STUDIES_OF_EFFORT.values():
+        columns += [f"{title}, {figure}" for figure in _KEYS_OF_EFFORT]
+    made = []
+    for name in names:
+        cells = [name]
+        for rows in by_study:
+            cells += [beside_trained(rows.get(name, {}).get(key)) for key in _KEYS_OF_EFFORT.values()]
         made.append(cells)
     return markdown(columns, made)
 
 
-def effort(name: str, part: str = "rows") -> str:
-    """Studies of ``methods.json`` whose rows each have the best of the same learning rates; means over their seeds."""
-    document = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))["equal effort"][name]
-    if part == "said":
-        return said_of_effort(name, document)
-    make = {"rows": rows_of_effort, "rates": rates_of_effort, "verdicts": verdicts_of_effort}[part]
-    return make(document)
-
-
-_OF_EFFORT = {
-    "id.accuracy": ("accuracy", 2),
-    "id.nll": ("NLL", 2),
-    "msp": ("AUROC by MSP", 2),
-    "common": ("AUROC by the study's score", 2),
-}
-"""Title of each figure, and against how many of the other rows it stands."""
-
-
-def rows_of_effort(document: dict[str, Any]) -> str:
-    """Every row, and its differences, in bold where not 0."""
-    rows = document["rows"]
-    others = [key for key in rows[0]["id.accuracy"] if key != "value"]
-    columns = ["", "mult-adds"]
-    for title, count in _OF_EFFORT.values():
-        columns += [title, *others[:count]]
-    made = []
-    for row in rows:
-        cells = [row["name"], f"{row['mac_ratio']:.2f}"]
-        for key, (_, count) in _OF_EFFORT.items():
-            figure = row.get(key)
-            if figure is None:  # a row without features
-                cells += [""] * (1 + len(others[:count]))
-                continue
-            cells.append(f"{figure['value']:.3f}")
-            cells += [bold(figure[other]) if figure[other] else "" for other in others[:count]]
-        made.append(cells)
-    return markdown(columns, made)
+def beside_trained(figure: dict[str, Any] | None) -> str:
+    """A mean, in bold where its difference to ``trained`` excludes 0; empty where a row has none."""
+    if figure is None:
+        return ""
+    low, high = figure["minus trained"]["ci"] if figure["minus trained"] else (0, 0)
+    mean = f"{figure['value']:.3f}"
+    return f"**{mean}**" if low > 0 or high < 0 else mean
 
 
 _EFFORT_FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\w+))?\}")
@@ -321,7 +282,7 @@ def said_of_effort(name: str, document: dict[str, Any]) -> str:
         if figure == "mults":
             return f"{rows[row]['mac_ratio']:.2f}"
         if figure == "higher":
-            kept = kept_rates(rows[row])
+            kept = [rate for of_seed in rows[row]["lr"] for rate in of_seed or ()]
             above_lowest = [rate for rate in kept if rate > min(document["lr"])]
             return f"{len(above_lowest)} of {len(kept)}"
         found = rows[row][_EFFORT_KEYS[figure]]
@@ -353,96 +314,41 @@ def said_of_effort(name: str, document: dict[str, Any]) -> str:
 
 SAID_OF_EFFORT = {
     "fashion-mnist": """
-        **With the same effort for every row, none is better than the control.** On the ViT, trained on with 3,000
-        images, each row with the best of three learning rates, three base models: rows with more accuracy than
-        `trained`: {more accuracy than trained}; with a lower NLL: {less nll than trained}; with a higher AUROC by the
-        study's score: {more auroc than trained}, by MSP: {more msp than trained}. The control itself is told from the
-        single model in nothing: accuracy {trained accuracy - single}, NLL {trained nll - single}, AUROC {trained auroc
-        - single}. What helps this model is its score.
-
-        Rows worse than the control, in accuracy: {less accuracy than trained}; in NLL: {more nll than trained}; in
-        AUROC by the study's score: {less auroc than trained}. Packed-Ensembles ({packed accuracy}) and `deep-random`
-        ({deep-random accuracy} of accuracy) start from random weights, which 3,000 images do not train.
-
-        **A deep ensemble has to be trained long enough.** With the 94 steps that every row has here, members with new
-        classifiers keep a worse NLL, {deep nll - trained}; accuracy ({deep accuracy - trained}) and AUROC ({deep auroc
-        - trained}) are not told from the control's.
+        **With the same effort for every row, none is better than the control.** On the ViT, each row with the best of
+        three learning rates: rows with more accuracy than `trained`, the single model with the same training: {more
+        accuracy than trained}; with a lower NLL: {less nll than trained}; with a higher AUROC by the study's score:
+        {more auroc than trained}. The control itself is told from the single model in nothing: accuracy {trained
+        accuracy - single}, NLL {trained nll - single}, AUROC {trained auroc - single}. What helps this model is its
+        score.
 
         **What trains few or new numbers keeps higher learning rates than all weights**: more than the lowest of the
-        three kept {deep higher} trainings of `deep`, {abnn higher} of ABNN, {lora higher} of LoRA, {batch-ensemble
-        higher} of BatchEnsemble, {mimo higher} of MIMO and {heads higher} of several classifiers, but {trained higher}
-        of `trained`, {circuits-tuned higher} of circuits and {taylor-tuned higher} of Taylor members. A single rate for
-        all rows, as below, suits some of them and not the others; where the lowest is kept, a lower one may be better
-        still.
+        three kept {deep higher} trainings of `deep`, {lora higher} of LoRA and {batch-ensemble higher} of
+        BatchEnsemble, but {trained higher} of `trained`, {circuits-tuned higher} of circuits and {taylor-tuned higher}
+        of Taylor members. A single rate for all rows suits some of them and not the others.
     """,
     "sst2": """
-        **On MiniLM and SST-2**, trained on with 240 phrases, three seeds that go on from one checkpoint: rows with more
-        accuracy than `trained`: {more accuracy than trained}; with a lower NLL: {less nll than trained}; with a higher
-        AUROC by the study's score: {more auroc than trained}, by MSP: {more msp than trained}. `deep` has
-        {deep accuracy - trained} of accuracy beside the control and {deep auroc - trained} of AUROC. The control has
-        {trained accuracy - single} of accuracy, {trained nll - single}
-        of NLL and {trained auroc - single} of AUROC beside the single model: one that
-        was fine-tuned on SST-2 learns nothing new from so few phrases. Rows that are not trained (circuits and Taylor
-        members as pruned, Laplace, MC dropout) differ between these seeds in the drawing of samples alone, so that
-        their intervals hold no other training. LoRA, with rates that suit all weights, changes nothing in 40 steps
-        (AUROC {lora auroc - single} beside the single model).
+        **On MiniLM and SST-2**: rows with more accuracy than `trained`: {more accuracy than trained}; with a lower NLL:
+        {less nll than trained}; with a higher AUROC by the study's score: {more auroc than trained}.
     """,
     "clip": """
-        **On the small CLIP**, three base models trained on digits: the control gains {trained accuracy - single} of
-        accuracy and {trained msp - single} of AUROC by MSP beside the single model, and {trained auroc - single} by the
-        study's score. Rows with more accuracy than it: {more accuracy than trained}; with a lower NLL: {less nll than
-        trained}; with a higher AUROC by that score: {more auroc than trained}, by MSP: {more msp than trained}.
+        **On the small CLIP**: with more accuracy than `trained`: {more accuracy than trained}; with a lower NLL: {less
+        nll than trained}; with a higher AUROC by the study's score: {more auroc than trained}.
     """,
     "digits": """
-        **On the digits of `make demo` the rival is the best row, and the verdict does not take it.** Trained long
-        enough, five epochs of all images, `deep` has {deep accuracy - single} of accuracy, {deep nll - single} of NLL
-        and {deep auroc - single} of AUROC beside the single model on the test data, in each more than any pruned row;
-        the whole model with three circuits, say, has {whole-three@6 accuracy - single}, {whole-three@6 nll - single}
-        and {whole-three@6 auroc - single}, at {whole-three@6 mults} times the mult-adds.
+        **Trained long enough, a deep ensemble is the best row.** On the digits of `make demo`, five epochs of all
+        images, `deep` has {deep accuracy - single} of accuracy, {deep nll - single} of NLL and {deep auroc - single} of
+        AUROC beside the single model, in each more than any pruned row. The verdict does not take it: by the 150 images
+        that choose it is not significantly better by more than 0.01.
     """,
     "fashion-mnist-deep": """
-        **On Fashion-MNIST the verdict takes it.** Trained on with 8,000 images, two epochs, `deep` has {deep
-        auroc - single} of AUROC by `mahalanobis` beside the single model on the test data, {deep accuracy -
-        single} of accuracy and {deep nll - single} of NLL, at {deep mults} times the mult-adds. Circuits and
-        Taylor members, which are not trained, gain as much AUROC ({circuits auroc - single} and {taylor auroc -
-        single}) at {circuits mults} and {taylor mults} times, and lose accuracy ({circuits accuracy - single}
-        and {taylor accuracy - single}). The whole model with a circuit of the late sites has {whole-late@4
-        auroc - single} of AUROC at {whole-late@4 mults} times and {whole-late@4 accuracy - single} of accuracy.
-    """,
-    "sst2-deep": """
-        **On SST-2 the verdict is the score `vim` on the single model**, as for the first of the three seeds
-        above. Trained on with 500 phrases, `deep` has {deep msp - single} of AUROC by MSP beside the single
-        model on the test data, and {deep auroc - single} by `vim`; {deep accuracy - single} of accuracy and
-        {deep nll - single} of NLL. By `vim` these rows have more AUROC than the single model on the test data,
-        which the validation data did not show: {more auroc than single}.
+        On Fashion-MNIST, 8,000 images and two epochs, the verdict takes it: {deep auroc - single} of AUROC by
+        `mahalanobis`, {deep accuracy - single} of accuracy, at {deep mults} times the mult-adds. Circuits gain as much
+        AUROC ({circuits auroc - single}) at {circuits mults} times and lose accuracy ({circuits accuracy - single});
+        the whole model with a circuit of the late sites has {whole-late@4 auroc - single} of AUROC at {whole-late@4
+        mults} times and {whole-late@4 accuracy - single} of accuracy.
     """,
 }
 """What the page says of studies with equal effort, by name."""
-
-
-def kept_rates(row: dict[str, Any]) -> list[float]:
-    """The learning rate that each training of a row kept, of all seeds."""
-    return [rate for of_seed in row["lr"] for rate in of_seed or ()]
-
-
-def rates_of_effort(document: dict[str, Any]) -> str:
-    """How many trainings of each row, of all seeds, kept which learning rate."""
-    rates = document["lr"]
-    made = []
-    for row in document["rows"]:
-        kept = kept_rates(row)
-        if kept:
-            made.append([row["name"], str(len(kept)), *(str(kept.count(rate)) for rate in rates)])
-    return markdown(["", "trainings", *(f"{rate:g}" for rate in rates)], made)
-
-
-def verdicts_of_effort(document: dict[str, Any]) -> str:
-    """What the study of each seed chose, and what it says to use."""
-    made = []
-    for verdict in document["verdicts"]:
-        pairs = [f"{verdict[part]['row']}, {verdict[part]['score']}" for part in ("choice", "use")]
-        made.append([str(verdict["seed"]), *pairs, verdict["answer"]])
-    return markdown(["seed", "chosen", "to be used", "answer"], made)
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------
@@ -528,23 +434,10 @@ def making(name: str) -> str:
 # --- rules of a verdict -----------------------------------------------------------------------------------------------
 
 
-def rules(name: str) -> str:
-    """One table of ``verdict-rules.json``."""
+def rules(_name: str) -> str:
+    """The rules of ``verdict-rules.json`` in which one choice is changed, on all validation samples."""
     document = json.loads((DOCS / "results/verdict-rules.json").read_text(encoding="utf-8"))
-    tables = {
-        "single-changes": lambda: changed_rules(document, document["single_changes"]),
-        "several-changes": lambda: changed_rules(document, document["several_changes"]),
-        "sizes": lambda: rules_by_size(document),
-        "parts": lambda: rules_by_part(document),
-        "left-out": lambda: rules_left_out(document["left_out"]),
-        "models": lambda: models_of_rules(document["models"]),
-    }
-    return tables[name]()
-
-
-def changed_rules(document: dict[str, Any], names: list[str]) -> str:
-    """Rules on all validation samples, each beside the first of all."""
-    table = document["tables"]["all samples"]
+    names, table = document["single_changes"], document["tables"]["all samples"]
     columns = ["", "lost", "minus the rule", "worst harm", "harmed", "mult-adds", "MSP kept"]
     made = []
     for name in names:
@@ -564,58 +457,6 @@ def changed_rules(document: dict[str, Any], names: list[str]) -> str:
     return markdown(columns, made)
 
 
-def rules_by_size(document: dict[str, Any]) -> str:
-    """What rules lose and how much harm they do, by the number of validation samples."""
-    tables = document["tables"]
-    sizes = ("150 samples", "500 samples", "all samples")
-    columns = ["", *(f"lost, {size}" for size in sizes), *(f"worst harm, {size}" for size in sizes)]
-    made = []
-    for name in document["by_size"]:
-        lost = [f"{tables[size][name]['lost']:.4f}" for size in sizes]
-        worst = [f"{tables[size][name]['worst']:+.3f}" for size in sizes]
-        made.append([name, *lost, *worst])
-    return markdown(columns, made)
-
-
-def rules_by_part(document: dict[str, Any]) -> str:
-    """What rules lose and how much harm they do, by what the blind set has to do with it."""
-    table = document["tables"]["all samples"]
-    titles = {"seen": "without the blind set", "beside blind": "with it and others", "blind": "it alone"}
-    columns = ["", *(f"lost, {title}" for title in titles.values())]
-    columns += [f"worst harm, {title}" for title in titles.values()]
-    made = []
-    for name in document["by_size"]:
-        lost = [f"{table[name]['lost_by_part'][part]:.4f}" for part in titles]
-        worst = [f"{table[name]['worst_by_part'][part]:+.3f}" for part in titles]
-        made.append([name, *lost, *worst])
-    return markdown(columns, made)
-
-
-def rules_left_out(parts: dict[str, Any]) -> str:
-    """What settings chosen on some models do on the others."""
-    columns = ["left out, chosen by", "lost", "worst harm", "harmed", "mult-adds", "rank of the rule"]
-    made = []
-    for name, part in parts.items():
-        row = part["measured"]
-        numbers = [f"{row['lost']:.4f}", f"{row['worst']:+.3f}", f"{100 * row['harmed']:.1f} %", f"{row['price']:.2f}"]
-        made.append([name, *numbers, f"{part['rule_rank']} of {part['settings']}"])
-    return markdown(columns, made)
-
-
-def models_of_rules(models: list[dict[str, Any]]) -> str:
-    """The models that rules are compared on."""
-    columns = ["", "accuracy", "single, MSP", "single, best score", "AUROC", "best row and score", "AUROC"]
-    made = []
-    for model in models:
-        score, auroc = model["best_single"]
-        row, row_score, row_auroc = model["best"]
-        accuracy, baseline = (f"{model[key]:.3f}" for key in ("accuracy", "msp"))
-        made.append(
-            [model["name"], accuracy, baseline, score, f"{auroc:.3f}", f"{row}, {row_score}", f"{row_auroc:.3f}"]
-        )
-    return markdown(columns, made)
-
-
 # --- words of a verdict -----------------------------------------------------------------------------------------------
 
 _JUDGED = {
@@ -627,23 +468,13 @@ _JUDGED = {
 }
 _STRONG = ("better", "worse")
 _SLIGHT = ("slightly better", "slightly worse")
-_SAID = {
-    "better": ("better", "slightly better"),
-    "cannot tell": ("cannot tell",),
-    "no difference": ("no difference",),
-    "worse": ("worse", "slightly worse"),
-}
 
 
 def words(part: str) -> str:
     """One table of ``verdict-words.json``."""
     document = json.loads((DOCS / "results/verdict-words.json").read_text(encoding="utf-8"))
     pairs = document["pairs"]
-    if part == "said":
-        return said_of_words(pairs)
-    if part == "equal":
-        return words_on_equal_models(pairs)
-    return words_on_unequal_models(pairs, part)
+    return said_of_words(pairs) if part == "said" else words_on_equal_models(pairs)
 
 
 def share_of(counted: dict[str, int], kinds: tuple[str, ...]) -> float:
@@ -712,36 +543,9 @@ def words_on_equal_models(pairs: dict[str, Any]) -> str:
     return markdown(["samples", *(f"{title}, %" for title in _JUDGED), "any of the first three, %"], made)
 
 
-def words_on_unequal_models(pairs: dict[str, Any], title: str) -> str:
-    """What is said of accuracy or AUROC where one model is better, and whether the samples that are needed are enough.
-
-    Args:
-        pairs: what was measured, by the name of the pair.
-        title: of the metric, as in ``_JUDGED``.
-    """
-    key = _JUDGED[title]
-    columns = [
-        "true difference",
-        "samples",
-        *(f"{said}, %" for said in _SAID),
-        "could tell with as many as needed, % (tried)",
-    ]
-    made = []
-    for pair in pairs.values():
-        if key not in pair["truth"]:
-            continue
-        for size, measured in pair["sizes"].items():
-            counted = measured["words"][key]
-            shares = [f"{100 * share_of(counted, kinds):.1f}" for kinds in _SAID.values()]
-            told, tried = measured["enough"].get(key, (0, 0))
-            enough = f"{100 * told / tried:.0f} ({tried})" if tried else ""
-            made.append([f"{pair['truth'][key]:+.3f}", f"{int(size):,}", *shares, enough])
-    return markdown(columns, made)
-
-
 # --- trainings with several seeds -------------------------------------------------------------------------------------
 
-_QUALITY = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece"}
+_COMPARED = {"accuracy": "accuracy", "NLL": "nll"}
 Trainings = list[dict[str, dict[str, Any]]]
 """For every seed its rows by name."""
 
@@ -764,8 +568,6 @@ def elsewhere(part: str, *names: str) -> str:
 def over_seeds(file: str, part: str, *names: str) -> str:
     """One table of a file that ``examples/seeds.py`` wrote."""
     document = json.loads((DOCS / "results" / file).read_text(encoding="utf-8"))
-    if part == "verdicts":
-        return verdicts(document)
     if part == "advice":
         return advice(document)
     trainings = [{row["name"]: row for row in training["rows"]} for training in document.values()]
@@ -795,30 +597,6 @@ def gained(differences: list[float]) -> str:
     return f"{spread(differences, '+.3f')} ({positive}/{len(differences)})"
 
 
-def quality_over_seeds(trainings: Trainings) -> str:
-    """Of every row what does not depend on a score."""
-    made = []
-    for name in rows_of_trainings(trainings):
-        rows = distinct([by_name[name] for by_name in trainings if name in by_name])
-        cost = statistics.fmean(row["mac_ratio"] for row in rows)
-        cells = [spread([row[key] for row in rows]) for key in _QUALITY.values()]
-        made.append([name, str(len(rows)), f"{cost:.2f}", *cells])
-    return markdown(["", "trainings", "mult-adds", *_QUALITY], made)
-
-
-def aurocs_over_seeds(trainings: Trainings, of: str) -> str:
-    """AUROC of every row under every score, on one OOD test set or in the ``mean``."""
-    names, made = scores_of_trainings(trainings), []
-    for name in rows_of_trainings(trainings):
-        cells = []
-        for score in names:
-            rows = distinct([by_name[name] for by_name in trainings if has_score(by_name, name, score)])
-            values = [row["auroc"][score][of] for row in rows]
-            cells.append(spread(values) if values else "")
-        made.append([name, *cells])
-    return markdown(["", *names], made)
-
-
 def distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows, and once a row that all trainings share."""
     if rows and all(row.get("shared") for row in rows):
@@ -831,48 +609,23 @@ def has_score(rows: dict[str, dict[str, Any]], name: str, score: str) -> bool:
     return name in rows and score in rows[name]["auroc"]
 
 
-def differences_over_seeds(trainings: Trainings, other: str, of: str = "mean") -> str:
-    """Every row minus another one of the same training, under the same score; of one OOD test set AUROC alone."""
+def differences_over_seeds(trainings: Trainings, other: str) -> str:
+    """What every row costs, and its figures minus those of another one of the same training, under the same score."""
     pairs = [rows for rows in trainings if other in rows]
-    quality = _QUALITY if of == "mean" else {}
     scores = [score for score in scores_of_trainings(pairs) if any(has_score(rows, other, score) for rows in pairs)]
     made = []
     for name in rows_of_trainings(pairs):
         if name == other:
             continue
-        cells = []
-        for key in quality.values():
+        cells = [f"{statistics.fmean(rows[name]['mac_ratio'] for rows in pairs if name in rows):.2f}"]
+        for key in _COMPARED.values():
             cells.append(gained([rows[name][key] - rows[other][key] for rows in pairs if name in rows]))
         for score in scores:
             both = [rows for rows in pairs if has_score(rows, name, score) and has_score(rows, other, score)]
-            aurocs = [(rows[name]["auroc"][score][of], rows[other]["auroc"][score][of]) for rows in both]
+            aurocs = [(rows[name]["auroc"][score]["mean"], rows[other]["auroc"][score]["mean"]) for rows in both]
             cells.append(gained([auroc - against for auroc, against in aurocs]) if aurocs else "")
         made.append([name, *cells])
-    return markdown([f"minus {other}", *quality, *scores], made)
-
-
-def scores_over_seeds(trainings: Trainings) -> str:
-    """Every row under every score minus the single model of the same training with MSP, in the mean AUROC."""
-    scores, made = scores_of_trainings(trainings), []
-    for name in rows_of_trainings(trainings):
-        cells = []
-        for score in scores:
-            both = [rows for rows in trainings if has_score(rows, name, score)]
-            aurocs = [(rows[name]["auroc"][score]["mean"], rows["single"]["auroc"]["msp"]["mean"]) for rows in both]
-            cells.append(gained([auroc - against for auroc, against in aurocs]) if aurocs else "")
-        made.append([name, *cells])
-    return markdown(["minus single, msp", *scores], made)
-
-
-def verdicts(document: dict[str, Any]) -> str:
-    """What the study of each training chose and says."""
-    made = []
-    for seed, training in document.items():
-        verdict = training["verdict"]
-        pairs = [f"{verdict[part]['row']}, {verdict[part]['score']}" for part in ("choice", "use")]
-        gain = interval(verdict["gain"]) if verdict["gain"] else ""
-        made.append([seed, *pairs, verdict["answer"], f"{verdict['use']['mac_ratio']:.2f}", gain])
-    return markdown(["seed", "chosen", "to be used", "answer", "mult-adds", "AUROC, minus single, MSP"], made)
+    return markdown([f"minus {other}", "mult-adds", *_COMPARED, *scores], made)
 
 
 def advice(document: dict[str, Any]) -> str:
@@ -934,111 +687,62 @@ def change(differences: list[float]) -> str:
 
 SENTENCES = {
     "score": """
-        * **The score first: it costs next to nothing.** On the single model `mahalanobis` instead of MSP gains
-        {single mahalanobis - single msp} of mean AUROC, `vim` {single vim - single msp}, `knn` {single knn - single
-        msp}, and `energy`, which is fitted to nothing, {single energy - single msp}. With MSP no row gains as much.
+        * **The score first: it costs next to nothing.** On the single model `mahalanobis` instead of MSP gains {single
+        mahalanobis - single msp} of mean AUROC, and `energy`, which is fitted to nothing, {single energy - single msp}.
+        With MSP no row gains as much.
     """,
     "whole": """
-        * **The whole model fused with one circuit detects a little more than the single model under the same score,
-        and loses little.** With 4 heads of the last two layers removed (`whole-late@4`, {whole-late@4 mac_ratio}
-        times the mult-adds): {whole-late@4 msp - single msp} with MSP, {whole-late@4 mahalanobis - single
-        mahalanobis} with `mahalanobis`, accuracy {whole-late@4 accuracy - single accuracy}. With 6 heads of any
-        layers (`whole-avg@6`, {whole-avg@6 mac_ratio} times): {whole-avg@6 msp - single msp}, {whole-avg@6
-        mahalanobis - single mahalanobis}, {whole-avg@6 accuracy - single accuracy}. With three circuits
-        (`whole-three@4`, {whole-three@4 mac_ratio} times): {whole-three@4 msp - single msp}, {whole-three@4
-        mahalanobis - single mahalanobis}, {whole-three@4 accuracy - single accuracy}.
+        * **The whole model fused with one circuit detects a little more than the single model under the same score, and
+        loses little.** With 4 heads of the last two layers removed (`whole-late@4`, {whole-late@4 mac_ratio} times the
+        mult-adds): {whole-late@4 msp - single msp} with MSP, {whole-late@4 mahalanobis - single mahalanobis} with
+        `mahalanobis`, accuracy {whole-late@4 accuracy - single accuracy}. With 6 heads of any layers (`whole-avg@6`,
+        {whole-avg@6 mac_ratio} times): {whole-avg@6 msp - single msp}, {whole-avg@6 mahalanobis - single mahalanobis},
+        {whole-avg@6 accuracy - single accuracy}.
     """,
     "circuits": """
-        * **The paper's three circuits, not trained after pruning, gain most with MSP and `energy`, and pay with
-        accuracy**, at {circuits mac_ratio} times the mult-adds: {circuits msp - single msp} with MSP, {circuits
-        energy - single energy} with `energy`, {circuits mahalanobis - single mahalanobis} with `mahalanobis`,
-        accuracy {circuits accuracy - single accuracy}, NLL {circuits nll - single nll}. Taylor members ({taylor
-        mac_ratio} times): {taylor msp - single msp}, {taylor energy - single energy}, {taylor mahalanobis - single
-        mahalanobis}, accuracy {taylor accuracy - single accuracy}, NLL {taylor nll - single nll}.
+        * **The paper's three circuits, not trained after pruning, gain most with MSP, and pay with accuracy**, at
+        {circuits mac_ratio} times the mult-adds: {circuits msp - single msp} with MSP, {circuits mahalanobis - single
+        mahalanobis} with `mahalanobis`, accuracy {circuits accuracy - single accuracy}.
     """,
     "sets": """
-        * **Nearly all that a row of pruned members gains under a score is on one of the two OOD test sets**, grey
-        CIFAR-100, which is much like the grey CIFAR-10 that circuits were chosen with: `whole-avg@6` {whole-avg@6 msp
-        - single msp on cifar100} with MSP and {whole-avg@6 mahalanobis - single mahalanobis on cifar100} with
-        `mahalanobis`, the three circuits {circuits msp - single msp on cifar100} and {circuits mahalanobis - single
-        mahalanobis on cifar100}, Taylor members, which are chosen without OOD samples, {taylor msp - single msp on
-        cifar100} and {taylor mahalanobis - single mahalanobis on cifar100}. On MNIST `whole-avg@6` differs by
-        {whole-avg@6 msp - single msp on mnist} and {whole-avg@6 mahalanobis - single mahalanobis on mnist}, the three
-        circuits by {circuits msp - single msp on mnist} and {circuits mahalanobis - single mahalanobis on mnist}.
-    """,
-    "seed": """
-        * **The training matters too.** By nothing but the seed, the single model's mean AUROC is {single msp} with
-        MSP and {single mahalanobis} with `mahalanobis`.
-    """,
-    "not": """
-        * **When not**: where accuracy or NLL is what counts, since no row of pruned members improves either in the
-        mean (`whole-late@4`: {whole-late@4 accuracy - single accuracy} and {whole-late@4 nll - single nll},
-        `circuits`: {circuits accuracy - single accuracy} and {circuits nll - single nll}); where the OOD samples are
-        like MNIST here, on which only the score gains; on [a BERT](docs/numbers/sst2.md), where no ensemble of pruned
-        members helps; on CIFAR-10 in colour, below.
-    """,
-    "how": """
-        One recipe, the ViT of [the study of Fashion-MNIST](study-fashion-mnist.md) (6 sites of 4 heads, 54,000
-        images, 4 epochs), trained with {trainings} seeds, of which the first is that of the page. Each goes through
-        `hydractl study` with its default rows, as there: own searches, own Taylor scores, own temperatures. All rows
-        are measured under six scores that were named before the other seeds were trained; those on features are
-        fitted to 4,910 training images. Nothing is trained after pruning.
+        * **Nearly all of that is on one of the two OOD test sets**, grey CIFAR-100, which is much like the grey
+        CIFAR-10 that circuits were chosen with: the three circuits gain {circuits msp - single msp on cifar100} there
+        with MSP, and {circuits msp - single msp on mnist} on MNIST.
     """,
     "deep": """
-        * **A deep ensemble of three trainings** (3 times the mult-adds, and two more trainings), made for some of the
-        seeds, minus the single model: accuracy {deep accuracy - single accuracy}, NLL {deep nll - single nll}, AUROC
-        {deep msp - single msp} with MSP, {deep energy - single energy} with `energy`, {deep mahalanobis - single
-        mahalanobis} with `mahalanobis`. `whole-avg@6` minus it: accuracy {whole-avg@6 accuracy - deep accuracy},
-        AUROC {whole-avg@6 msp - deep msp}, {whole-avg@6 energy - deep energy} and {whole-avg@6 mahalanobis - deep
-        mahalanobis}.
+        * **A deep ensemble of three trainings**, made for some of the seeds, gains accuracy too: {deep accuracy -
+        single accuracy}, NLL {deep nll - single nll}, AUROC {deep msp - single msp} with MSP and {deep mahalanobis -
+        single mahalanobis} with `mahalanobis`, at 3 times the mult-adds and two more trainings.
+    """,
+    "seed": """
+        * **The training matters too.** By nothing but the seed, the single model's mean AUROC is {single msp} with MSP
+        and {single mahalanobis} with `mahalanobis`.
     """,
     "cifar10": """
-        * **On CIFAR-10 in colour another score is the best one, and pruned members gain little or nothing; a deep
-        ensemble does gain.** Over {trainings} trainings of a ViT with an accuracy of {single accuracy}, `knn` instead
-        of MSP gains {single knn - single msp}, `energy` {single energy - single msp}, `vim` {single vim - single msp}
-        and `mahalanobis` {single mahalanobis - single msp}. `whole-late@4` minus the single model ({whole-late@4
-        mac_ratio} times the mult-adds): {whole-late@4 msp - single msp} with MSP, {whole-late@4 energy - single
-        energy} with `energy`, accuracy {whole-late@4 accuracy - single accuracy}; the three circuits ({circuits
-        mac_ratio} times): {circuits msp - single msp}, {circuits energy - single energy}, {circuits accuracy - single
-        accuracy}; Taylor members ({taylor mac_ratio} times): {taylor msp - single msp}, {taylor energy - single
-        energy}, {taylor accuracy - single accuracy}; a deep ensemble of the three trainings: {deep msp - single msp},
-        {deep energy - single energy}, {deep accuracy - single accuracy}. On CIFAR-100, the near OOD samples, circuits
-        lose with MSP too, {circuits msp - single msp on cifar100}, and the deep ensemble gains {deep msp - single msp
-        on cifar100}.
-    """,
-    "cifar10-how": """
-        The second recipe: all 50,000 training images of CIFAR-10 in colour, of which 3,000 are the validation data, a
-        ViT of 0.8 million parameters (6 sites of 4 heads, patches of 8 pixels), 12 epochs with flips, {trainings}
-        seeds. It is tested on all 10,000 test images, on CIFAR-100 as near OOD samples and on MNIST as far ones; OOD
-        validation samples are Fashion-MNIST in colour, and made ones. One of the 2,000 images of CIFAR-100 is also a
-        training image of CIFAR-10, which a study refuses to test on: it is left out. The deep ensemble is one, of
-        these trainings. Nothing is trained after pruning.
+        **Another score is the best one, and pruned members gain little or nothing; a deep ensemble does gain.** Over
+        {trainings} trainings of a ViT with an accuracy of {single accuracy}, `knn` instead of MSP gains {single knn -
+        single msp}, `energy` {single energy - single msp} and `mahalanobis` {single mahalanobis - single msp}.
     """,
     "elsewhere": """
         Rounding differs between machines, and a training makes much of it: the same {trainings} seeds trained on
         another machine gave other models, with a mean AUROC of the single model of {single msp} with MSP and {single
         mahalanobis} with `mahalanobis`. Against it, under the same score, `whole-late@4` gained {whole-late@4 msp -
-        single msp} with MSP and {whole-late@4 mahalanobis - single mahalanobis} with `mahalanobis`, the three
-        circuits {circuits msp - single msp} and {circuits mahalanobis - single mahalanobis}.
+        single msp} with MSP and {whole-late@4 mahalanobis - single mahalanobis} with `mahalanobis`, the three circuits
+        {circuits msp - single msp} and {circuits mahalanobis - single mahalanobis}.
     """,
     "first": """
-        Over {trainings} trainings of this recipe ([all figures](docs/numbers/seeds.md), mean ± standard deviation),
-        the score `mahalanobis` instead of MSP gains {single mahalanobis - single msp} of AUROC and costs next to
-        nothing. Under the same score the whole model fused with one small circuit (`whole-late@4`) gains
-        {whole-late@4 msp - single msp} with MSP and {whole-late@4 mahalanobis - single mahalanobis} with
-        `mahalanobis`, at {whole-late@4 mac_ratio} times the mult-adds and {whole-late@4 accuracy - single accuracy}
-        of accuracy; the paper's circuits gain {circuits msp - single msp} and {circuits mahalanobis - single
-        mahalanobis}, at {circuits mac_ratio} times and {circuits accuracy - single accuracy} of accuracy.
+        Over {trainings} trainings of one recipe ([all figures](docs/numbers/seeds.md), mean ± standard deviation) the
+        score `mahalanobis` instead of MSP gains {single mahalanobis - single msp} of OOD AUROC. Under that score the
+        whole model fused with one small circuit adds {whole-late@4 mahalanobis - single mahalanobis} at {whole-late@4
+        mac_ratio} times the cost, and the paper's three circuits {circuits mahalanobis - single mahalanobis} at
+        {circuits mac_ratio} times.
     """,
 }
 """What pages say of all trainings, by name."""
 
 SEED_TABLES = {
     "said": said_over_seeds,
-    "quality": quality_over_seeds,
-    "auroc": aurocs_over_seeds,
     "minus": differences_over_seeds,
-    "scores": scores_over_seeds,
 }
 """What makes a table over trainings, by the first word behind ``seeds:``."""
 
@@ -1069,10 +773,8 @@ def files(_name: str) -> str:
 
 
 def gpu(part: str, *words: str) -> str:
-    """Times on a GPU: ``ARCH DTYPE MODE`` by model and batch, ``aims``, ``padding``, or a sentence of GPU_SENTENCES."""
+    """Times on a GPU: ``ARCH DTYPE MODE`` by model and batch, ``padding``, or a sentence of GPU_SENTENCES."""
     rows = gpu_rows("gpu-cost")
-    if part == "aims":
-        return gpu_aims()
     if part == "padding":
         return gpu_padding()
     if part in GPU_SENTENCES:
@@ -1177,15 +879,6 @@ def ratio_of(row: dict[str, Any]) -> str:
     return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
-def gpu_aims() -> str:
-    """What was to be reached, and what was."""
-    path = DOCS.parent / "benchmarks/results/gpu-cost.json"
-    made = []
-    for aim in json.loads(path.read_text(encoding="utf-8"))["aims"]:
-        made.append([aim["arch"], aim["mode"], f"`{aim['model']}`", f"{aim['aim']:.2f}", ratio_of(aim), aim["verdict"]])
-    return markdown(["", "mode", "", "at most", "measured", ""], made)
-
-
 def gpu_padding() -> str:
     """A fused model whose members have unequal heads: with products of each member, and with one for both."""
     whole = GPU_MODELS["whole"]
@@ -1218,7 +911,7 @@ KINDS = {
     "study": study,
     "recipe": recipe,
     "curve": curve,
-    "methods": methods,
+    "bayes": bayes,
     "effort": effort,
     "bench": bench,
     "memory": memory,

@@ -12,8 +12,6 @@ from hydractl.options.suggestions import COMMAND_LINE
 from hydractl.options.yaml_files import find_config
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS = {"docs/numbers/joint-circuits.md"}
-"""What was measured by commands that are gone."""
 KNOWN = {verb: {*COMMAND_LINE.names(verb), "help"} for verb in VERBS}
 """The options of every verb."""
 COMMAND = re.compile(rf"(?:hydractl |`|\n)({'|'.join(VERBS)}) ((?:\\\n|[^\n`|;#])*)")
@@ -23,7 +21,7 @@ def files(*patterns: str) -> list[Path]:
     found = []
     for pattern in patterns:
         for path in sorted(ROOT.glob(pattern)):
-            if str(path.relative_to(ROOT)) not in RECORDS and "runs" not in path.parts:
+            if "runs" not in path.parts:
                 found.append(path)
     return found
 
