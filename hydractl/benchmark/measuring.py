@@ -24,11 +24,12 @@ from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import BenchModel, preparation_of
 from hydractl.data import batches
 from hydractl.data.base import Dataset
+from hydractl.data.text import report_cut
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import first_line
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
-from hydractl.log import Log, Progress
+from hydractl.log import Log, Progress, SayOnce
 from hydractl.model.loading import resolve_dtype
 from hydractl.model.machine import peak_macs_per_s, slow_format, wait
 from hydractl.model.runtime import move
@@ -78,6 +79,11 @@ def measure_rows(
     Returns:
         The results by dtype, then batch size, then row, each in the given order; the machine; the warnings.
     """
+    if options.data is not None:
+        once = SayOnce(log)  # rows that cut in the same way say the same
+        for model in rows:
+            family, settings = preparation_of(model.model)
+            report_cut(options.data, family.collate(settings), once)
     rounds_at_each = options.warmup + options.rounds
     total_rounds = len(options.dtypes) * len(options.batch_sizes) * rounds_at_each
     results: list[BenchRow] = []

@@ -34,6 +34,7 @@ def write_predictions_parquet(
         "label": label,
         "predicted": label,
         "is_ood": pa.bool_(),
+        "cut": pa.bool_(),
         "set": pa.list_(label),
         "top": pa.list_(likely_class),
         "members": pa.list_(answer_of_member),

@@ -438,8 +438,8 @@ def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] 
 
     Args:
         dataset: texts or images.
-        collate: makes the inputs of the model. For texts it has a method ``cut``, which counts the texts with more
-            tokens than its ``max_length``.
+        collate: makes the inputs of the model. For texts it has a method ``cut``, which says of each text whether it
+            has more tokens than its ``max_length``.
         log: receives the warning.
         indices: the indices of the samples to count; None means all.
 
@@ -450,11 +450,23 @@ def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] 
         return None
     if indices is None:
         indices = range(len(dataset))
-    cut: int = collate.cut(dataset[i] for i in indices)
+    cut = sum(collate.cut(dataset[i] for i in indices))
     if cut:
-        verb = "is" if cut == 1 else "are"
-        log.warn(
-            f"{dataset.where}: {cut} of {len(indices)} texts {verb} longer than {collate.max_length} tokens, "
-            "and what is behind them is not read"
-        )
+        log.warn(warning_of_cut(dataset, cut, len(indices), collate.max_length))
     return cut
+
+
+def warning_of_cut(dataset: Dataset, cut: int, total: int, max_length: int) -> str:
+    """Return the warning of texts that are cut.
+
+    Args:
+        dataset: the texts.
+        cut: how many are cut, at least one.
+        total: how many are read.
+        max_length: how many tokens are read of each.
+    """
+    verb = "is" if cut == 1 else "are"
+    return (
+        f"{dataset.where}: {cut} of {total} texts {verb} longer than {max_length} tokens, and what is behind them is "
+        "not read"
+    )

@@ -8,12 +8,14 @@ from typing import Protocol
 from hydractl.data.overlap import GivenSet, trained_on_warning
 from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
+from hydractl.data.text import report_cut
 from hydractl.evaluation.fitting import RowFit, unused_sets
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, VAL, EvalSet, of_role, option_of
 from hydractl.files.training_history import kept_accuracies
+from hydractl.log import Log
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.ood_scores import OF_UNSIGNED
 from hydractl.metrics.plausibility import (
@@ -67,6 +69,22 @@ def warnings_before(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], o
             if warning is not None:
                 warnings.append(warning)
     return warnings
+
+
+def report_cut_texts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], log: Log) -> None:
+    """Log how many texts of each set are cut, once for all models that cut texts in the same way."""
+    ways_reported: list[object] = []  # the ways of preparing texts that were reported
+    for model in models:
+        if not isinstance(model, RunningModel) or model.reads != "text":
+            continue
+        source = model.argument.sources[0]
+        preprocess = source.description.preprocess
+        if preprocess in ways_reported:
+            continue
+        ways_reported.append(preprocess)
+        for eval_set in sets:
+            assert eval_set.dataset is not None  # a model that runs needs --test
+            report_cut(eval_set.dataset, source.family.collate(preprocess), log)
 
 
 def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:

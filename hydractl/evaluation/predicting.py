@@ -13,7 +13,7 @@ from torch import Tensor
 from hydractl.data import Batch, Dataset, batches
 from hydractl.errors import InputError
 from hydractl.evaluation.gathering import check_finite_batch
-from hydractl.evaluation.predictions.lines import class_name, lines_of
+from hydractl.evaluation.predictions.lines import CUT, class_name, lines_of
 from hydractl.evaluation.providers.running import RunningModel, models_of
 from hydractl.files.predict_answer import (
     FlaggedRecord,
@@ -150,7 +150,8 @@ def predicted_windows(
         check_finite_batch(logits, rows, dataset.ids, model.name)
         scores = {name: values.mean(axis=0) for name, values in member_scores.items()}  # [M, B] -> [B]
         prediction = prediction_of(torch.from_numpy(logits), scores, chosen, model.labels)
-        line_by_sample.update(zip(rows, _lines_of_batch(prediction, rows, dataset, form), strict=True))
+        lines = _lines_of_batch(prediction, rows, dataset, form, loaded.preprocess)
+        line_by_sample.update(zip(rows, lines, strict=True))
         # One batch can complete several windows, because a batch without any readable sample is not yielded.
         while waiting_windows and _is_complete(waiting_windows[0], line_by_sample, dataset):
             yield _finished_window(waiting_windows.popleft(), line_by_sample, dataset)
@@ -193,7 +194,7 @@ def _finished_window(window: range, lines: dict[int, PredictionRow], dataset: Da
 
 
 def _lines_of_batch(
-    prediction: Prediction, rows: Sequence[int], dataset: Dataset, form: LineForm
+    prediction: Prediction, rows: Sequence[int], dataset: Dataset, form: LineForm, collate: Any
 ) -> Iterator[PredictionRow]:
     """Yield the line of each sample in a batch.
 
@@ -202,9 +203,12 @@ def _lines_of_batch(
         rows: the indices of the samples in the data set.
         dataset: the data set.
         form: the optional fields of the lines.
+        collate: makes the inputs of the model; for texts, see :func:`hydractl.data.text.report_cut`.
     """
     names = prediction.labels
     more: dict[str, Sequence[Any]] = {}
+    if dataset.kind == "text":
+        more[CUT] = collate.cut(dataset[row] for row in rows)
     if prediction.sets is not None:
         more["set"] = [_class_names(in_set.nonzero().flatten().tolist(), names) for in_set in prediction.sets]
     if form.top:
@@ -310,6 +314,7 @@ class PredictionTally:
     _skipped: int = 0
     _skipped_ids: list[str] = field(default_factory=list)
     _flagged: int = 0
+    _cut: int = 0
     _confidence_sum: float = 0.0
     _classes: Counter[str | int] = field(default_factory=Counter)
 
@@ -323,6 +328,7 @@ class PredictionTally:
             is_ood = row.get("is_ood")  # None without a threshold
             if is_ood:
                 self._flagged += 1
+            self._cut += row.get(CUT, False)
             self._confidence_sum += row["confidence"]
             predicted_class = row["predicted"]
             self._classes[predicted_class] += 1
@@ -353,6 +359,7 @@ class PredictionTally:
             ood=flagged,
             classes=classes,
             skipped=skipped,
+            cut=self._cut or None,
             output=output,
         )
 

@@ -54,6 +54,7 @@ class PredictAnswer(Result):
     ood: FlaggedRecord | None = optional("The samples that are flagged, where there is a threshold.")
     classes: Annotated[Sequence[PredictedClassRecord], told("The predicted classes, the most frequent first.")]
     skipped: SkippedRecord | None = optional("The samples that could not be read, where there are some.")
+    cut: Count | None = optional("Number of texts that were longer than the model reads, where there are some.")
     output: str | None = optional("The file that has a line for each sample; null where they were printed.")
     first: Sequence[Mapping[str, Any]] | None = optional("The first samples; only a printed table has them.")
     files_: Sequence[str] | None = optional("What a dry run would write.")

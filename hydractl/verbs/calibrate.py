@@ -13,7 +13,7 @@ from hydractl.evaluation.choosing import Choice, choose_for
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import EvalOptions
-from hydractl.evaluation.plausibility import warnings_before, warnings_of_fit
+from hydractl.evaluation.plausibility import report_cut_texts, warnings_before, warnings_of_fit
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
 from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
@@ -83,6 +83,7 @@ def run(
         features_file = None
         if features_path is not None:
             features_file = _open_features(features_path, stack)
+        report_cut_texts([model], opened.sets, log)
         compares_scores = len(options.fit.scores.names) > 1  # for which all validation sets are run
         if not compares_scores:
             for eval_set in unused_sets(opened.sets, options):

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
-from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.models import ModelRef
@@ -317,6 +316,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
 def _report_before(plan: Plan, log: Log) -> None:
     """Log what is known about models and data before anything is measured."""
     from hydractl.evaluation.fitting import unused_sets
+    from hydractl.evaluation.plausibility import report_cut_texts
     from hydractl.evaluation.sets import option_of
     from hydractl.model.loading import resolve_device, resolve_dtype
 
@@ -325,7 +325,7 @@ def _report_before(plan: Plan, log: Log) -> None:
     warning_of_speed = slow_format(dtype, device)
     if warning_of_speed is not None:
         log.warn(warning_of_speed)
-    _report_cut(plan, log)
+    report_cut_texts(plan.models, plan.sets, log)
     _report_labels(plan, log)
     for dataset in unused_sets(plan.sets, plan.options):
         log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
@@ -396,24 +396,6 @@ def _report_labels(plan: Plan, log: Log) -> None:
         if hint:
             warning += f" ({hint})"
         log.warn(warning)
-
-
-def _report_cut(plan: Plan, log: Log) -> None:
-    """Log how many texts of each set are cut, once for all models that cut texts in the same way."""
-    from hydractl.evaluation.providers.running import RunningModel
-
-    ways_reported: list[Any] = []  # the ways of preparing texts that were reported
-    for model in plan.models:
-        if not isinstance(model, RunningModel) or model.reads != "text":
-            continue
-        source = model.argument.sources[0]
-        preprocess = source.description.preprocess
-        if preprocess in ways_reported:
-            continue
-        ways_reported.append(preprocess)
-        for eval_set in plan.sets:
-            assert eval_set.dataset is not None  # a model that runs needs --test
-            report_cut(eval_set.dataset, source.family.collate(preprocess), log)
 
 
 def _paths_by_row(text: str | None, names: list[str]) -> dict[str, Path]:

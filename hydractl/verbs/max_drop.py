@@ -16,6 +16,7 @@ import torch
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
+from hydractl.data.text import report_cut
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -206,10 +207,12 @@ def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, 
         reads={named.name: named.description.reads},
     )
     check_labels_are_classes(dataset, named)
+    indices = drawn_samples(dataset, on)
     if val:
         report_classes(dataset, log)
-        return dataset, list(range(len(dataset)))
-    return dataset, drawn_samples(dataset, on)
+        indices = list(range(len(dataset)))
+    report_cut(dataset, named.family.collate(named.description.preprocess), log, indices)
+    return dataset, indices
 
 
 def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], on: Measuring) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from hydractl.data import Dataset
 from hydractl.data.base import reasons_of_skipped, report_skipped, warning_of_skipped
 from hydractl.data.joined import STANDARD_INPUT, open_inputs
+from hydractl.data.text import warning_of_cut
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, Interrupted, UsageError, install_hint
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
@@ -27,7 +28,7 @@ from hydractl.evaluation.predicting import (
     rows_of_part,
     window_size,
 )
-from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
+from hydractl.evaluation.predictions.lines import CUT, FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.unfinished import (
     UnfinishedPredictions,
@@ -90,6 +91,8 @@ class _Plan:
         fields = list(FIELDS)
         if self.chosen.threshold is not None:
             fields.append(FLAG)
+        if self.dataset.kind == "text":
+            fields.append(CUT)
         if self.chosen.conformal is not None:
             fields.append("set")
         if self.form.top:
@@ -465,7 +468,7 @@ def _sum_up(plan: _Plan, tally: PredictionTally, path: Path | None, report: Outp
         tally: the counts over all windows.
         path: the file of the predictions; None if they were printed.
         report: the file of the summary; None for no file.
-        log: receives how many inputs were flagged, and which could not be read.
+        log: receives how many inputs were flagged, which could not be read, and how many texts were cut.
     """
     output_name = None
     if path is not None:
@@ -477,6 +480,8 @@ def _sum_up(plan: _Plan, tally: PredictionTally, path: Path | None, report: Outp
     reasons_of_skipped(plan.dataset, log)
     if answer.skipped is not None:
         log.warn(warning_of_skipped(plan.dataset, answer.skipped.n, answer.skipped.ids))
+    if answer.cut is not None:
+        log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, model.description.preprocess["max_length"]))
     answer = answer.model_copy(update={"warnings": log.warnings})
     log.info(_summary_in_words(answer))
     if report is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,72 @@ def test_texts_that_are_cut_are_counted() -> None:
     pairs = open_data(rows("b.jsonl", *({"text_a": "fine " * n, "text_b": "so " * 6} for n in (7, 8, 0))))
     assert report_cut(pairs, collate, log) == 1
     assert report_cut(open_data("builtin:digits/val", limit=3), None, log) is None
+
+
+LONG = {"data.jsonl": [3, 9], "other.jsonl": [20]}
+"""Which lines of these files are longer than the 16 tokens of ``bert``."""
+
+
+@pytest.fixture
+def long_texts() -> None:
+    for name, long in LONG.items():
+        rows(
+            name,
+            *(
+                {"text": f"{name[0]} {i} " + "fine " * (30 if i in long else 3), "label": LABELS[i % 5]}
+                for i in range(25)
+            ),
+        )
+
+
+@pytest.mark.fault(100)
+@pytest.mark.parametrize(
+    ("command", "counted"),
+    [
+        ("eval bert --test data.jsonl", "--test data.jsonl: 2 of 25"),
+        ("calibrate bert --val data.jsonl --temperature fit -o c.st", "--val data.jsonl: 2 of 25"),
+        ("bench bert --data data.jsonl --batch-size 1 --rounds 1 --warmup 0", "--data data.jsonl: 2 of 25"),
+        ("predict bert data.jsonl -o p.jsonl", "INPUT data.jsonl: 2 of 25"),
+        ("score bert --method taylor --data data.jsonl -o s.json", "--data data.jsonl: 2 of 25"),
+        ("finetune bert --train data.jsonl --epochs 1 -o f.st", "--train data.jsonl: 2 of 25"),
+        (
+            "extract-circuit bert --val data.jsonl --ood-val other.jsonl --budget 1 -o i.json",
+            "--val data.jsonl: 2 of 25",
+        ),
+        ("prune bert --max-drop 0.9 --val data.jsonl --method magnitude -o m.st", "--val data.jsonl: 2 of 25"),
+        ("fuse bert bert --merge none --val data.jsonl -o h.st", "--val data.jsonl: 2 of 25"),
+    ],
+)
+def test_every_verb_says_how_many_texts_it_cuts(
+    command: str, counted: str, long_texts: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 0
+    words = " ".join(capsys.readouterr().err.split())
+    assert words.count(f"{counted} texts are longer than 16 tokens, and what is behind them is not read") == 1
+
+
+@pytest.mark.fault(100)
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_a_prediction_says_whether_its_text_was_cut(ending: str, long_texts: None) -> None:
+    assert main(["predict", "bert", "data.jsonl", "-o", f"p.{ending}", "--report", "r.json", "--batch-size", "4"]) == 0
+    lines: list[dict[str, Any]]
+    if ending == "jsonl":
+        lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    elif ending == "csv":
+        with open("p.csv", newline="") as file:
+            lines = [{**line, "cut": line["cut"] == "True"} for line in csv.DictReader(file)]
+    else:
+        lines = pytest.importorskip("pyarrow.parquet").read_table("p.parquet").to_pylist()
+    assert [i for i, line in enumerate(lines) if line["cut"]] == LONG["data.jsonl"]
+    report = json.loads(Path("r.json").read_text())
+    assert report["cut"] == 2 and len(report["warnings"]) == 1
+
+
+@pytest.mark.fault(100)
+def test_images_are_not_cut() -> None:
+    assert main(["predict", IMAGES, "builtin:digits/val?take=2", "-o", "p.jsonl", "--report", "r.json"]) == 0
+    assert "cut" not in json.loads(Path("p.jsonl").read_text().splitlines()[0])
+    assert "cut" not in json.loads(Path("r.json").read_text())
 
 
 # --- tokenizers that are too large for a header -----------------------------------------------------------------------

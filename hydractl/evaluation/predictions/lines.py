@@ -19,6 +19,8 @@ LineValue = str | int | float | None
 FIELDS = ("id", "label", "predicted", "confidence", "entropy", "mi", "ood_score")
 FLAG = "is_ood"
 """An additional field, if there is a threshold."""
+CUT = "cut"
+"""An additional field of texts: whether the model does not read the end of it."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}

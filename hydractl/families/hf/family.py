@@ -445,7 +445,7 @@ class HFEncoder(ModelFamily):
         if self.classes(config) is not None:
             return super().too_long(config, preprocess, texts)
         collate = text_collate(preprocess["texts"])
-        return collate.cut(texts), collate.max_length
+        return sum(collate.cut(texts)), collate.max_length
 
     def judges_each_pair(self, model: Any) -> bool:
         """Return whether the model is a SigLIP, which judges each pair of image and text separately."""

@@ -424,26 +424,25 @@ class TextCollate:
         columns = [list(column) for column in zip(*batch_texts, strict=True)]
         return tokenize(*columns, padding="longest", **padded)
 
-    def cut(self, samples: Iterable[Any]) -> int:
-        """Count the samples with more than ``max_length`` tokens, which are truncated.
+    def cut(self, samples: Iterable[Any]) -> list[bool]:
+        """Return for each sample whether it has more than ``max_length`` tokens, and is truncated.
 
-        A text that the tokenizer cannot read counts as none: it is an error, or left out, where it becomes an input.
+        A text that the tokenizer cannot read is not: it is an error, or left out, where it becomes an input.
 
         Raises:
             InputError: if a sample is not a text or a pair of texts.
         """
         rust_tokenizer = self._tokenizer.backend_tokenizer
         _keep_lengths(rust_tokenizer)  # transformers sets truncation and padding again in every call
-        count = 0
+        are_cut = []
         for sample in samples:
             texts = _as_texts(sample)
-            if self._is_surely_short(texts):
-                continue
-            with contextlib.suppress(InputError), refused_as(_CANNOT_READ):
-                tokens = rust_tokenizer.encode(*texts).ids
-                if len(tokens) > self.max_length:
-                    count += 1
-        return count
+            tokens: Sequence[int] = ()
+            if not self._is_surely_short(texts):
+                with contextlib.suppress(InputError), refused_as(_CANNOT_READ):
+                    tokens = rust_tokenizer.encode(*texts).ids
+            are_cut.append(len(tokens) > self.max_length)
+        return are_cut
 
     def _is_surely_short(self, texts: tuple[str, ...]) -> bool:
         """Return whether the texts certainly fit into ``max_length``, without tokenizing them, which takes longer.

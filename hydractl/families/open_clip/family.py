@@ -386,7 +386,7 @@ class OpenClip(ModelFamily):
         """Return the number of texts that are too long, and the greatest length in tokens, start and end included."""
         if not own_tokenizer(config):
             collate = text_collate(preprocess["texts"])
-            return collate.cut(cleaned(config, texts)), collate.max_length
+            return sum(collate.cut(cleaned(config, texts))), collate.max_length
         tokenizer = simple_tokenizer(config)
         most_tokens = tokenizer.context_length
         count = 0
