@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from hydractl.expressions.models import ModelRef
 from hydractl.log import Log
 from hydractl.options.call import Call, gather, gather_arguments
 from hydractl.options.option import Raw
@@ -57,7 +58,7 @@ def ran(verb: str, values: Mapping[str, object], log: Log | None = None) -> Outc
 def study_request(**flags: Raw) -> StudyRequest:
     """Return what a command with these options asks of a study."""
     values = checked("study", {"model": ["model.st"], **flags})
-    own = {"model": "model.st", "given": {}}
+    own = {"model": ModelRef("model.st"), "given": {}}
     shared = {one.name: getattr(values, one.name) for one in fields(StudyRequest) if one.name not in own}
     return StudyRequest(**own, **shared)
 

@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation(
         "steps before what they need",
         "hydractl/studies/steps.py",
-        "for needed in [*in_order(step.needs), step]:",
-        "for needed in [step, *in_order(step.needs)]:",
+        "leading.insert(0, step)",
+        "leading.append(step)",
         "tests/studies/test_steps.py",
     ),
     Mutation(
@@ -146,9 +146,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a row without heads",
-        "hydractl/studies/rows.py",
-        "return min(at_least_one, self.total - 1)",
-        "return min(at_least_one, self.total)",
+        "hydractl/studies/plan.py",
+        "return min(at_least_one, total - 1)",
+        "return min(at_least_one, total)",
         "tests/studies/test_steps.py",
     ),
     # --- training -----------------------------------------------------------------------------------------------------

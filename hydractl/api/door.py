@@ -163,10 +163,7 @@ def row_arguments(models: Any) -> list[ModelRef]:
             raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
         arguments = model_arguments(as_list(members), models_held)
         models_held += sum(argument.held is not None for argument in arguments)
-        text = "+".join(map(str, arguments))
-        is_held = any(argument.held is not None for argument in arguments)  # else the text says it all
-        row = (name or None, arguments) if is_held else None
-        rows.append(ModelRef(f"{name}={text}" if name else text, row))
+        rows.append(ModelRef.of_row(name, arguments))
     return rows
 
 

@@ -29,7 +29,7 @@ from hydractl.api.values import DataFile, NamedFiles, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec, OodSet
-from hydractl.methods import rows_of_methods
+from hydractl.expressions.models import ModelRef
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.options.call import (
     Problems,
@@ -44,6 +44,7 @@ from hydractl.options.call import (
 )
 from hydractl.options.signature import opt
 from hydractl.studies.request import StudyRequest, ood_val_of_study
+from hydractl.studies.rows import KINDS
 
 if TYPE_CHECKING:
     from hydractl.api.results import Study
@@ -51,11 +52,8 @@ if TYPE_CHECKING:
 in_data = partial(opt, group="Data of the study")
 in_study = partial(opt, group="Study")
 
-_OF_CIRCUITS = ("single", "whole-avg", "whole-auto", "whole-late", "whole-three", "circuits", "taylor")
-_TRAINED = ("circuits-tuned", "taylor-tuned", "trained")
-_OF_WEIGHTS = ("oba", "magnitude", "random-weights")
-ROWS = ("default", *_OF_CIRCUITS, *_TRAINED, *(row.name for row in rows_of_methods()), *_OF_WEIGHTS)
-"""Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
+ROWS = ("default", *KINDS)
+"""Names of ``--rows``."""
 
 _FURTHER_SCORES = tuple(name for name in ON_FEATURES if name not in OF_STUDY)
 _SHARED = (
@@ -246,7 +244,7 @@ def study(
     from hydractl.verbs.study import run
 
     request = StudyRequest(
-        model=str(model),
+        model=checked(ModelRef, model),
         train=checked_or_none(DataSpec, train),
         val=checked(DataSpec, val),
         ood_val=all_checked(OodSet, ood_val),
@@ -274,8 +272,8 @@ def study(
         dtype=dtype,
         batch_size=batch_size,
         timed=timed,
-        given=current().given_texts(_SHARED),
+        given=current().given_of(_SHARED),
     )
     opening = opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed)
-    outcome = run(opening, request, output=text_or_none(output), dry_run=dry_run, log=log())
+    outcome = run(request, opening, output=text_or_none(output), dry_run=dry_run, log=log())
     return outcome.returned(Study)

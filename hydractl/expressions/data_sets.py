@@ -140,6 +140,10 @@ class DataSpec:
         """Return the data set with one more ``key=value`` in its query."""
         return self.of_option(self.option, with_setting(self.text, setting), self.held)
 
+    def under(self, option: str) -> Self:
+        """Return the data set as another option receives it: messages name that one."""
+        return replace(self, option=option)
+
     def check_query(self, known: Iterable[str]) -> None:
         """Refuse settings that this kind of data does not have.
 
@@ -225,10 +229,14 @@ class OodSet:
         """The samples that a Python program holds in memory, or None."""
         return self.spec.held
 
-    def with_spec(self, spec: str) -> Self:
-        """Return the set with the data of another SPEC, in its text too."""
+    def under(self, option: str) -> Self:
+        """Return the set as another option receives it: messages name that one."""
+        return replace(self, spec=self.spec.under(f"{option} {self.name}"))
+
+    def with_spec(self, spec: DataSpec) -> Self:
+        """Return the set with other data, in its text too."""
         before_spec = self.text.rstrip().removesuffix(self.spec.text)
-        return replace(self, text=before_spec + spec, spec=DataSpec.of_option(self.spec.option, spec))
+        return replace(self, text=f"{before_spec}{spec}", spec=spec)
 
 
 def ood_val_set(option: str, text: str, held: Any = None) -> OodSet:

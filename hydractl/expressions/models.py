@@ -31,6 +31,20 @@ class ModelRef:
         """Return the MODEL of a text; it is not looked for yet."""
         return cls(text)
 
+    @classmethod
+    def of_row(cls, name: str, members: Sequence[ModelRef]) -> Self:
+        """Return the row of some members, as ``NAME=MODEL+MODEL``.
+
+        Args:
+            name: the name of the row; empty if it is named after its model.
+            members: its models.
+        """
+        text = "+".join(map(str, members))
+        if name:
+            text = f"{name}={text}"
+        is_held = any(member.held is not None for member in members)  # else the text says it all
+        return cls(text, (name or None, members) if is_held else None)
+
     def __str__(self) -> str:
         return self.text
 

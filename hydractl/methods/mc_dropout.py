@@ -11,5 +11,5 @@ from hydractl.methods.study_rows import AsMeasured, StudyRow
 
 METHOD = Method(
     "mc_dropout",
-    rows=(StudyRow("mc-dropout", AsMeasured({"mc_dropout": "0.1"}), place=7, needs_training_data=False),),
+    rows=(StudyRow("mc-dropout", AsMeasured({"mc_dropout": 0.1}), place=7, needs_training_data=False),),
 )

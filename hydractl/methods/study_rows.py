@@ -18,14 +18,14 @@ class BySeeds:
     """A recipe: train members one by one, each with its own seed, and fuse them with nothing averaged.
 
     Attributes:
-        options: options of each ``finetune``, as text, by name.
+        options: options of each ``finetune``, by name.
         ensemble: the value of its ``--ensemble``; None to leave it out.
         of_classifiers: further options, used only if the model has a classifier (a zero-shot model has none).
     """
 
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     ensemble: MethodOptions | None = None
-    of_classifiers: Mapping[str, str] = field(default_factory=dict)
+    of_classifiers: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class ByOneTraining:
 
     Attributes:
         ensemble: the value of ``--ensemble`` of this ``finetune``.
-        options: its further options, as text, by name.
+        options: its further options, by name.
     """
 
     ensemble: MethodOptions
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class ByTraining:
 
     Attributes:
         ensemble: the value of ``--ensemble`` of this ``finetune``.
-        options: its further options, as text, by name.
+        options: its further options, by name.
     """
 
     ensemble: MethodOptions
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class AsMeasured:
     """A recipe: take the studied model itself, but measure it in another way.
 
     Attributes:
-        options: options of ``eval``, as text, by name.
+        options: options of ``eval``, by name.
     """
 
-    options: Mapping[str, str]
+    options: Mapping[str, object]
 
 
 Recipe = BySeeds | ByOneTraining | ByTraining | AsMeasured

@@ -114,15 +114,9 @@ class Call:
             return self.from_python or bool(self.values["json"])
         return bool(output == "-")
 
-    def given_texts(self, names: Iterable[str]) -> dict[str, str | bool | list[str]]:
-        """Return the texts, as flags take them, of those of the named options that somebody gave."""
-        given: dict[str, str | bool | list[str]] = {}
-        for name in names:
-            if not self.rank(name):
-                continue
-            value = self.values[name]
-            given[name] = [str(part) for part in value] if isinstance(value, list) else str(value)
-        return given
+    def given_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of those of the named options that somebody gave."""
+        return {name: self.values[name] for name in names if self.rank(name)}
 
     def is_in_memory(self, name: str) -> bool:
         """Return whether a data set of an option is samples of a program, and no text."""

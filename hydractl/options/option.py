@@ -327,6 +327,8 @@ class Option:
         # A type of its own: such an object, or a text that its function reads.
         if self.reads is not None:
             if isinstance(value, self.type):
+                if isinstance(value, DataSpec | OodSet):  # another option may have received it
+                    return value.under(self.flag)
                 return value
             return self.reads(_take_text(value))
 
@@ -348,6 +350,27 @@ class Option:
         if not math.isfinite(value):
             raise ValueError("must be a finite number")
         return self.type(value)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def words(self, value: object) -> list[str]:
+        """Return the words that give the option a value on the command line: the inverse of :meth:`parse`.
+
+        Args:
+            value: a value as :meth:`take` takes it.
+        """
+        flag = self.short or self.flag
+        if self.type is bool:
+            return [flag] if value else [f"--no-{self.flag[2:]}"]
+        texts = [str(value)]
+        if isinstance(value, list | tuple):
+            texts = [str(item) for item in value]
+        if self.split:
+            texts = [",".join(texts)]
+        words = []
+        for text in texts:
+            words += [flag, text]
+        return words
 
     # --- checking -----------------------------------------------------------------------------------------------------
 

@@ -50,8 +50,7 @@ from hydractl.studies.choosing import (
 from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.mistakes import Mistakes, mistakes_of
-from hydractl.studies.rows import Row
-from hydractl.studies.steps import in_order
+from hydractl.studies.plan import Row
 from hydractl.studies.verdict import Facts, Price, Use, verdict
 from hydractl.studies.words import AUROC, AUROC_MARGIN, KINDS, Finding, judge, judge_all, smallest_set_behind
 
@@ -849,10 +848,8 @@ def _search_gain(row: Row) -> SearchGainRecord | None:
 def _kept_learning_rates(row: Row) -> list[float] | None:
     """Return the learning rate that each training of a row kept, in their order; None for a row without any."""
     rates = []
-    for step in in_order(row.steps):
-        if step.verb != "finetune":
-            continue
-        header = read_header(step.outputs[-1])  # models of one training say the same
+    for model in row.trained:
+        header = read_header(model)
         assert header.description is not None  # a model that hydractl wrote
         learning_rate = header.description["provenance"]["settings"].get("lr")
         if learning_rate is not None:  # a posterior has none

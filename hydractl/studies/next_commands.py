@@ -5,12 +5,9 @@ If the single model is as good with a free score, one more command writes that m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 from hydractl.files.study_answer import NextCommandRecord
-from hydractl.studies.request import StudyRequest
-from hydractl.studies.steps import Step, Value
+from hydractl.options.command import Command
+from hydractl.studies.plan import Plan, Row
 
 _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
 """The options of a study that say how a model runs; the commands after it get them, too."""
@@ -19,44 +16,33 @@ _WHICH_SAMPLES = ("limit", "seed")
 """The options of a study that say which samples it takes; the same calibration needs the same samples."""
 
 
-def next_commands(
-    request: StudyRequest, folder: Path, calibration: Mapping[str, Value], free: Step | None = None
-) -> list[NextCommandRecord]:
+def next_commands(plan: Plan, row: Row, score: str, free_score: str | None) -> list[NextCommandRecord]:
     """Return commands that use ``best.st``, with the data of the study in place of the user's data.
 
     Args:
-        request: what is asked of the study.
-        folder: the folder with ``best.st``; the files of the commands go there, too.
-        calibration: the options of ``calibrate`` that ``best.st`` was written with.
-        free: the step that writes the single model with a free score that is as good as ``best.st`` or better; None if
-            there is no such score.
+        plan: the plan of the study; the files of the commands go to its folder, too.
+        row, score: the row that ``best.st`` was made from, and its OOD score.
+        free_score: a free score with which the single model is as good as ``best.st`` or better; None if there is none.
     """
-    best = str(folder / "best.st")
-    predictions = folder / "predictions.jsonl"
-    summary = folder / "predictions.json"
-    predict = Step(
-        verb="predict",
-        models=(best, request.test.text, request.ood[0].spec.text),
-        options={**request.common(_HOW_IT_RUNS), "report": str(summary)},
-        outputs=(predictions,),
-    )
-    export = Step(
-        verb="export",
-        models=(best,),
-        options=request.common(("max_length",)),
-        outputs=(folder / "best.onnx",),
-    )
-    recalibrate = Step(
-        verb="calibrate",
-        models=(best,),
-        options={**request.common((*_HOW_IT_RUNS, *_WHICH_SAMPLES)), **calibration},
-        outputs=(folder / "recalibrated.st",),
-    )
+    request = plan.request
+    running = request.given_of(_HOW_IT_RUNS)
+
+    best = str(plan.folder / "best.st")
+    written = {"report": str(plan.folder / "predictions.json"), "output": str(plan.folder / "predictions.jsonl")}
+    predict = Command("predict", (best, str(request.test), str(request.ood[0].spec)), {**running, **written})
+
+    as_for_export = {**request.given_of(("max_length",)), "output": str(plan.folder / "best.onnx")}
+    export = Command("export", (best,), as_for_export)
+
+    as_before = {**running, **request.given_of(_WHICH_SAMPLES), **plan.calibration(row, score, again=True)}
+    recalibrate = Command("calibrate", (best,), {**as_before, "output": str(plan.folder / "recalibrated.st")})
+
     commands = [
-        NextCommandRecord(purpose="predict", command=predict.argv()),
-        NextCommandRecord(purpose="export", command=export.argv()),
-        NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()),
+        NextCommandRecord(purpose="predict", command=predict.words()),
+        NextCommandRecord(purpose="export", command=export.words()),
+        NextCommandRecord(purpose="recalibrate", command=recalibrate.words()),
     ]
-    if free is not None:
-        commands.append(NextCommandRecord(purpose="free score", command=free.argv()))
+    if free_score is not None:
+        free = plan.free_command(free_score)
+        commands.append(NextCommandRecord(purpose="free score", command=free.words()))
     return commands

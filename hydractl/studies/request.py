@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet, with_setting
-from hydractl.studies.steps import Value
+from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
+from hydractl.expressions.models import ModelRef
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
@@ -37,7 +37,7 @@ class StudyRequest:
     """What decides the findings of a study, and how its commands run.
 
     Attributes:
-        model: the MODEL, as its commands name it.
+        model: the MODEL.
         train, val, test: the data; training data may be None.
         ood_val, ood: the OOD validation sets, and the OOD test sets.
         rows: names of rows; ``default`` stands for several.
@@ -54,10 +54,10 @@ class StudyRequest:
         limit, max_length, labels, prompt, tower, arch, seed, dtype: as every verb has them.
         batch_size: samples that are computed together.
         timed: whether the latency of ``best.st`` is measured.
-        given: the options that somebody gave, of those that commands share with a study, as flags take them.
+        given: the options that somebody gave, of those that its steps share with a study, by name.
     """
 
-    model: str
+    model: ModelRef
     train: DataSpec | None
     val: DataSpec
     ood_val: Sequence[OodSet]
@@ -85,7 +85,7 @@ class StudyRequest:
     dtype: str
     batch_size: int
     timed: bool
-    given: Mapping[str, Value]
+    given: Mapping[str, object]
 
     def decisive(self) -> dict[str, object]:
         """Return what decides the findings, by option: a study goes on only where all of it is the same."""
@@ -102,7 +102,7 @@ class StudyRequest:
         sets = []
         for ood_set in self.ood_val:
             if ood_set.spec.text == AUTO:
-                ood_set = ood_set.with_spec(self.made_of_val)
+                ood_set = ood_set.with_spec(self.made_of_val.under(ood_set.spec.option))
             sets.append(ood_set)
         return sets
 
@@ -112,21 +112,18 @@ class StudyRequest:
         If there is only one set, a second one is made of the samples of ``--val``, to have OOD samples of another kind.
         """
         sets = self.ood_val_sets()
-        if len(sets) != 1:
-            return sets
-        (only,) = sets
-        if only.spec.text != self.made_of_val:
-            sets.append(OodSet.of_option("--ood-val", f"{AUTO}={self.made_of_val}"))
+        if len(sets) == 1 and not self.chooses_by_made_samples_alone():
+            sets.append(OodSet(f"{AUTO}={self.made_of_val}", AUTO, None, self.made_of_val))
         return sets
 
     def chooses_by_made_samples_alone(self) -> bool:
         """Return whether all OOD validation samples are made of the samples of ``--val``."""
-        return all(ood_set.spec.text == self.made_of_val for ood_set in self.ood_val_sets())
+        return all(ood_set.spec.text == self.made_of_val.text for ood_set in self.ood_val_sets())
 
     @property
-    def made_of_val(self) -> str:
-        """The SPEC of OOD samples made of the samples of ``--val``."""
-        return with_setting(self.val.text, f"ood={AUTO}")
+    def made_of_val(self) -> DataSpec:
+        """The OOD samples that are made of the samples of ``--val``."""
+        return self.val.with_setting(f"ood={AUTO}")
 
     def seconds(self) -> float | None:
         """Return the ``--time`` in seconds; None if it is not given."""
@@ -134,6 +131,6 @@ class StudyRequest:
             return None
         return float(self.time[:-1]) * _UNITS[self.time[-1]]
 
-    def common(self, names: Iterable[str]) -> dict[str, Value]:
-        """Return those of the named options that somebody gave, as flags take them."""
+    def given_of(self, names: Iterable[str]) -> dict[str, object]:
+        """Return the values of those of the named options that somebody gave."""
         return {name: self.given[name] for name in names if name in self.given}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
 from hydractl.studies.choosing import REFERENCE
 from hydractl.studies.request import StudyRequest
-from hydractl.studies.rows import DEFAULT, NEED_LABELS
+from hydractl.studies.rows import KINDS
 
 HALVES = 2
 """The validation data are divided into two parts: one for the search, one to choose rows and scores by."""
@@ -224,7 +224,7 @@ def _open_sets(request: StudyRequest, source: Source) -> _Sets:
         sets.train = GivenSet("--train", train)
 
     # Open the OOD validation sets, except those that are made from the validation data.
-    ood_val_sets = [ood_set for ood_set in request.ood_val_sets() if ood_set.spec.text != request.made_of_val]
+    ood_val_sets = [ood_set for ood_set in request.ood_val_sets() if ood_set.spec.text != request.made_of_val.text]
     for ood_set in ood_val_sets:
         spec = ood_set.spec
         if len(ood_val_sets) == 1:
@@ -244,11 +244,11 @@ def _needs_labels(request: StudyRequest) -> bool:
 
     A Laplace approximation, and OOD scores on features, use training data without labels.
     """
-    names = set(request.rows)
-    if "default" in names:
-        names.update(DEFAULT)
-    rows_with_labels = names & NEED_LABELS
-    return bool(rows_with_labels)
+    for name, kind in KINDS.items():
+        is_asked_for = name in request.rows or (kind.default and "default" in request.rows)
+        if is_asked_for and kind.needs_training_data and kind.needs_labels:
+            return True
+    return False
 
 
 def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
@@ -400,8 +400,7 @@ def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[DataSpec, 
             indices_left_out.add(index)
     _check_halves(val, indices_left_out)
     _check_labels_to_fit(val, indices_left_out)
-    spec = without_places(request.val.text, indices_left_out)
-    return DataSpec.of_option(request.val.option, spec), notes
+    return _without(request.val, indices_left_out), notes
 
 
 def _ood_val_without_repeats(request: StudyRequest, sets: _Sets) -> list[OodSet]:
@@ -414,8 +413,13 @@ def _ood_val_without_repeats(request: StudyRequest, sets: _Sets) -> list[OodSet]
             continue
         indices_left_out = _indices_repeated_across_halves(given_set.dataset)
         _check_halves(given_set, indices_left_out)
-        remaining.append(ood_set.with_spec(without_places(ood_set.spec.text, indices_left_out)))
+        remaining.append(ood_set.with_spec(_without(ood_set.spec, indices_left_out)))
     return remaining
+
+
+def _without(spec: DataSpec, indices: Iterable[int]) -> DataSpec:
+    """Return a data set without the samples at some indices."""
+    return DataSpec.of_option(spec.option, without_places(spec.text, indices), spec.held)
 
 
 def _indices_repeated_across_halves(dataset: Dataset) -> set[int]:

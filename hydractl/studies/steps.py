@@ -1,37 +1,26 @@
-"""The steps of a study: commands of ``hydractl``, each with the files that show that it is finished."""
+"""The steps of a study: calls of verbs, each with the files that show that it is finished."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-Value = str | bool | list[str]
-"""The value of an option: text as on the command line, a switch, or one text for each time the flag is repeated."""
+from hydractl.options.command import Command
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command.
+    """One call of a verb.
 
     Attributes:
-        verb: the verb (subcommand).
-        models: its MODEL arguments.
-        options: by name (``ood_score``), the values of its options, without ``output``.
+        command: the call.
         outputs: the files that it writes.
-        needs: the steps whose outputs it reads.
-        output: the value of ``-o``; None for the first file of ``outputs``.
-        has_output: whether the command has ``-o``; if not, other options name its files.
     """
 
-    verb: str
-    models: tuple[str, ...]
-    options: Mapping[str, Value]
+    command: Command
     outputs: tuple[Path, ...]
-    needs: tuple[Step, ...] = ()
-    output: Path | None = None
-    has_output: bool = True
 
     @property
     def done(self) -> bool:
@@ -40,68 +29,43 @@ class Step:
         return all(exists)
 
     @property
-    def given(self) -> dict[str, Value]:
-        """The values of all options and of the MODEL arguments (``model``), by name."""
-        values: dict[str, Value] = {"model": list(self.models)}
-        values.update(self.options)
-        values.update(self._output_option)
-        return values
-
-    @property
-    def _output_option(self) -> dict[str, Value]:
-        """The option ``output`` by its name; empty for a command without it."""
-        if not self.has_output:
-            return {}
-        path = self.output or self.outputs[0]
-        return {"output": str(path)}
-
-    def argv(self) -> list[str]:
-        """Return the command line as one types it, as a list of words without ``hydractl``."""
-        words = [self.verb, *self.models]
-        for name, value in self.options.items():
-            flag = name.replace("_", "-")
-            words += _flag_words(flag, value)
-        for value in self._output_option.values():
-            words += ["-o", str(value)]
-        return words
+    def files(self) -> set[str]:
+        """The files that its command line names, among them all those of other steps that it reads."""
+        return {_path_in(word) for word in self.command.words()}
 
 
-def _flag_words(flag: str, value: Value) -> list[str]:
-    """Return the words that give a flag its value on the command line."""
-    if value is True:
-        return [f"--{flag}"]
-    if value is False:
-        return [f"--no-{flag}"]
-    if isinstance(value, str):
-        return [f"--{flag}", value]
-    words = []
-    for text in value:
-        words += [f"--{flag}", text]
-    return words
+def _path_in(word: str) -> str:
+    """Return the path in a word of a command line, ``PATH`` or ``NAME=PATH``."""
+    _, _, path = word.rpartition("=")
+    return path
 
 
-def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Return the steps and all steps that they need, without repetition, each after the steps that it needs."""
-    ordered: list[Step] = []
-    for step in steps:
-        for needed in [*in_order(step.needs), step]:
-            if needed not in ordered:
-                ordered.append(needed)
-    return ordered
+def leading_to(steps: Sequence[Step], file: Path) -> list[Step]:
+    """Return those of the steps of a plan that are needed to write a file, in their order."""
+    needed = {str(file)}
+    leading: list[Step] = []
+    for step in reversed(steps):
+        outputs = {str(path) for path in step.outputs}
+        if not needed.isdisjoint(outputs):
+            leading.insert(0, step)
+            needed |= step.files
+    return leading
 
 
-def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Path) -> str:
-    """Return a shell script of the commands: first those that lead to the best row, then the others.
+def script(steps: Sequence[Step], best: Iterable[Path], folder: Path, here: Path, held: Collection[str] = ()) -> str:
+    """Return a shell script of the steps of a plan.
 
     Args:
-        best, others: the steps.
+        steps: the steps, each behind those that it needs.
+        best: files of the best row; the steps that lead to them come first.
         folder: the folder of the study; the first argument of the script replaces it.
         here: the working directory that relative paths start from.
+        held: the names of objects in memory, for which there must be files.
     """
-    steps_to_best = in_order(best)
     lines = [
         "#!/bin/sh",
         "# The commands of this study. sh study.sh FOLDER makes its files again in another folder.",
+        *(f"# {name} was in memory: write it to a file, and put its name in the place of this one." for name in held),
         "set -eu",
         "DIR=${1:-}",
         f'[ "$DIR" ] || DIR={shlex.quote(str(folder.resolve()))}',
@@ -113,12 +77,13 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
         "",
         "# best.st and its figures on the test data",
     ]
-    lines += [_line(step, folder) for step in steps_to_best]
-
+    listed: list[Step] = []
+    for file in best:
+        listed += [step for step in leading_to(steps, file) if step not in listed]
+    others = [step for step in steps if step not in listed]
+    lines += [_line(step, folder) for step in listed]
     lines += ["", "# the other rows"]
-    for step in in_order(others):
-        if step not in steps_to_best:
-            lines.append(_line(step, folder))
+    lines += [_line(step, folder) for step in others]
     lines.append("")
     return "\n".join(lines)
 
@@ -126,19 +91,17 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
 def _line(step: Step, folder: Path) -> str:
     """Return the line of the script for a step; the line skips the command if the last output of the step exists."""
     last_output = str(step.outputs[-1])
-    shell_words = [_in_folder(word, folder) for word in step.argv()]
+    shell_words = [_in_folder(word, folder) for word in step.command.words()]
     command = " ".join(shell_words)
     return f"[ -e {_in_folder(last_output, folder)} ] || hydractl {command}"
 
 
 def _in_folder(word: str, folder: Path) -> str:
     """Return a word quoted for the shell, with ``$DIR`` in place of ``folder`` in a ``PATH`` or ``NAME=PATH``."""
-    name, equals, path = word.rpartition("=")
+    path = _path_in(word)
     if not path.startswith(f"{folder}/"):
         return shlex.quote(word)
-    quoted_name = ""
-    if name:
-        quoted_name = shlex.quote(name)
+    name = word.removesuffix(path)
+    quoted_name = shlex.quote(name) if name else ""
     path_in_folder = path.removeprefix(str(folder))
-    quoted_path = shlex.quote(path_in_folder)
-    return f'{quoted_name}{equals}"$DIR"{quoted_path}'
+    return f'{quoted_name}"$DIR"{shlex.quote(path_in_folder)}'

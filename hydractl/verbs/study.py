@@ -1,12 +1,11 @@
-"""``hydractl study``: does any of this help a model? It goes from MODEL and data to a verdict, by running commands."""
+"""``hydractl study``: does any of this help a model? It goes from MODEL and data to a verdict, by calls of verbs."""
 
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from hydractl.circuit.plan import SearchPlan
@@ -16,7 +15,7 @@ from hydractl.data import open_data
 from hydractl.distributed import processes
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
-from hydractl.expressions.data_sets import DataSpec, with_setting
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
@@ -25,51 +24,24 @@ from hydractl.files.study_answer import StudyAnswer, TimeRatio
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, SayOnce
-from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
-from hydractl.options.call import gather
-from hydractl.options.verbs import declared
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.studies.answer import Study
 from hydractl.studies.next_commands import next_commands
+from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
-from hydractl.studies.rows import (
-    DEFAULT,
-    MAKERS,
-    NEED_CLASSIFIER,
-    NEED_STEPS,
-    NEED_THREE,
-    NEED_TRAIN,
-    THREE,
-    Row,
-    Scale,
-    Workshop,
-    smaller,
-)
+from hydractl.studies.rows import KINDS
+from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
-from hydractl.studies.steps import Step, Value, in_order, script
+from hydractl.studies.steps import Step, script
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
 PLAN = "hydractl.study-plan/3"
-
-_MODEL = ("device", "labels", "prompt", "arch", "seed")
-_BATCHES = (*_MODEL, "batch_size", "dtype", "workers", "max_length")
-_COMMON = {
-    "extract-circuit": (*_BATCHES, "tower"),
-    "prune": (*_BATCHES, "tower"),
-    "finetune": _BATCHES,
-    "fuse": _MODEL,
-    "eval": (*_BATCHES, "limit"),
-    "calibrate": (*_BATCHES, "limit"),
-    "bench": (*_MODEL, "max_length"),
-}
-"""For each command, the options of a study that are passed on to it."""
-
-_NO_ENVIRONMENT = {"HYDRACTL_CONFIG": os.devnull}
 
 _TRAINING_PASSES = 4
 """Number of forward passes that take about as long as one training step (forward, backward and update)."""
@@ -82,12 +54,12 @@ _KEPT_BYTES = 1 << 30
 """Bytes of memory for decoded data, which all rows that run in this process share."""
 
 
-def run(opening: ModelOptions, request: StudyRequest, *, output: str | None, dry_run: bool, log: Log) -> Outcome:
+def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry_run: bool, log: Log) -> Outcome:
     """Run the steps of a study that are not done yet, and return its verdict.
 
     Args:
-        opening: how the model is opened.
         request: what is asked of the study.
+        opening: how the model is opened.
         output: the folder; None to name it after the model.
         dry_run: whether only to plan.
         log: the log.
@@ -109,7 +81,7 @@ def run(opening: ModelOptions, request: StudyRequest, *, output: str | None, dry
     try:
         plan = _claim_folder(request, sets, source, folder, log_once)
         with keeping_batches(_KEPT_BYTES):
-            return _carry_out(plan, sets.request, source, log_once)
+            return _carry_out(plan, source, sets.warnings, log_once)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 
@@ -117,329 +89,33 @@ def run(opening: ModelOptions, request: StudyRequest, *, output: str | None, dry
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StudyPlan:
-    """The rows and commands of one study. A row is a model or ensemble to compare, e.g. ``single`` or ``circuits``.
-
-    A step is one command of hydractl with its outputs and the steps that it needs. The methods only return steps; they
-    run nothing.
-
-    Attributes:
-        request: the options of the study.
-        workshop: what rows are made from: the model, the data, the folder and options of commands.
-        rows: the rows; the single model is the first.
-        fitted: options of ``eval`` for OOD scores on features; empty if there are no such scores.
-        warnings: sentences on what is odd about the data.
-    """
-
-    request: StudyRequest
-    workshop: Workshop
-    rows: Sequence[Row]
-    fitted: Mapping[str, Value]
-    warnings: Sequence[str] = ()
-
-    def predictions_by_row(self, purpose: str) -> dict[str, Path]:
-        """Return the file of predictions of every row, by the name of the row; see :meth:`predictions`."""
-        paths = {}
-        for row in self.rows:
-            paths[row.name] = self.predictions(row, purpose)
-        return paths
-
-    def predictions(self, row: Row, purpose: str) -> Path:
-        """Return the file that holds the predictions of a row.
-
-        Args:
-            row: the row.
-            purpose: ``choose`` for predictions on the data that rows are chosen by, ``test`` for those on the test
-                data.
-        """
-        file_name = f"{row.name}.pred.st"
-        return self.workshop.folder / purpose / file_name
-
-    def _eval_step(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
-        """Return the step that evaluates a row and stores its predictions.
-
-        Args:
-            row: the row.
-            purpose: ``choose`` or ``test``; names the subfolder of the outputs.
-            data_options: the options of ``eval`` that name the data.
-        """
-        predictions = f"{purpose}/{row.name}.pred.st"
-        document = f"{purpose}/{row.name}.json"
-        options: dict[str, Value] = dict(data_options)
-        options.update(self._feature_options(row))
-        options.update(row.options)
-        options["predictions"] = str(self.predictions(row, purpose))
-        options["resume"] = True
-        return self.workshop.step(
-            "eval",
-            [f"{row.name}={row.model}"],
-            options,
-            outputs=[predictions, document],
-            needs=row.steps,
-            output=document,
-        )
-
-    def _feature_options(self, row: Row) -> dict[str, Value]:
-        """Return the options of ``eval`` for OOD scores on features; empty if the row has none.
-
-        All commands for a row name the same file of features, so the row runs over the training data only once.
-        """
-        if not self.fitted or not row.stored:
-            return {}
-        features = self.workshop.folder / "choose" / f"{row.name}.features.st"
-        options = dict(self.fitted)
-        if "train" in options:
-            options["features"] = str(features)
-        return options
-
-    def choosing_step(self, row: Row) -> Step:
-        """Return the step that stores the logits of a row on the second halves of the validation data.
-
-        The model may have been trained on these samples, because no figure measured on them is reported.
-        """
-        ood: list[str] = []
-        for ood_set in self.request.choosing_sets():
-            ood.append(f"{ood_set.name}={_half(ood_set.spec, 2)}")
-        data_options: dict[str, Value] = {
-            "test": _half(self.request.val, 2),
-            "ood": ood,
-            "allow_seen": True,
-        }
-        return self._eval_step(row, "choose", data_options)
-
-    def testing_step(self, row: Row) -> Step:
-        """Return the step that stores the logits of a row on the test data."""
-        data_options: dict[str, Value] = {
-            "test": self.request.test.text,
-            "ood": [ood_set.text for ood_set in self.request.ood],
-        }
-        return self._eval_step(row, "test", data_options)
-
-    def step_of_best(self, row: Row, score: str, note: str) -> Step:
-        """Return the step that writes the best row as ``best.st``, with its temperature, threshold and OOD score.
-
-        Args:
-            row: the row that the study recommends.
-            score: the OOD score of the row.
-            note: a text to keep in the file; empty for no note.
-        """
-        options = self._calibration_options(row, score)
-        options["reuse"] = [str(self.predictions(row, "choose"))]
-        options["force"] = True
-        if note:
-            options["note"] = note
-        return self.workshop.step(
-            "calibrate",
-            [f"best={row.model}"],
-            options,
-            outputs=["best.st"],
-            needs=[self.choosing_step(row)],
-        )
-
-    def step_of_best_figures(self, row: Row, score: str) -> Step:
-        """Return the step that measures the best row with the calibration of ``best.st``.
-
-        It reuses the stored predictions of the row.
-        """
-        predictions_to_choose_by = self.predictions(row, "choose")
-        predictions_to_test_on = self.predictions(row, "test")
-        options: dict[str, Value] = {
-            "test": self.request.test.text,
-            "ood": [ood_set.text for ood_set in self.request.ood],
-        }
-        options.update(self._calibration_options(row, score))
-        options["bootstrap"] = str(self.request.bootstrap)
-        options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
-        options["force"] = True
-        return self.workshop.step(
-            "eval",
-            [f"best={row.model}"],
-            options,
-            outputs=["best.json"],
-            needs=[self.choosing_step(row), self.testing_step(row)],
-        )
-
-    def _calibration_options(self, row: Row, score: str) -> dict[str, Value]:
-        """Return the options that fit temperature and threshold of a row on the second half of the validation data."""
-        options: dict[str, Value] = {
-            "val": _half(self.request.val, 2),
-            "temperature": "fit",
-            "threshold": self.request.threshold,
-            "ood_score": score,
-        }
-        if score in ON_FEATURES:
-            feature_options = self._feature_options(row)
-            feature_options.pop("ood_score", None)  # it names all scores; only ``score`` is wanted here
-            if ON_FEATURES[score] != "words":
-                feature_options.pop("negative_words", None)
-            options.update(feature_options)
-        return options
-
-    def recalibration_options(self, row: Row, score: str) -> dict[str, Value]:
-        """Return the options that calibrate ``best.st`` again in the same way as the row that it was made from.
-
-        Args:
-            row: that row.
-            score: its OOD score.
-        """
-        options = self._calibration_options(row, score)
-        options.pop("features", None)  # the stored features belong to the file of the row, not to best.st
-        return options
-
-    def free_step(self, score: str) -> Step:
-        """Return the step that writes the single model with a free score as ``free.st``; no part of the study.
-
-        Args:
-            score: the OOD score.
-        """
-        single = self.rows[0]
-        options = self._calibration_options(single, score)
-        return self.workshop.step("calibrate", [f"free={single.model}"], options, outputs=["free.st"])
-
-    def card_step(self, row: Row, score: str, note: str) -> Step:
-        """Return the step that writes the card (``best.md``) of the best row."""
-        path = self.workshop.folder / "best.md"
-        options: dict[str, Value] = {"card": str(path), "force": True}
-        if note:
-            options["note"] = note
-        return Step(
-            verb="report",
-            models=(str(self.workshop.folder / "best.json"),),
-            options=options,
-            outputs=(path,),
-            needs=(self.step_of_best_figures(row, score),),
-            has_output=False,
-        )
-
-    def table_step(self, study: Study | None = None) -> Step:
-        """Return the step that puts the stored test predictions of all rows into one table, ``test.json``.
-
-        Each row has its own temperature. All rows have the OOD score of the single model, if they can compute it, and
-        also their own score.
-
-        Args:
-            study: what was chosen; None if nothing is chosen yet.
-        """
-        options: dict[str, Value] = {"bootstrap": str(self.request.bootstrap), "force": True}
-        if study is not None:
-            options.update(study.options_of_table())
-        if self.request.seed:
-            options["seed"] = str(self.request.seed)
-        models = []
-        needs = []
-        for row in self.rows:
-            predictions = self.predictions(row, "test")
-            models.append(f"{row.name}={predictions}")
-            needs.append(self.testing_step(row))
-        return Step(
-            verb="eval",
-            models=tuple(models),
-            options=options,
-            outputs=(self.workshop.folder / "test.json",),
-            needs=tuple(needs),
-        )
-
-    def timing_steps(self, row: Row, score: str, note: str) -> list[Step]:
-        """Return the step that times ``best.st``; empty if it is the single model, or if no times are asked for."""
-        if row.name == "single" or not self.request.timed:
-            return []
-        best_file = self.workshop.folder / "best.st"
-        step = self.workshop.step(
-            "bench",
-            [f"single={self.workshop.model}", f"best={best_file}"],
-            {"force": True},
-            outputs=["bench.json"],
-            needs=[self.step_of_best(row, score, note)],
-        )
-        return [step]
-
-    def measuring_steps(self) -> list[Step]:
-        """Return the steps that store predictions: first those to choose by, then those on the test data."""
-        choosing_steps = map(self.choosing_step, self.rows)
-        testing_steps = map(self.testing_step, self.rows)
-        return in_order([*choosing_steps, *testing_steps])
-
-    def last_steps(self, study: Study) -> list[Step]:
-        """Return the steps that remain when the best row is known."""
-        used = study.used
-        row = study.row(used.row)
-        steps = [self.table_step(study)]
-        steps += self._steps_of_best(row, used.score, study.note)
-        return steps
-
-    def outlined_steps(self) -> list[Step]:
-        """Return all steps that are known before anything is chosen, with the last row in place of the best row."""
-        steps = self.measuring_steps()
-        steps.append(self.table_step())
-        steps += self._steps_of_best(self.rows[-1], "SCORE", note="")
-        return in_order(steps)
-
-    def _steps_of_best(self, row: Row, score: str, note: str) -> list[Step]:
-        """Return the steps that write the best row as ``best.st``, measure it, write its card and time it."""
-        return [
-            self.step_of_best(row, score, note),
-            self.step_of_best_figures(row, score),
-            self.card_step(row, score, note),
-            *self.timing_steps(row, score, note),
-        ]
-
-
 def _asked_scale(request: StudyRequest) -> Scale:
     """Return the scale (which rows, and how large a search) that the settings ask for.
+
+    Without training data, ``default`` leaves out the rows that need them.
 
     Raises:
         UsageError: a row needs training data, and there are none.
     """
-    names_asked = ["single"]
-    for name in request.rows:
-        names_asked += _rows_meant(name, request)
-    if request.train is None:
-        for name in names_asked:
-            if name in NEED_TRAIN:
-                raise UsageError(f"--rows {name} needs --train, labelled training data")
-    rows = [name for name in MAKERS if name in names_asked]  # in the order of MAKERS, each once
+    rows = []
+    for name, kind in KINDS.items():
+        lacks_data = kind.needs_training_data and request.train is None
+        if name in request.rows and lacks_data:
+            raise UsageError(f"--rows {name} needs --train, labelled training data")
+        is_default = kind.default and "default" in request.rows and not lacks_data
+        if name == "single" or name in request.rows or is_default:
+            rows.append(name)
     samples = request.search_samples or request.limit
     return Scale(rows, request.approx, samples)
 
 
-def _plan_study(request: StudyRequest, source: Source, folder: Path, scale: Scale) -> StudyPlan:
-    """Return the rows of a study of this scale, with the commands that make and measure them.
+def _plan_study(request: StudyRequest, source: Source, folder: Path, scale: Scale) -> Plan:
+    """Return the rows of a study of this scale, with the steps that make and measure them.
 
     Raises:
         UsageError: the model cannot have a row, or its training would be too short.
     """
     _check_rows(request, source, scale)
-    workshop = _workshop(request, source, folder, scale)
-    rows: list[Row] = []
-    for row_name in scale.rows:
-        make_rows = MAKERS[row_name]
-        rows += make_rows(workshop)
-    return StudyPlan(request, workshop, rows, _options_of_feature_scores(request, source))
-
-
-def _workshop(request: StudyRequest, source: Source, folder: Path, scale: Scale) -> Workshop:
-    """Return what rows are made from: the model's heads, the data of the search, the folder, and options of commands.
-
-    Args:
-        request: the options of the study.
-        source: the model.
-        folder: the folder of the study.
-        scale: which rows there are, and how large the search is.
-    """
-    # The options of the search, and options that all commands of a kind share.
-    search_options: dict[str, Value] = {}
-    if scale.approx is not None:
-        search_options["approx"] = scale.approx
-    if scale.samples is not None:
-        search_options["limit"] = str(scale.samples)
-    objectives: Sequence[str] = ("avg",)
-    if NEED_THREE.intersection(scale.rows):
-        objectives = THREE
-    common: dict[str, Mapping[str, Value]] = {}
-    for verb, option_names in _COMMON.items():
-        common[verb] = request.common(option_names)
-    common["prune --circuit"] = request.common(_MODEL)
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, request.tower)
@@ -449,24 +125,19 @@ def _workshop(request: StudyRequest, source: Source, folder: Path, scale: Scale)
         heads_by_site[site_index] = len(source.description.mask.kept[site.path])
     late_site_indices = [source.sites.index(site) for site in _late_sites(sites)]
 
-    # Heads are searched on the first half of the validation data. Rows and scores are chosen on the second half, so
-    # that a search cannot favour its own row.
-    return Workshop(
-        model=request.model,
+    plan = Plan(
+        request=request,
+        scale=scale,
+        folder=folder,
         heads=heads_by_site,
         late=late_site_indices,
-        train=None if request.train is None else request.train.text,
-        val=_half(request.val, 1),
-        ood_val=_half(request.ood_val_sets()[0].spec, 1),
-        folder=folder,
-        search=search_options,
-        common=common,
-        training={"epochs": str(request.epochs), "lr": ",".join(map(repr, request.lr))},
-        objectives=objectives,
-        max_drop=request.max_drop,
-        seed=request.seed,
         has_classifier=_has_classifier(source),
+        fitted=_options_of_feature_scores(request, source),
     )
+    for name in scale.rows:
+        for row in KINDS[name].make(plan):
+            plan.add_row(row)
+    return plan
 
 
 def _has_classifier(source: Source) -> bool:
@@ -481,19 +152,19 @@ def _check_rows(request: StudyRequest, source: Source, scale: Scale) -> None:
         UsageError: there are such rows; the message names them.
     """
     has_classifier = _has_classifier(source)
-    rows_of_classifiers = [name for name in scale.rows if name in NEED_CLASSIFIER]
+    rows_of_classifiers = [name for name in scale.rows if KINDS[name].needs_classifier]
     if rows_of_classifiers and not has_classifier:
         raise UsageError(
             f"--rows {','.join(rows_of_classifiers)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
         )
-    rows_that_need_steps = [name for name in scale.rows if name in NEED_STEPS]
-    if not rows_that_need_steps:
+    least_by_row = {name: KINDS[name].least_steps for name in scale.rows if KINDS[name].least_steps}
+    if not least_by_row:
         return
     steps = _training_steps(request)
-    least = max(NEED_STEPS[name] for name in rows_that_need_steps)
+    least = max(least_by_row.values())
     if steps < least:
-        names = ",".join(rows_that_need_steps)
+        names = ",".join(least_by_row)
         raise UsageError(
             f"--rows {names}: a training of {least} steps or more is needed, and this one has {steps}",
             hint="more --epochs, or a smaller --batch-size",
@@ -514,12 +185,13 @@ def _late_sites(sites: Sequence[Site]) -> list[Site]:
 
 def _training_steps(request: StudyRequest) -> int:
     """Return the number of optimizer steps in the training of a row."""
-    samples = _count_samples(str(request.train))
+    assert request.train is not None  # rows that are trained are refused without it
+    samples = _count_samples(request.train)
     steps_an_epoch = math.ceil(samples / request.batch_size)
     return request.epochs * steps_an_epoch
 
 
-def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[str, Value]:
+def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[str, object]:
     """Return the options of ``eval`` for OOD scores on features; empty if there are no such scores.
 
     The scores are fitted to the training data or, without any, to the half of the validation data that the search uses.
@@ -544,40 +216,23 @@ def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[st
         return {}
 
     # The options. Scores on logits need not be named (except one): they are computed later from the stored logits.
-    options: dict[str, Value] = {"ood_score": [",".join(["msp", *names])]}
+    options: dict[str, object] = {"ood_score": [",".join(["msp", *names])]}
     if request.negative_words is not None:
         options["negative_words"] = request.negative_words
     if samples is None:
         return options
-    options["train"] = samples.spec.text
+    options["train"] = samples.spec
     # With few samples, the default number of neighbours (k) would be too large.
     neighbours = max(1, samples.count // _SAMPLES_A_NEIGHBOUR)
     if neighbours < _DEFAULT_NEIGHBOURS:
-        options["knn_k"] = str(neighbours)
+        options["knn_k"] = neighbours
     return options
-
-
-def _rows_meant(name: str, request: StudyRequest) -> list[str]:
-    """Return the rows that a name stands for: several for ``default``, itself for any other name.
-
-    Without training data, ``default`` leaves out the rows that need them.
-    """
-    if name != "default":
-        return [name]
-    if request.train is not None:
-        return list(DEFAULT)
-    return [row for row in DEFAULT if row not in NEED_TRAIN]
-
-
-def _half(spec: DataSpec, number: int) -> str:
-    """Return the spec of one half of a data set: the first half for ``number`` 1, the second for 2."""
-    return with_setting(spec.text, f"part={number}/2")
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
+def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log) -> Plan:
     """Create the folder of a study, or continue in the folder that the same command began; return the study's plan.
 
     Args:
@@ -597,8 +252,7 @@ def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: 
         scale = _read_scale(plan_file, decisive, sets)
     else:
         scale = _decide_scale_and_write_plan(plan_file, decisive, sets, source, folder, log)
-    plan = _plan_study(sets.request, source, folder, scale)
-    return replace(plan, warnings=sets.warnings)
+    return _plan_study(sets.request, source, folder, scale)
 
 
 def _make_folder(folder: Path, plan: Path) -> None:
@@ -700,7 +354,7 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
     request = sets.request
     scale, seconds = _scale_within_time(request, source, folder, log)
     plan = _plan_study(request, source, folder, scale)
-    commands = [step.argv() for step in plan.outlined_steps()]
+    commands = [step.command.words() for step in plan.outline()]
     return Outcome(StudyAnswer.planned(steps=commands, cut=scale.cut, seconds=seconds, warnings=sets.warnings))
 
 
@@ -720,7 +374,7 @@ def _scale_within_time(request: StudyRequest, source: Source, folder: Path, log:
     return scale, seconds
 
 
-def _estimate(plan: StudyPlan, blocks: int) -> float:
+def _estimate(plan: Plan, blocks: int) -> float:
     """Return an estimate of the seconds that searches, trainings and evaluations take.
 
     One batch of each search is timed. That gives the time for one sample in one block of the model, and from this
@@ -730,16 +384,10 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
         plan: the plan of the study.
         blocks: the number of blocks in the model.
     """
-    steps = in_order(map(plan.choosing_step, plan.rows))
-
-    # Time one batch of each search.
-    searches = [_probe_search(step) for step in steps if step.verb == "extract-circuit"]
+    # Time one batch of each search. Where no row needs one, a search is timed only for its speed.
+    searches = [_probe_search(step) for step in plan.steps if step.command.verb == "extract-circuit"]
     search_seconds = sum(search.seconds for search in searches)
-    if searches:
-        timed_search = searches[0]
-    else:
-        # No row needs a search; one is timed only for its speed.
-        timed_search = _probe_search(plan.workshop.search_of_circuits)
+    timed_search = searches[0] if searches else _probe_search(plan.search_of_circuits)
     # A sample-block is one sample run through one block.
     seconds_per_block = timed_search.seconds / timed_search.sample_blocks
 
@@ -747,49 +395,46 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     samples_per_row = _samples_of_a_row(plan)
     forward_passes = 0
     for row in plan.rows:
-        if "mc_dropout" in row.options:
-            passes_per_sample = 10  # each sample runs several times with other dropout
-        else:
-            passes_per_sample = 2  # a row takes about twice the single model's time
+        # Each sample runs several times with other dropout; any other row takes about twice the single model's time.
+        passes_per_sample = 10 if "mc_dropout" in row.options else 2
         forward_passes += passes_per_sample * samples_per_row
-    for step in steps:
-        if step.verb == "finetune" and "epochs" in step.options:  # a posterior takes no more than a pass
+    for step in plan.steps:
+        if step.command.verb == "finetune":
             forward_passes += _passes_of_training(step)
     return search_seconds + forward_passes * blocks * seconds_per_block
 
 
-def _samples_of_a_row(plan: StudyPlan) -> int:
+def _samples_of_a_row(plan: Plan) -> int:
     """Return how many samples each row is evaluated on or fitted to: validation, test, OOD and training data."""
     request = plan.request
     ood_sets = [*request.ood, *request.ood_val_sets()]
-    specs: list[str | DataSpec] = [request.val, request.test, *(ood_set.spec for ood_set in ood_sets)]
-    if "train" in plan.fitted:
-        specs.append(str(plan.fitted["train"]))
+    specs = [request.val, request.test, *(ood_set.spec for ood_set in ood_sets)]
+    fitted_to = plan.fitted.get("train")
+    if isinstance(fitted_to, DataSpec):
+        specs.append(fitted_to)
     return sum(_count_samples(spec, request.limit) for spec in specs)
 
 
-def _count_samples(spec: str | DataSpec, limit: int | None = None) -> int:
+def _count_samples(spec: DataSpec, limit: int | None = None) -> int:
     """Return how many samples a data set has, at most ``limit``."""
     dataset = open_data(spec, limit=limit, ignore_labels=True)
     return len(dataset)
 
 
 def _passes_of_training(step: Step) -> int:
-    """Return how many forward passes of one sample take as long as the training of a step."""
-    options = step.options
-    epochs = int(str(options["epochs"]))
-    learning_rates = str(options["lr"]).split(",")
-    train_samples = _count_samples(str(options["train"]))
-    val_samples = _count_samples(str(options["val"]))
+    """Return how many forward passes of one sample take as long as a training; 0 for a posterior."""
+    if "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
+        return 0
+    options = step.command.call(Log()).values
+    train_samples = _count_samples(options["train"])
+    val_samples = _count_samples(options["val"])
     passes_of_epoch = _TRAINING_PASSES * train_samples + val_samples
-    return len(learning_rates) * epochs * passes_of_epoch
+    return len(options["lr"]) * options["epochs"] * passes_of_epoch
 
 
 def _probe_search(step: Step) -> SearchPlan:
     """Return the plan of the search that a step runs, with its time measured on one batch."""
-    signature = declared(step.verb)
-    assert signature is not None
-    values = gather(signature, step.given, _NO_ENVIRONMENT, None).values
+    values = step.command.call(Log()).values
     opening = opening_options(**{name: values[name] for name in ("arch", "labels", "max_length", "prompt", "seed")})
     source = open_sources(values["model"], opening)[0]
     options = SearchOptions(**{field.name: values[field.name] for field in fields(SearchOptions)})
@@ -819,80 +464,62 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, log: Log) -> N
         log: receives which step runs.
     """
     for number, step in enumerate(steps, begun + 1):
-        line = f"step {number} of {all_steps}: hydractl {shlex.join(step.argv())}"
+        line = f"step {number} of {all_steps}: hydractl {shlex.join(step.command.words())}"
         if step.done:
             log.detail(f"{line}: done before")
             continue
         log.info(line)
-        _run_step(step, _StepLog(log))
+        step.command.run(_StepLog(log))
 
 
-def _run_step(step: Step, log: Log) -> None:
-    """Run one command.
-
-    It has every option that it needs, so environment variables and hydra.yaml are ignored.
-    """
-    signature = declared(step.verb)
-    assert signature is not None
-    call = gather(signature, step.given, _NO_ENVIRONMENT, None)
-    call.log = log
-    call.run()
-
-
-def _carry_out(plan: StudyPlan, request: StudyRequest, source: Source, log: Log) -> Outcome:
-    """Run the commands that are not done yet, choose a row on the validation data, test all rows, and write the answer.
+def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) -> Outcome:
+    """Run the steps that are not done yet, choose a row on the validation data, test all rows, and write the answer.
 
     Args:
-        plan: the plan of the study; commands whose outputs exist are not run again.
-        request: the options of the study, with those that follow from its data.
+        plan: the plan of the study; steps whose outputs exist are not run again.
         source: the model.
+        warnings: sentences on what is odd about the data.
         log: receives which step runs.
     """
-    folder = plan.workshop.folder
+    folder = plan.folder
+    request = plan.request
     for purpose in ("choose", "test"):
         subfolder = folder / purpose
         with storing(subfolder):
             subfolder.mkdir(exist_ok=True)
-    choosing_steps = in_order(map(plan.choosing_step, plan.rows))
-    measuring_steps = plan.measuring_steps()
-    steps_expected = len(plan.outlined_steps())
+    testing_steps = plan.testing_steps()
+    steps_expected = len(plan.outline())
     given_score = stored_score(source.description.extra)
     study = Study(plan.rows, request.max_drop, request.bootstrap, request.seed, log, given_score)
 
     # Choose on the validation data, and store the choice before any test sample is read.
-    _run_steps(choosing_steps, steps_expected, 0, log)
+    _run_steps(plan.steps, steps_expected, 0, log)
     study.choose(plan.predictions_by_row("choose"))
     with Output(folder / "choice.json", force=True) as output:
         write_json(output, study.choice_document())
 
     # Test every row.
-    testing_steps = [step for step in measuring_steps if step not in choosing_steps]
-    _run_steps(testing_steps, steps_expected, len(choosing_steps), log)
+    _run_steps(testing_steps, steps_expected, len(plan.steps), log)
     study.test(plan.predictions_by_row("test"))
 
     # Write the best row as best.st, measure it, and read back what was stored in it.
-    steps = in_order([*measuring_steps, *plan.last_steps(study)])
-    last_steps = [step for step in steps if step not in measuring_steps]
+    used = study.used
+    row = study.row(used.row)
+    measuring_steps = [*plan.steps, *testing_steps]
+    last_steps = plan.last_steps(row, used.score, study.note, study.options_of_table())
+    steps = [*measuring_steps, *last_steps]
     _run_steps(last_steps, len(steps), len(measuring_steps), log)
-    best = folder / "best.st"
-    stored_in_best = _stored_results(best)
-    stored_threshold = stored_in_best.get("threshold")
+    stored_threshold = _stored_results(folder / "best.st").get("threshold")
     threshold = None
     if isinstance(stored_threshold, Mapping):
         threshold = ThresholdRecord.model_validate(stored_threshold)
 
     # Make the answer.
-    commands = [step.argv() for step in steps]
+    commands = [step.command.words() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
-    row_used = study.row(study.used.row)
-    calibration = plan.recalibration_options(row_used, study.used.score)
-    free_score = study.free_alternative
-    free = None
-    if free_score is not None:
-        free = plan.free_step(free_score)
-    commands_to_go_on = next_commands(request, folder, calibration, free=free)
-    answer = answer.model_copy(update={"next": commands_to_go_on})
-    return _write(plan, answer, steps)
+    commands_to_go_on = next_commands(plan, row, used.score, study.free_alternative)
+    answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
+    return _write(folder, answer, steps)
 
 
 def _stored_results(model: Path) -> Mapping[str, object]:
@@ -901,27 +528,24 @@ def _stored_results(model: Path) -> Mapping[str, object]:
     return source.description.extra
 
 
-def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
+def _write(folder: Path, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     """Write the report, the script and the answer into the folder of a study.
 
     Returns:
         The answer, with the times of the best row if they were measured, and the files that a person wants.
     """
-    folder = plan.workshop.folder
-    if plan.warnings:
-        answer = answer.model_copy(update={"warnings": list(plan.warnings)})
     table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
     page = render(table, study=answer)
-    commands = script(_steps_to_best(steps, folder), steps, folder, Path.cwd())
+    commands = script(steps, [folder / "best.st", folder / "best.json"], folder, Path.cwd())
     script_bytes = commands.encode("utf-8", "surrogateescape")
     _write_bytes(folder / "report.html", page)
     _write_bytes(folder / "study.sh", script_bytes)
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_dict())
 
-    is_timed = any(step.verb == "bench" for step in steps)
+    is_timed = any(step.command.verb == "bench" for step in steps)
     if is_timed:
         # Times are added only for the terminal; in the folder, only bench.json holds them.
         answer = answer.model_copy(update={"latency": _latency(folder / "bench.json")})
@@ -933,16 +557,6 @@ def _write_bytes(path: Path, content: bytes) -> None:
     """Write a file in one go; an existing file is replaced."""
     with Output(path, force=True) as output:
         write_with(output, lambda handle: handle.write(content))
-
-
-def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
-    """Return the steps that write ``best.st`` or its figures, ``best.json``."""
-    files_of_best = {folder / "best.st", folder / "best.json"}
-    steps_to_best = []
-    for step in steps:
-        if not files_of_best.isdisjoint(step.outputs):
-            steps_to_best.append(step)
-    return steps_to_best
 
 
 def _latency(path: Path) -> list[TimeRatio]:

@@ -1,31 +1,68 @@
-"""The steps of a study: their order, when they are done, and the script that makes them again."""
+"""The steps of a study: when they are done, which of them a file needs, and the script that makes them again."""
 
 from __future__ import annotations
 
 import itertools
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hydractl.studies.rows import MAKERS, Scale, Workshop, smaller
-from hydractl.studies.steps import Step, in_order, script
+from hydractl.options.command import Command
+from hydractl.studies.plan import Plan, Row
+from hydractl.studies.rows import KINDS
+from hydractl.studies.scale import Scale, smaller
+from hydractl.studies.steps import Step, leading_to, script
+from tests.calls import study_request
+
+DATA: dict[str, Any] = {
+    "train": "train.npz",
+    "val": "val.npz",
+    "ood_val": ["ood.npz"],
+    "test": "test.npz",
+    "ood": ["noise=noise.npz"],
+}
 
 
-def step(name: str, *needs: Step, files: tuple[str, ...] = ()) -> Step:
-    return Step("prune", ("vit.st",), {}, tuple(map(Path, files or (f"{name}.st",))), needs)
+def step(name: str, *models: str, files: tuple[str, ...] = ()) -> Step:
+    return Step(Command("fuse", models, {"output": f"{name}.st"}), tuple(map(Path, files or (f"{name}.st",))))
 
 
-def test_a_step_comes_behind_all_that_it_needs_and_once() -> None:
-    search = step("circuit")
-    members = [step(name, search) for name in ("a", "b")]
-    fused = step("fused", *members)
-    assert in_order([fused, *members, search]) == [search, *members, fused]
+def planned(heads: dict[int, int], *rows: str, has_classifier: bool = True, **asked: Any) -> tuple[Plan, list[Row]]:
+    """A plan with these rows, of a model with so many heads by site."""
+    scale = Scale(rows, approx=None, samples=None)
+    plan = Plan(study_request(**DATA, **asked), scale, Path("out"), heads, [max(heads)], has_classifier)
+    return plan, [made for name in rows for made in KINDS[name].make(plan)]
+
+
+def test_a_file_needs_the_steps_that_write_what_its_own_names() -> None:
+    members = [step("a", "vit.st"), step("b", "vit.st", files=("b.mask.json", "b.st"))]
+    other = step("c", "a.st")
+    fused = step("fused", "a.st", "row=b.st")
+    assert leading_to([*members, other, fused], Path("fused.st")) == [*members, fused]
+    assert leading_to([*members, other, fused], Path("c.st")) == [members[0], other]
+
+
+def test_every_step_stands_behind_those_whose_files_it_reads() -> None:
+    plan, rows = planned({0: 4, 1: 4, 2: 4}, *KINDS)
+    assert [row.name.partition("@")[0] for row in rows if "avg" not in row.name] == [
+        name for name in KINDS if name != "whole-avg"
+    ]
+    written: set[str] = set()
+    for one in plan.steps:
+        read = {file for file in one.files if file.startswith("out/")}
+        written |= {str(path) for path in one.outputs}
+        last_output = str(one.command.arguments["output"])
+        assert read <= {*written, last_output}
+    for row in rows:
+        assert row.model.text in {"model.st", *written}
 
 
 def test_a_step_is_done_when_all_its_files_are_there(tmp_path: Path) -> None:
     files = (tmp_path / "a.mask.json", tmp_path / "a.st")
-    prune = Step("prune", ("vit.st",), {}, files)
+    prune = Step(Command("prune", ("vit.st",), {}), files)
     for file in files:
         assert not prune.done
         file.touch()
@@ -44,46 +81,43 @@ def test_the_script_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("part", "count"), [(1 / 3, 4), (1 / 100, 1), (1.0, 11)])
 def test_a_share_of_the_heads_is_at_least_one_and_never_all(part: float, count: int) -> None:
-    workshop = Workshop("vit.st", {0: 4, 1: 4, 2: 4}, [2], None, "val", "ood", Path("out"))
-    assert workshop.share(part) == count
+    plan, _ = planned({0: 4, 1: 4, 2: 4})
+    assert plan.share(part) == count
 
 
 def trainings(row: str, seed: int, has_classifier: bool = True) -> list[Step]:
-    """The trainings of one row of a study with that seed."""
-    workshop = Workshop(
-        *("vit.st", {0: 4}, [0], "train", "val", "ood", Path("out")), seed=seed, has_classifier=has_classifier
-    )
-    (made,) = MAKERS[row](workshop)
-    return [step for step in in_order(made.steps) if step.verb in ("finetune", "prune")]
+    """The steps that make the members of one row of a study with that seed."""
+    plan, _ = planned({0: 4}, row, has_classifier=has_classifier, seed=str(seed))
+    return [step for step in plan.steps if step.command.verb in ("finetune", "prune")]
+
+
+def values(steps: Sequence[Step], name: str) -> list[object]:
+    return [step.command.arguments.get(name) for step in steps]
 
 
 @pytest.mark.parametrize("row", ["deep", "deep-random", "lora", "taylor"])
 def test_studies_of_two_seeds_have_no_member_in_common(row: str) -> None:
-    seeds = [[step.options["seed"] for step in trainings(row, seed)] for seed in (0, 1, 2)]
-    assert seeds == [["0", "1", "2"], ["3", "4", "5"], ["6", "7", "8"]]
+    seeds = [values(trainings(row, seed), "seed") for seed in (0, 1, 2)]
+    assert seeds == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     files = [[step.outputs for step in trainings(row, seed)] for seed in (0, 1)]
     assert files[0] == files[1]
 
 
 def test_every_training_of_every_row_tries_the_same_learning_rates() -> None:
-    training = {"epochs": "2", "lr": "0.001,0.01"}
-    workshop = Workshop(*("vit.st", {0: 4}, [0], "train", "val", "ood", Path("out")), training=training)
-    tried = []
-    for make in MAKERS.values():
-        for made in make(workshop):
-            steps = [step for step in in_order(made.steps) if step.verb == "finetune"]
-            tried += [step.options["lr"] for step in steps if step.options.get("ensemble") != "laplace"]
-    assert len(tried) > 20 and set(tried) == {"0.001,0.01"}
+    plan, _ = planned({0: 4}, *KINDS, lr="0.001,0.01")
+    finetuned = [step for step in plan.steps if step.command.verb == "finetune"]
+    tried = [step.command.arguments["lr"] for step in finetuned if "epochs" in step.command.arguments]
+    assert len(tried) > 20 and all(rates == [0.001, 0.01] for rates in tried)
+    assert len(finetuned) == len(tried) + 1  # that of laplace fits a posterior
 
 
 def test_members_are_averaged_in_rows_of_pruned_members_alone() -> None:
     """Rivals are their members as they were trained: their authors average no weights."""
-    workshop = Workshop(*("vit.st", {0: 4, 1: 4}, [0, 1], "train", "val", "ood", Path("out")))
     merges: dict[object, set[str]] = {}
-    for name, make in MAKERS.items():
-        for made in make(workshop):
-            for fusion in (step for step in made.steps if step.verb == "fuse"):
-                merges.setdefault(fusion.options.get("merge"), set()).add(name)
+    for name in KINDS:
+        plan, _ = planned({0: 4, 1: 4}, name)
+        for fusion in (step for step in plan.steps if step.command.verb == "fuse"):
+            merges.setdefault(fusion.command.arguments.get("merge"), set()).add(name)
     pruned = {"whole-avg", "whole-auto", "whole-late", "whole-three"}
     pruned |= {"circuits", "taylor", "circuits-tuned", "taylor-tuned"}
     assert merges.keys() == {None, "none"}
@@ -93,7 +127,7 @@ def test_members_are_averaged_in_rows_of_pruned_members_alone() -> None:
 
 def test_a_deep_ensemble_starts_from_the_checkpoint_with_new_classifiers_where_there_are_any() -> None:
     def starts(row: str, has_classifier: bool) -> set[object]:
-        return {step.options.get("init") for step in trainings(row, 0, has_classifier)}
+        return set(values(trainings(row, 0, has_classifier), "init"))
 
     assert starts("deep", True) == {"head"}
     assert starts("deep", False) == {None}

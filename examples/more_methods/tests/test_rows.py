@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.studies.rows import MAKERS, Workshop
+from hydractl.studies.plan import Plan
+from hydractl.studies.rows import KINDS
+from hydractl.studies.scale import Scale
+from tests.calls import study_request
 from tests.image_data import write_images
 from tests.running import run
 from tests.test_numbers import commands_in_scripts, parse_verb
@@ -26,12 +29,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_they_are_there_and_no_weights_are_averaged_in_them() -> None:
-    workshop = Workshop(*("vit.st", {0: 4, 1: 4}, [0, 1], "train", "val", "ood", Path("out")))
+    request = study_request(
+        train="train.npz", val="val.npz", ood_val=["seen.npz"], test="test.npz", ood=["a=noise.npz"]
+    )
     for name in ROWS:
-        (row,) = MAKERS[name](workshop)
-        fusions = [step for step in row.steps if step.verb == "fuse"]
+        plan = Plan(request, Scale([name], None, None), Path("out"), {0: 4, 1: 4}, [0, 1])
+        (_,) = KINDS[name].make(plan)
+        fusions = [step.command for step in plan.steps if step.command.verb == "fuse"]
         assert len(fusions) == (0 if name == "swa" else 1)
-        assert all(step.options["merge"] == "none" for step in fusions)
+        assert all(fusion.arguments["merge"] == "none" for fusion in fusions)
 
 
 def test_an_average_of_twenty_weights_needs_steps(capsys: pytest.CaptureFixture[str]) -> None:

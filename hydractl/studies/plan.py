@@ -1,0 +1,475 @@
+"""The plan of a study: its rows, and the list of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.expressions.models import ModelRef
+from hydractl.methods.study_rows import MEMBERS
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.options.command import Command
+from hydractl.studies.request import StudyRequest
+from hydractl.studies.scale import Scale
+from hydractl.studies.steps import Step, leading_to
+
+_OF_A_MODEL = ("device", "labels", "prompt", "arch", "seed")
+_OF_BATCHES = (*_OF_A_MODEL, "batch_size", "dtype", "workers", "max_length")
+_SHARED: Mapping[str, Sequence[str]] = {
+    "extract-circuit": (*_OF_BATCHES, "tower"),
+    "prune": (*_OF_BATCHES, "tower"),
+    "finetune": _OF_BATCHES,
+    "fuse": _OF_A_MODEL,
+    "eval": (*_OF_BATCHES, "limit"),
+    "calibrate": (*_OF_BATCHES, "limit"),
+    "bench": (*_OF_A_MODEL, "max_length"),
+}
+"""By verb, the options of a study that its steps share."""
+
+Circuit = tuple[Path, int]
+"""The file of a circuit, and how many heads are removed by it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a study: a model or an ensemble that is compared with the others.
+
+    Attributes:
+        name: its name in tables and in the names of its files.
+        model: its MODEL.
+        options: further options of ``eval`` for this row.
+        stored: whether it is a single file, so that it can become ``best.st``.
+        circuit: the circuit that it is made with; None without one.
+        trained: the models that trainings made for it, in their order; one for each training.
+    """
+
+    name: str
+    model: ModelRef
+    options: Mapping[str, object] = field(default_factory=dict)
+    stored: bool = True
+    circuit: Circuit | None = None
+    trained: Sequence[Path] = ()
+
+
+@dataclass
+class Plan:
+    """What the rows of a study are made from, and the list of steps that grows while they are planned.
+
+    Nothing runs here. A site is an attention layer of the model, given by its index; a tower is an encoder, of images
+    or of texts.
+
+    Attributes:
+        request: what is asked of the study.
+        scale: which rows there are, and how large the search is.
+        folder: the folder of the study.
+        heads: by site, the number of its heads, for the sites that heads may be removed from.
+        late: the sites in the last third of each tower.
+        has_classifier: whether the model has a classifier; a zero-shot model has none.
+        fitted: options of ``eval`` for OOD scores on features; empty if there are no such scores.
+        steps: the steps up to the choice, each behind those that it needs.
+        rows: the rows; the single model is the first.
+    """
+
+    request: StudyRequest
+    scale: Scale
+    folder: Path
+    heads: Mapping[int, int]
+    late: Sequence[int]
+    has_classifier: bool = True
+    fitted: Mapping[str, object] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def model(self) -> ModelRef:
+        """The studied model."""
+        return self.request.model
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds of members that differ only in their seed; studies with different seeds share none."""
+        first = MEMBERS * self.request.seed
+        return range(first, first + MEMBERS)
+
+    def share(self, part: float) -> int:
+        """Return about this share of the number of all heads, e.g. 1/6; it is at least one, and never all heads."""
+        total = sum(self.heads.values())
+        rounded = round(part * total)
+        at_least_one = max(1, rounded)
+        return min(at_least_one, total - 1)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        verb: str,
+        models: Sequence[str | ModelRef],
+        arguments: Mapping[str, object],
+        outputs: Sequence[str],
+        *,
+        output: str | None = None,
+        shared: Sequence[str] | None = None,
+    ) -> Step:
+        """Return the step of one call, with its files in the folder of the study.
+
+        Args:
+            verb: the verb.
+            models: its MODEL arguments.
+            arguments: its options; they override the shared ones.
+            outputs: the names of the files that it writes.
+            output: the name for ``-o``; None for the first of ``outputs``.
+            shared: the options that it shares with the study where somebody gave them; None for those of its verb.
+        """
+        paths = tuple(self.folder / name for name in outputs)
+        written = paths[0] if output is None else self.folder / output
+        common = self.request.given_of(_SHARED[verb] if shared is None else shared)
+        return Step(Command(verb, tuple(models), {**common, **arguments, "output": str(written)}), paths)
+
+    def add(self, step: Step) -> Step:
+        """Add a step to the plan, unless it is there; return it."""
+        if step not in self.steps:
+            self.steps.append(step)
+        return step
+
+    # --- searches -----------------------------------------------------------------------------------------------------
+
+    @property
+    def search_of_circuits(self) -> Step:
+        """The step that searches the circuits of all objectives, with a file for each.
+
+        It removes as many heads as the row that needs most; the other rows use only its first removals.
+        """
+        objectives = self.scale.objectives
+        if len(objectives) == 1:
+            return self._search(objectives, self.share(1 / 4), {}, ["circuit.json"], "circuit.json")
+        outputs = [f"circuit.{objective}.json" for objective in objectives]
+        return self._search(objectives, self.share(1 / 3), {}, outputs, "circuit.json")
+
+    def circuit(self, objective: str) -> Path:
+        """Plan the search of circuits, and return the file of the circuit of an objective."""
+        search = self.add(self.search_of_circuits)
+        index = self.scale.objectives.index(objective)
+        return search.outputs[index]
+
+    def late_circuit(self) -> Circuit:
+        """Plan a search in the late sites (attention layers) alone, and return its circuit.
+
+        It removes a sixth of all heads, but leaves at least one head in these sites.
+        """
+        removable = sum(self.heads[site] for site in self.late) - 1  # a head must stay
+        budget = max(1, min(self.share(1 / 6), removable))
+        sites = ",".join(map(str, self.late))
+        search = self._search(("avg",), budget, {"sites": sites}, ["circuit.late.json"], "circuit.late.json")
+        return self.add(search).outputs[0], budget
+
+    def _search(
+        self, objectives: Sequence[str], budget: int, sites: Mapping[str, str], outputs: Sequence[str], output: str
+    ) -> Step:
+        """Return the step of a search for circuits, on the first half of the validation data.
+
+        Rows and scores are chosen on the second half, so that a search cannot favour its own row.
+
+        Args:
+            objectives: the objectives.
+            budget: how many heads are removed.
+            sites: the option ``sites`` with the attention layers to search; empty for all of them.
+            outputs: the files of the circuits.
+            output: the value of ``-o``.
+        """
+        arguments: dict[str, object] = {
+            "val": half(self.request.val, 1),
+            "ood_val": half(self.request.ood_val_sets()[0].spec, 1),
+            "objective": list(objectives),
+            "budget": budget,
+        }
+        if self.scale.approx is not None:
+            arguments["approx"] = self.scale.approx
+        if self.scale.samples is not None:
+            arguments["limit"] = self.scale.samples
+        return self.step(
+            "extract-circuit", [self.model], {**arguments, **sites, "resume": True}, outputs, output=output
+        )
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    def pruned(self, name: str, circuit: Path, remove: int | None) -> ModelRef:
+        """Plan a member that is pruned by a circuit, and return its file.
+
+        Args:
+            name: the name of the member.
+            circuit: the file of the circuit.
+            remove: how many heads are removed; None for as many as ``--max-drop`` allows.
+        """
+        arguments: dict[str, object] = {"circuit": str(circuit), "remove": remove, "force": True}
+        if remove is None:
+            arguments = {
+                "circuit": str(circuit),
+                "remove": "auto",
+                "max_drop": self.request.max_drop,
+                "force": True,
+            }
+        return self._pruned(name, arguments, shared=_OF_A_MODEL)
+
+    def pruned_by_taylor(self, name: str, remove: int, seed: int) -> ModelRef:
+        """Plan a member that is pruned by Taylor scores of training samples drawn by a seed, and return its file."""
+        arguments = {
+            "method": "taylor",
+            "scope": "global",
+            "remove": remove,
+            "samples": 128,  # members differ only in their samples; with more, they would rank the heads alike
+            "data": self.request.train,
+            "force": True,
+            "seed": seed,
+        }
+        return self._pruned(name, arguments)
+
+    def _pruned(self, name: str, arguments: Mapping[str, object], shared: Sequence[str] | None = None) -> ModelRef:
+        """Plan a step that removes heads, and return the file of the model."""
+        model = f"{name}.st"
+        outputs = [f"{name}.mask.json", model]
+        step = self.step("prune", [self.model], arguments, outputs, output=model, shared=shared)
+        return _model(self.add(step).outputs[-1])
+
+    def with_pruned_weights(self, name: str, method: str, keep: float) -> ModelRef:
+        """Plan a model of which this share of all parameters is kept by a method, and return its file."""
+        arguments: dict[str, object] = {"method": method, "weights": keep, "force": True}
+        if method == "oba":  # the only method that reads training data
+            arguments["data"] = self.request.train
+            arguments["samples"] = 128  # per step; OBA takes many steps
+        step = self.add(self.step("prune", [self.model], arguments, [f"{name}.st"]))
+        return _model(step.outputs[0])
+
+    def tuned(self, member: ModelRef) -> ModelRef:
+        """Plan the fine-tuning of a member, and return its file."""
+        name = Path(member.text).stem
+        return self.trained(f"{name}.tuned", {}, model=member)[0]
+
+    def trained(
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        *,
+        members: int | None = None,
+        model: ModelRef | None = None,
+        seed: int | None = None,
+    ) -> list[ModelRef]:
+        """Plan one training, and return the files of the models that it writes.
+
+        Args:
+            name: the name of the model; with ``members``, the beginning of their names.
+            arguments: options beside those of every training.
+            members: the number of models that it writes; None for one, without a number in its name.
+            model: the model to train; None for the studied one.
+            seed: its seed; None for that of the study.
+        """
+        request = self.request
+        training = {"train": request.train, "val": half(request.val, 1), "epochs": request.epochs, "lr": request.lr}
+        outputs = [f"{name}.st"]
+        if members is not None:
+            outputs = [f"{name}.{number}.st" for number in range(1, members + 1)]
+        seeded = {} if seed is None else {"seed": seed}
+        options = {**training, **arguments, "resume": True, **seeded}
+        step = self.step("finetune", [model or self.model], options, outputs, output=f"{name}.st")
+        return list(map(_model, self.add(step).outputs))
+
+    def trained_by_seeds(self, name: str, arguments: Mapping[str, object], members: int = MEMBERS) -> list[ModelRef]:
+        """Plan trainings of the studied model that differ only in their seeds, and return the files of the models.
+
+        Args:
+            name: the beginning of the names of their files; the number of the member follows.
+            arguments: options beside those of every training.
+            members: the number of trainings.
+        """
+        models = []
+        for member, seed in enumerate(self.seeds[:members]):
+            models += self.trained(f"{name}{member}", arguments, seed=seed)
+        return models
+
+    def row(self, name: str, model: ModelRef, circuit: Circuit | None = None) -> Row:
+        """Return the row of one file."""
+        steps = leading_to(self.steps, Path(model.text))
+        trained = [step.outputs[-1] for step in steps if step.command.verb == "finetune"]
+        return Row(name, model, circuit=circuit, trained=trained)
+
+    def fused_row(
+        self,
+        name: str,
+        members: Sequence[ModelRef],
+        *,
+        circuit: Circuit | None = None,
+        merge: str | None = None,
+        file: str | None = None,
+    ) -> Row:
+        """Plan the fusion of members, and return its row.
+
+        Args:
+            name: the name of the row.
+            members: the files of the members.
+            circuit: the circuit that they are made with; None without one.
+            merge: the value of ``fuse --merge``; None for the default.
+            file: the name of the file without ``.st``; None for that of the row.
+        """
+        arguments: dict[str, object] = {"force": True}
+        if merge is not None:
+            arguments["merge"] = merge
+        step = self.add(self.step("fuse", members, arguments, [f"{file or name}.st"]))
+        return self.row(name, _model(step.outputs[0]), circuit)
+
+    # --- measuring ----------------------------------------------------------------------------------------------------
+
+    def predictions(self, row: Row, purpose: str) -> Path:
+        """Return the file that holds the predictions of a row.
+
+        Args:
+            row: the row.
+            purpose: ``choose`` for predictions on the data that rows are chosen by, ``test`` for those on the test
+                data.
+        """
+        return self.folder / purpose / f"{row.name}.pred.st"
+
+    def predictions_by_row(self, purpose: str) -> dict[str, Path]:
+        """Return the file of predictions of every row, by the name of the row; see :meth:`predictions`."""
+        return {row.name: self.predictions(row, purpose) for row in self.rows}
+
+    def add_row(self, row: Row) -> None:
+        """Add a row, and the step that stores its logits on the second halves of the validation data.
+
+        The model may have been trained on these samples, because no figure measured on them is reported.
+        """
+        ood = []
+        for ood_set in self.request.choosing_sets():
+            spec = half(ood_set.spec, 2)
+            ood.append(OodSet(f"{ood_set.name}={spec}", ood_set.name, None, spec))
+        self.rows.append(row)
+        data = {"test": half(self.request.val, 2), "ood": ood, "allow_seen": True}
+        self.add(self._eval_step(row, "choose", data))
+
+    def testing_steps(self) -> list[Step]:
+        """Return the steps that store the logits of all rows on the test data."""
+        data = {"test": self.request.test, "ood": self.request.ood}
+        return [self._eval_step(row, "test", data) for row in self.rows]
+
+    def _eval_step(self, row: Row, purpose: str, data: Mapping[str, object]) -> Step:
+        """Return the step that evaluates a row and stores its predictions.
+
+        Args:
+            row: the row.
+            purpose: ``choose`` or ``test``; names the subfolder of the outputs.
+            data: the options of ``eval`` that name the data.
+        """
+        predictions = f"{purpose}/{row.name}.pred.st"
+        document = f"{purpose}/{row.name}.json"
+        arguments = {
+            **data,
+            **self._feature_arguments(row),
+            **row.options,
+            "predictions": str(self.folder / predictions),
+            "resume": True,
+        }
+        model = ModelRef.of_row(row.name, [row.model])
+        return self.step("eval", [model], arguments, [predictions, document], output=document)
+
+    def _feature_arguments(self, row: Row) -> dict[str, object]:
+        """Return the options of ``eval`` for OOD scores on features; empty if the row has none.
+
+        All calls for a row name the same file of features, so the row runs over the training data only once.
+        """
+        if not self.fitted or not row.stored:
+            return {}
+        arguments = dict(self.fitted)
+        if "train" in arguments:
+            arguments["features"] = str(self.folder / "choose" / f"{row.name}.features.st")
+        return arguments
+
+    # --- the best row -------------------------------------------------------------------------------------------------
+
+    def last_steps(self, row: Row, score: str, note: str, of_table: Mapping[str, object]) -> list[Step]:
+        """Return the steps that remain when the row to use is known, with its OOD score.
+
+        They put all rows into one table, write the row as ``best.st``, measure it, write its card and time it.
+
+        Args:
+            row: the row.
+            score: its OOD score.
+            note: a sentence on how it was chosen; empty without one.
+            of_table: the options of ``eval`` with the scores and temperatures of the rows.
+        """
+        noted = {"note": note} if note else {}
+        best = ModelRef.of_row("best", [row.model])
+        predictions = [str(self.predictions(row, purpose)) for purpose in ("choose", "test")]
+        calibration = self.calibration(row, score)
+        force = {"force": True}
+
+        # The stored predictions of all rows, each with its own temperature.
+        table = {"bootstrap": self.request.bootstrap, **force, **of_table}
+        if self.request.seed:
+            table["seed"] = self.request.seed
+        rows = [f"{row.name}={self.predictions(row, 'test')}" for row in self.rows]
+        steps = [self.step("eval", rows, table, ["test.json"], shared=())]
+
+        # The row itself, with its temperature, threshold and score; and its figures with them.
+        calibrated = {**calibration, "reuse": predictions[:1], **force, **noted}
+        steps.append(self.step("calibrate", [best], calibrated, ["best.st"]))
+        data = {"test": self.request.test, "ood": self.request.ood}
+        measured = {**data, **calibration, "bootstrap": self.request.bootstrap, "reuse": predictions, **force}
+        steps.append(self.step("eval", [best], measured, ["best.json"]))
+
+        figures = str(self.folder / "best.json")
+        card = self.folder / "best.md"
+        steps.append(Step(Command("report", (figures,), {"card": str(card), **force, **noted}), (card,)))
+
+        # Nothing is to compare of the single model.
+        if self.request.timed and row.name != "single":
+            models = [ModelRef.of_row("single", [self.model]), ModelRef(f"best={self.folder / 'best.st'}")]
+            steps.append(self.step("bench", models, force, ["bench.json"]))
+        return steps
+
+    def outline(self) -> list[Step]:
+        """Return all steps as they are known before the choice, with the last row in place of the best one."""
+        return [*self.steps, *self.testing_steps(), *self.last_steps(self.rows[-1], "SCORE", "", {})]
+
+    def calibration(self, row: Row, score: str, *, again: bool = False) -> dict[str, object]:
+        """Return the options that fit temperature and threshold of a row on the second half of the validation data.
+
+        Args:
+            row: the row.
+            score: its OOD score.
+            again: whether they are for another file than that of the row, whose stored features are not its own.
+        """
+        arguments: dict[str, object] = {
+            "val": half(self.request.val, 2),
+            "temperature": "fit",
+            "threshold": self.request.threshold,
+            "ood_score": score,
+        }
+        if score not in ON_FEATURES:
+            return arguments
+        of_features = self._feature_arguments(row)
+        of_features.pop("ood_score", None)  # it names all scores; only ``score`` is wanted here
+        if ON_FEATURES[score] != "words":
+            of_features.pop("negative_words", None)
+        if again:
+            of_features.pop("features", None)
+        return {**arguments, **of_features}
+
+    def free_command(self, score: str) -> Command:
+        """Return the call that writes the single model with a free score as ``free.st``; no part of the study.
+
+        Args:
+            score: the OOD score.
+        """
+        single = self.rows[0]
+        model = ModelRef.of_row("free", [single.model])
+        return self.step("calibrate", [model], self.calibration(single, score), ["free.st"]).command
+
+
+def _model(file: Path) -> ModelRef:
+    """Return the model of a file."""
+    return ModelRef(str(file))
+
+
+def half(spec: DataSpec, number: int) -> DataSpec:
+    """Return one half of a data set: the first half for ``number`` 1, the second for 2."""
+    return spec.with_setting(f"part={number}/2")
