@@ -37,7 +37,7 @@ from hydractl.evaluation.measuring import Measuring
 from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
 from hydractl.evaluation.predicting import LineForm, predicted_windows
 from hydractl.evaluation.predictions.lines import json_line
-from hydractl.evaluation.predictions.reading import LogitsBatch
+from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.expressions.data_sets import DataSpec, OodSet

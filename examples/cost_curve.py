@@ -26,7 +26,8 @@ from chain import OBJECTIVES, hydractl
 from intervals import first_good_score
 from matplotlib.figure import Figure
 
-from hydractl.evaluation.predictions.reading import LogitsBatch, Predictions, read_predictions
+from hydractl.evaluation.predictions.reading import Predictions, read_predictions
+from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.sets import OOD_VAL, VAL
 from hydractl.fusion.plan import plan_fusion
 from hydractl.metrics.bootstrap import Resampled, draw, mean_over_sets, paired_differences

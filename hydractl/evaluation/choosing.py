@@ -11,7 +11,7 @@ from hydractl.evaluation.fitting import RowFit, fit_on_validation
 from hydractl.evaluation.gathering import LogitsReader, Reading, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluation.plausibility import unsuited, warning_of_unsuited, warnings_of_constants
-from hydractl.evaluation.predictions.reading import LogitsBatch
+from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ import numpy.typing as npt
 from hydractl.data.batching import longest_first
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluation.options import MSP, RowScores
-from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
@@ -217,18 +216,6 @@ class Logits:
 # --- where logits come from -------------------------------------------------------------------------------------------
 
 
-class _ResumedSet(NamedTuple):
-    """The state of a data set in the predictions file of a stopped run.
-
-    Attributes:
-        kept: the batches that are complete in the file, as lists of sample indices.
-        left: the indices of the samples in all other batches, which have to run.
-    """
-
-    kept: list[list[int]]
-    left: list[int]
-
-
 class Reading:
     """A :data:`LogitsReader` for one row that shows progress, and writes logits to a predictions file if there is one.
 
@@ -279,18 +266,18 @@ class Reading:
         index = self._sets.index(dataset)
         rows_to_run: list[int] | None = None  # means all samples
         if writer.resumed:
-            complete_batches, rows_to_run = self._split_for_resuming(writer, index, dataset)
+            complete_batches, rows_to_run = self._split_for_resuming(dataset, writer.missing(index))
             for batch_rows in complete_batches:
-                stored_logits = writer.read(index, batch_rows)
-                stored_scores = writer.read_scores(index, batch_rows)
-                yield LogitsBatch(batch_rows, stored_logits, stored_scores)
+                yield writer.read(index, batch_rows)
             if not rows_to_run:
                 return
-        for rows, logits, scores in self._model.batches(dataset, rows_to_run):
-            writer.write(index, rows, logits, scores)
-            yield LogitsBatch(rows, logits, scores)
+        for batch in self._model.batches(dataset, rows_to_run):
+            writer.write(index, *batch)
+            yield batch
 
-    def _split_for_resuming(self, writer: PredictionsWriter, index: int, dataset: EvalSet) -> _ResumedSet:
+    def _split_for_resuming(
+        self, dataset: EvalSet, is_missing: npt.NDArray[np.bool_]
+    ) -> tuple[list[list[int]], list[int]]:
         """Split a data set into batches that are complete in the predictions file, and samples that have to run.
 
         The batches are those of a run without interruption, without samples that are known to be unreadable. If any
@@ -298,14 +285,15 @@ class Reading:
         in the last bits, so this gives exactly the logits of a run without interruption.
 
         Args:
-            writer: the predictions file.
-            index: the index of the data set in the file.
             dataset: the data set.
+            is_missing: which samples have no logits in the file, ``[N]``.
+
+        Returns:
+            The indices of the samples in each complete batch, and those of the samples in all other batches.
         """
         assert isinstance(self._model, RunningModel) and dataset.dataset is not None
         batch_size = self._model.options.batch_size
         order = longest_first(dataset.dataset)  # the order in which samples run
-        is_missing = writer.missing(index)  # [N]
         skipped = dataset.dataset.skipped or {}
         complete_batches: list[list[int]] = []
         rows_to_run: list[int] = []
@@ -316,4 +304,4 @@ class Reading:
                 rows_to_run += readable_rows
             elif readable_rows:
                 complete_batches.append(readable_rows)
-        return _ResumedSet(complete_batches, rows_to_run)
+        return complete_batches, rows_to_run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
 from hydractl.evaluation.gathering import Gathered, LogitsSink, Reading, gather
-from hydractl.evaluation.keeping import KeptRow, open_writer
+from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.plausibility import (
     unsuited,
@@ -27,7 +27,6 @@ from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
-from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import ConformalSets, EvalRow, PairedDifference
 from hydractl.files.model_records import ScoreDataRecord
@@ -125,20 +124,10 @@ class Measuring:
             seen: the number of samples that the model has seen, by the name of the data set.
         """
         assert isinstance(model, RunningModel)  # check_writable() allows no others
-        scores = row_scores(model, self._options)
-
-        # The record of the data to which OOD scores on features are fitted, for the header of the file.
-        fitted_on: dict[str, object] = {}
-        if self._training is not None:
-            fitted_on = {**self._training.to_json(), "knn_k": self._options.fit.knn_k}
-        negative_words = words_for(scores.on_features, self._options.fit)
-        if negative_words:
-            fitted_on["negative_words"] = digest_of_words(negative_words)
-
-        kept_row = KeptRow(
-            model, self._sets, seen, feature_scores=scores.on_features, scores_fitted_on=fitted_on or None
-        )
-        return open_writer(kept_row, output, self._options.resume, self._log)
+        scores = row_scores(model, self._options).on_features
+        fitted_on = model.fit_record(scores, self._training, self._options.fit.knn_k)
+        sets = [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in self._sets]
+        return open_writer(model, sets, scores, fitted_on, output, self._options.resume, self._log)
 
     def _write_lines(self, model: LogitsProvider, inside: Gathered, output: Output) -> None:
         """Write the predictions on the ID test data with one line per sample, and flags if there is a threshold."""

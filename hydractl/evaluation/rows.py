@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
-from hydractl.evaluation.predictions.concatenated import Concatenated
+from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.predicted import PredictedModel
@@ -336,7 +336,7 @@ def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, 
     if len(files) == 1:
         return PredictedModel(row_name, files[0])
 
-    row = PredictedModel(row_name, Concatenated(files))
+    row = PredictedModel(row_name, concatenated(files))
     model_records = [file.model.to_dict() for file in files]
     warn_of_left_out(row_name, model_records, fit, log, "of one model alone")
     return row

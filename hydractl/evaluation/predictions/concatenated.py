@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from hydractl.errors import InputError
-from hydractl.evaluation.predictions.reading import LogitsBatch, Predictions, in_pieces
+from hydractl.evaluation.predictions.reading import Predictions
 from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.files.model_records import CostRecord, TrainingRecord
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSiteRecord
@@ -22,93 +19,39 @@ _MAY_DIFFER = ("name", "sha256", "heads", "cost", "calibration", "threshold", "o
 _MOST_PROBLEMS = 20
 
 
-class Concatenated:
-    """An ensemble of predictions files that can be read like one ``Predictions``.
+def concatenated(files: Sequence[Predictions]) -> Predictions:
+    """Return the predictions of the ensemble of several files, two or more, in the order of the first file's sets.
 
-    Args:
-        parts: the files, two or more, each with one or more members.
-
-    Attributes:
-        origin: the names of the files joined by ``+``, for messages.
-        model: the record of the ensemble, as it would be in the header of one file.
-        sets: the data sets, in the order of the first file. ``seen`` is the largest number in any file.
+    Its record is that of one file. ``seen`` of a set is the largest number in any file.
 
     Raises:
         InputError: if the files have different samples, classes or settings; up to 20 differences are listed.
     """
+    origin = "+".join(file.origin for file in files)
+    first_file = files[0]
+    problems: list[str] = []
+    for other_file in files[1:]:
+        problems += _forbidden_differences(first_file, other_file)
+    if problems:
+        raise InputError(
+            f"{origin} are no predictions of one ensemble",
+            hint="make them by the same eval, with the same data and settings",
+            problems=problems[:_MOST_PROBLEMS],
+        )
 
-    def __init__(self, parts: Sequence[Predictions]) -> None:
-        """Check that the files have the same data and settings, and join their headers."""
-        self._files = list(parts)
-        self.origin = "+".join(file.origin for file in parts)
-
-        # Compare each file with the first.
-        problems: list[str] = []
-        first_file, *other_files = parts
-        for other_file in other_files:
-            problems += _forbidden_differences(first_file, other_file)
-        if problems:
-            raise InputError(
-                f"{self.origin} are no predictions of one ensemble",
-                hint="make them by the same eval, with the same data and settings",
-                problems=problems[:_MOST_PROBLEMS],
-            )
-
-        # Join the records of the models.
-        model_records = []
-        members_by_file = []
-        for file in parts:
-            members, _, _ = file.shape(0)
-            members_by_file.append(members)
-            model_records.append(file.model)
-        self.model = _ensemble_header(model_records, members_by_file)
-
-        # Join the data sets.
-        self.sets = []
-        for index, dataset in enumerate(first_file.sets):
-            seen_by_file = []
-            for file, index_in_file in self._files_and_indices(index):
-                seen_by_file.append(file.sets[index_in_file].seen)
-            self.sets.append(replace(dataset, seen=max(seen_by_file)))
-
-    def _files_and_indices(self, index: int) -> list[tuple[Predictions, int]]:
-        """Return every file with the index of a data set in it, because files may have other orders of their sets.
-
-        Args:
-            index: the index of the set in the first file.
-        """
-        dataset = self._files[0].sets[index]
-        files_and_indices = []
-        for file in self._files:
-            index_in_file = _index_of_same_set(file, dataset)
-            assert index_in_file is not None  # a missing set is among the forbidden differences
-            files_and_indices.append((file, index_in_file))
-        return files_and_indices
-
-    def shape(self, index: int) -> tuple[int, int, int]:
-        """Return the shape of the ensemble's logits on the set at an index, ``(members, N, classes)``."""
-        shapes = [file.shape(index_in_file) for file, index_in_file in self._files_and_indices(index)]
-        all_members = sum(members for members, _, _ in shapes)
-        _, samples, classes = shapes[0]
-        return all_members, samples, classes
-
-    @property
-    def scores(self) -> list[str]:
-        """The names of the OOD scores on features, which are the same in all files."""
-        return self._files[0].scores
-
-    def batches(self, index: int) -> Iterator[LogitsBatch]:
-        """Yield the logits of all members on the set at an index in pieces that fit into memory.
-
-        Samples without logits in any of the files are left out.
-        """
-        files_and_indices = self._files_and_indices(index)
-
-        def piece_of_all_members(rows: range, score: str | None) -> npt.NDArray[Any]:
-            pieces = [file.piece(index_in_file, rows, score) for file, index_in_file in files_and_indices]
-            return np.concatenate(pieces)  # along the members
-
-        return in_pieces(self.shape(index), piece_of_all_members, self.scores)
+    # Files may have other orders of their sets.
+    tensors_and_indices = []
+    sets = list(first_file.sets)
+    for file in files:
+        indices = [_index_of_same_set(file, dataset) for dataset in first_file.sets]
+        known_indices = [index for index in indices if index is not None]  # a missing set would be a difference
+        for place, index in enumerate(known_indices):
+            seen = max(sets[place].seen, file.sets[index].seen)
+            sets[place] = replace(sets[place], seen=seen)
+        ((tensors, _),) = file.files
+        tensors_and_indices.append((tensors, known_indices))
+    header = _ensemble_header([file.model for file in files], [file.shape(0)[0] for file in files])
+    return Predictions(origin, header, sets, tensors_and_indices)
 
 
 def _index_of_same_set(part: Predictions, dataset: SetEntry) -> int | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +15,11 @@ from hydractl.errors import InputError
 from hydractl.evaluation.predictions.store import (
     LOGIT_FORMATS,
     PREDICTIONS_SCHEMA,
+    LogitsBatch,
     SetEntry,
     is_empty,
     ranges,
+    read_samples,
     score_tensor,
     tensor_names,
 )
@@ -30,113 +31,66 @@ from hydractl.jsonio import shown
 _HINT = "write it again with eval --predictions"
 
 
-class LogitsBatch(NamedTuple):
-    """The logits of some samples of a data set.
-
-    Attributes:
-        rows: the indices of the samples in the data set, ``[B]``.
-        logits: the logits of all members, ``[M, B, C]``.
-        scores: the OOD scores on features by name, ``[M, B]`` each.
-    """
-
-    rows: Sequence[int]
-    logits: npt.NDArray[Any]
-    scores: Mapping[str, npt.NDArray[np.float64]]
-
-
 @dataclass
 class Predictions:
-    """A finished predictions file.
+    """The stored predictions of a model; or of an ensemble, whose members are those of several files.
 
     Attributes:
-        path: the path of the file.
+        origin: the name of the file in messages; for several files their names, joined by ``+``.
         model: the record of the model in the header.
-        sets: the data sets in the file, with their ids and labels.
+        sets: the data sets, with their ids and labels.
+        files: the files, each with the index in it of every set.
     """
 
-    path: Path
+    origin: str
     model: PredictedModelRecord
     sets: list[SetEntry]
-    _tensors: FileTensors = field(repr=False)
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of the file, as a hexadecimal text."""
-        return self._tensors.scan().sha256
+    files: list[tuple[FileTensors, list[int]]] = field(repr=False)
 
     def shape(self, index: int) -> tuple[int, int, int]:
         """Return the shape of the logits of the set at an index, ``(members, N, classes)``."""
-        name = tensor_names(index)["logits"]
-        members, samples, classes = self._tensors.info(name).shape
-        return members, samples, classes
-
-    @property
-    def origin(self) -> str:
-        """The name of the file in messages."""
-        return str(self.path)
+        all_members = 0
+        for tensors, indices in self.files:
+            members, samples, classes = tensors.info(tensor_names(indices[index])["logits"]).shape
+            all_members += members
+        return all_members, samples, classes
 
     @property
     def scores(self) -> list[str]:
-        """The names of the OOD scores on features in the file."""
+        """The names of the OOD scores on features, which are the same in all files."""
         return list(self.model.feature_scores or ())
 
     def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
         """Read the logits of neighbouring samples in a set, ``[members, rows, classes]``; missing logits are NaN.
 
         Args:
-            index: the index of the set in the file.
+            index: the index of the set.
             rows: the samples.
             score: the name of an OOD score on features to read instead, ``[members, rows, 1]``; None reads logits.
         """
-        if score is None:
-            name = tensor_names(index)["logits"]
-        else:
-            name = score_tensor(index, score)
-
-        # The tensor has all samples of the first member, then all samples of the second, and so on. So the samples of
-        # one member are one range of numbers in the flat tensor.
-        members, samples, columns = self._tensors.info(name).shape
-        values_by_member = []
-        for member in range(members):
-            first_row = member * samples + rows.start
-            stop_row = member * samples + rows.stop
-            flat_values = self._tensors.read_piece(name, first_row * columns, stop_row * columns)
-            values = flat_values.numpy().reshape(len(rows), columns)
-            values_by_member.append(values)
-        return np.stack(values_by_member)
+        values_by_file = []
+        for tensors, indices in self.files:
+            name = tensor_names(indices[index])["logits"]
+            if score is not None:
+                name = score_tensor(indices[index], score)
+            values_by_file.append(read_samples(tensors, name, rows))
+        return np.concatenate(values_by_file)
 
     def batches(self, index: int) -> Iterator[LogitsBatch]:
         """Yield the logits of the set at an index in pieces that fit into memory.
 
-        Samples without logits, which could not be read (``--on-bad skip``), are left out.
+        Samples without logits in any of the files, which could not be read (``--on-bad skip``), are left out.
         """
-        piece_of_set = partial(self.piece, index)
-        return in_pieces(self.shape(index), piece_of_set, self.scores)
-
-
-def in_pieces(
-    shape: tuple[int, int, int], piece: Callable[[range, str | None], npt.NDArray[Any]], scores: Sequence[str]
-) -> Iterator[LogitsBatch]:
-    """Yield logits in pieces that fit into memory, without samples for which any member has no logits.
-
-    Args:
-        shape: the shape of all logits, ``(members, N, classes)``.
-        piece: a function that reads neighbouring samples: their logits ``[members, rows, classes]``, or with the name
-            of a score as second argument their scores ``[members, rows, 1]``.
-        scores: the names of the OOD scores that are stored.
-    """
-    for rows in ranges(shape):
-        logits = piece(rows, None)
-        has_logits = ~is_empty(logits)  # [rows]
-        if not has_logits.any():
-            continue
-        kept_rows = [row for row, is_kept in zip(rows, has_logits, strict=True) if is_kept]
-        kept_logits = logits[:, has_logits]
-        kept_scores = {}
-        for score in scores:
-            values = piece(rows, score)  # [members, rows, 1]
-            kept_scores[score] = values[:, has_logits, 0]
-        yield LogitsBatch(kept_rows, kept_logits, kept_scores)
+        for rows in ranges(self.shape(index)):
+            logits = self.piece(index, rows)
+            has_logits = ~is_empty(logits)  # [rows]
+            if not has_logits.any():
+                continue
+            kept_rows = [row for row, is_kept in zip(rows, has_logits, strict=True) if is_kept]
+            kept_scores = {}
+            for score in self.scores:
+                kept_scores[score] = self.piece(index, rows, score)[:, has_logits, 0]
+            yield LogitsBatch(kept_rows, logits[:, has_logits], kept_scores)
 
 
 def is_predictions(path: str | Path) -> bool:
@@ -192,7 +146,7 @@ def read_predictions(path: str | Path) -> Predictions:
             problems.append(f"its model has {len(model.labels)} labels and {classes} classes")
     if problems:
         raise InputError(f"{path} is broken", _HINT, problems)
-    return Predictions(path, model, sets, tensors)
+    return Predictions(str(path), model, sets, [(tensors, list(range(len(sets))))])
 
 
 def _read_sets(

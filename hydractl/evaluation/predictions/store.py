@@ -9,15 +9,16 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError, OutputError
 from hydractl.files.atomic import open_own, storage_error
+from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import TensorInfo, header_bytes, read_header
 from hydractl.files.predictions_header import PredictedSetRecord, SetGroup, SetRole
 from hydractl.jsonio import differences
@@ -27,6 +28,20 @@ BLOCK_BYTES = 1 << 22
 LOGIT_FORMATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 EMPTY = 0xFF
 """The value of every byte of a logit that is not computed yet. Such a logit is a NaN, which no model may return."""
+
+
+class LogitsBatch(NamedTuple):
+    """The logits of some samples of a data set.
+
+    Attributes:
+        rows: the indices of the samples in the data set, ``[B]``.
+        logits: the logits of all members, ``[M, B, C]``.
+        scores: the OOD scores on features by name, ``[M, B]`` each.
+    """
+
+    rows: Sequence[int]
+    logits: npt.NDArray[Any]
+    scores: Mapping[str, npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -112,6 +127,25 @@ def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return never_written.any(axis=(0, 2))
 
 
+def read_samples(tensors: FileTensors, name: str, rows: range) -> npt.NDArray[Any]:
+    """Return the values of neighbouring samples in a tensor, ``[members, rows, columns]``.
+
+    Args:
+        tensors: the file.
+        name: the name of a tensor ``[members, N, columns]``. It has all samples of the first member, then all samples
+            of the second, and so on, so the samples of one member are one range of numbers.
+        rows: the samples.
+    """
+    members, samples, columns = tensors.info(name).shape
+    values_by_member = []
+    for member in range(members):
+        first_row = member * samples + rows.start
+        stop_row = member * samples + rows.stop
+        flat_values = tensors.read_piece(name, first_row * columns, stop_row * columns)
+        values_by_member.append(flat_values.numpy().reshape(len(rows), columns))
+    return np.stack(values_by_member)
+
+
 class PredictionsWriter:
     """Writes a predictions file.
 
@@ -147,49 +181,33 @@ class PredictionsWriter:
     ) -> None:
         self.path = path
         self._scores = list(scores)
-        self._description = {
+        description = {
             "schema": PREDICTIONS_SCHEMA,
             "model": dict(model),
             "sets": [dataset.header().to_dict() for dataset in sets],
         }
 
         # The dtype and shape of every tensor, and the content of those that are known from the beginning.
-        self._infos: dict[str, TensorInfo] = {}
-        self._fixed: dict[str, bytes] = {}
+        infos: dict[str, TensorInfo] = {}
+        known: dict[str, bytes] = {}
         for index, dataset in enumerate(sets):
             samples = len(dataset.ids)
-            logits_name = tensor_names(index)["logits"]
-            self._infos[logits_name] = TensorInfo(kind, (members, samples, classes))
+            infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, samples, classes))
             for score in scores:
-                self._infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
-            self._add_ids_and_labels(index, dataset)  # adds to both
+                infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
+            for name, (known_kind, array) in _ids_and_labels(index, dataset).items():
+                infos[name] = TensorInfo(known_kind, array.shape)
+                known[name] = array.tobytes()
+        head, order = header_bytes(infos, description)
 
-        # The position in the file at which each tensor begins. Tensors follow the header without gaps.
-        self._head, tensor_order = header_bytes(self._infos, self._description)
-        self._starts: dict[str, int] = {}
-        position = len(self._head)
-        for name in tensor_order:
-            self._starts[name] = position
-            position += self._infos[name].nbytes
-        self._open(tensor_order, resume)  # sets self.resumed
-
-    def _open(self, order: Sequence[str], resume: bool) -> None:
-        """Open the file and set :attr:`resumed`; a new file gets its final size.
-
-        Args:
-            order: the names of the tensors in the order of the file.
-            resume: whether to continue the file of a stopped run, if there is one.
-        """
-        path = self.path
+        # Open the file of a stopped run, or a new one, which gets its final size.
         try:
             self.resumed = resume and _has_header(path)
-            mode = "w+b"
             if self.resumed:
-                _check_same(path, self._description)
-                mode = "r+b"
-            self._file = open(path, mode, opener=open_own)  # noqa: SIM115 - closed by close()
+                _check_same(path, description)
+            self._file = open(path, "r+b" if self.resumed else "w+b", opener=open_own)  # noqa: SIM115 - see close()
             if not self.resumed:
-                self._write_empty(order)
+                self._write_empty(head, [known.get(name, infos[name].nbytes) for name in order])
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
@@ -197,65 +215,32 @@ class PredictionsWriter:
             if not _has_header(path):
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
+        header = read_header(path)
+        self._tensors = FileTensors(path, replace(header, state=()))  # which reads the file although it changes
 
-    def _add_ids_and_labels(self, index: int, dataset: SetEntry) -> None:
-        """Add the tensors of a set that are known from the beginning: its ids, and its labels if it has any.
-
-        Args:
-            index: the index of the set in the file.
-            dataset: the set.
-        """
-        names = tensor_names(index)
-
-        # safetensors has no texts. All ids are joined to one array of bytes, and a second array has the position at
-        # which each id ends: "a" and "bc" become "abc" and [1, 3].
-        encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
-        id_lengths = [len(encoded_id) for encoded_id in encoded_ids]
-        joined_ids = b"".join(encoded_ids)
-        id_bytes = np.frombuffer(joined_ids, dtype=np.uint8)
-        id_ends = np.cumsum(id_lengths, dtype="<i8")
-        self._add_array(names["ids"], "U8", id_bytes)
-        self._add_array(names["id_ends"], "I64", id_ends)
-
-        if dataset.labels is not None:
-            labels = dataset.labels.astype("<i8")
-            self._add_array(names["labels"], "I64", labels)
-
-    def _add_array(self, name: str, kind: str, array: npt.NDArray[Any]) -> None:
-        """Add one tensor whose content is known from the beginning."""
-        self._infos[name] = TensorInfo(kind, array.shape)
-        self._fixed[name] = array.tobytes()
-
-    def _write_empty(self, order: Sequence[str]) -> None:
+    def _write_empty(self, head: bytes, contents: Sequence[bytes | int]) -> None:
         """Write the whole file, with NaN for every logit.
 
         The header is written last. So a file without a header is one that did not get its final size, and is begun
         again.
 
         Args:
-            order: the names of the tensors in the order of the file.
+            head: the header.
+            contents: for each tensor in the order of the file what is known of it, or its number of bytes.
         """
-        # Everything after the header.
-        self._file.seek(len(self._head))
-        for name in order:
-            if name in self._fixed:
-                self._file.write(self._fixed[name])
-            else:
-                self._write_empty_tensor(self._infos[name].nbytes)
+        self._file.seek(len(head))
+        for content in contents:
+            if isinstance(content, bytes):
+                self._file.write(content)
+                continue
+            for start in range(0, content, BLOCK_BYTES):  # block by block to save memory
+                self._file.write(bytes([EMPTY]) * min(BLOCK_BYTES, content - start))
         self._flush_to_disk()
 
         # The header, after everything else is on the disk.
         self._file.seek(0)
-        self._file.write(self._head)
+        self._file.write(head)
         self._flush_to_disk()
-
-    def _write_empty_tensor(self, size: int) -> None:
-        """Write ``size`` bytes of logits that are not computed yet, block by block to save memory."""
-        remaining = size
-        while remaining:
-            count = min(remaining, BLOCK_BYTES)
-            self._file.write(bytes([EMPTY]) * count)
-            remaining -= count
 
     def _flush_to_disk(self) -> None:
         """Wait until everything that was written is on the disk."""
@@ -265,36 +250,10 @@ class PredictionsWriter:
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
         """Return which samples of the set at an index have no logits yet, bool ``[N]``."""
         name = tensor_names(index)["logits"]
-        shape = self._infos[name].shape
         masks = [np.zeros(0, dtype=np.bool_)]  # so that a set without samples gives an empty mask
-        for rows in ranges(shape):
-            logits = self._read_run(name, rows)
-            masks.append(is_empty(logits))
+        for rows in ranges(self._tensors.info(name).shape):
+            masks.append(is_empty(read_samples(self._tensors, name, rows)))
         return np.concatenate(masks)
-
-    def _read_run(self, name: str, rows: range) -> npt.NDArray[Any]:
-        """Return the values of neighbouring samples in a tensor, ``[members, rows, columns]``.
-
-        Args:
-            name: the name of a tensor ``[members, N, columns]``.
-            rows: the samples.
-        """
-        info = self._infos[name]
-        members, samples, columns = info.shape
-        number_format = LOGIT_FORMATS[info.dtype]
-        row_bytes = columns * number_format.itemsize
-        block_bytes = len(rows) * row_bytes
-
-        # The tensor has all samples of the first member, then all samples of the second, and so on. So the samples are
-        # one block of bytes for each member.
-        blocks = []
-        for member in range(members):
-            first_row = member * samples + rows.start
-            position = self._starts[name] + first_row * row_bytes
-            block = os.pread(self._file.fileno(), block_bytes, position)
-            blocks.append(block)
-        values = np.frombuffer(b"".join(blocks), number_format)
-        return values.reshape(members, len(rows), columns)
 
     def write(
         self,
@@ -312,25 +271,26 @@ class PredictionsWriter:
             scores: the OOD scores on features by name, ``[members, len(rows)]`` each.
         """
         # Write the scores first, because a sample counts as complete as soon as it has logits.
-        for score in self._scores:
-            column = scores[score][:, :, None]  # [members, len(rows), 1]
-            self._write_samples(score_tensor(index, score), rows, column)
-        logits_name = tensor_names(index)["logits"]
-        self._write_samples(logits_name, rows, logits)
+        try:
+            for score in self._scores:
+                column = scores[score][:, :, None]  # [members, len(rows), 1]
+                self._write_samples(score_tensor(index, score), rows, column)
+            self._write_samples(tensor_names(index)["logits"], rows, logits)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
 
     def _write_samples(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
         """Write the values of some samples into a tensor of the file.
 
         Args:
-            name: the name of a tensor ``[members, N, width]``. In the file it has all samples of the first member, then
-                all samples of the second, and so on.
+            name: the name of a tensor ``[members, N, width]``, in which the samples lie as for :func:`read_samples`.
             rows: the indices of the samples, in any order.
             columns: the values, ``[members, len(rows), width]``.
         """
-        info = self._infos[name]
+        info = self._tensors.info(name)
         _, samples, width = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
-        row_bytes = width * number_format.itemsize
+        start_of_tensor = self._tensors.header.data_start + info.start
 
         # Sort the samples by their index, which is the order in the file.
         unsorted_rows = np.asarray(rows)
@@ -341,53 +301,28 @@ class PredictionsWriter:
         # Split them into runs of neighbouring samples, so that each run is written at once: samples 3, 4 and 7 are the
         # runs 3, 4 and 7 alone. A new run starts where two indices do not follow each other.
         run_starts = np.flatnonzero(np.diff(sorted_rows) != 1) + 1
-        indices_in_values = np.arange(len(sorted_rows))
-        for run in np.split(indices_in_values, run_starts):
-            # A run is one block of bytes for each member.
-            first_row_of_run = int(sorted_rows[run[0]])
-            for member in range(len(sorted_values)):
-                first_row_of_member = member * samples + first_row_of_run
-                position = self._starts[name] + first_row_of_member * row_bytes
-                block = sorted_values[member, run].tobytes()
-                self._write_at(block, position)
+        for run in np.split(np.arange(len(sorted_rows)), run_starts):
+            for member, values in enumerate(sorted_values):
+                first_row = member * samples + int(sorted_rows[run[0]])
+                self._file.seek(start_of_tensor + first_row * width * number_format.itemsize)
+                self._file.write(values[run].tobytes())
+        self._file.flush()
 
-    def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
-        """Return the logits of some samples that :meth:`write` has written, ``[members, len(rows), classes]``.
+    def read(self, index: int, rows: Sequence[int]) -> LogitsBatch:
+        """Return what :meth:`write` has written of some samples.
 
         Args:
             index: the index of the data set in the file.
             rows: the indices of the samples.
         """
-        name = tensor_names(index)["logits"]
-        return self._read_samples(name, rows)
+        logits = self._values(tensor_names(index)["logits"], rows)
+        scores = {score: self._values(score_tensor(index, score), rows)[:, :, 0] for score in self._scores}
+        return LogitsBatch(rows, logits, scores)
 
-    def read_scores(self, index: int, rows: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the OOD scores on features of some samples by name, ``[members, len(rows)]`` each."""
-        by_score = {}
-        for score in self._scores:
-            values = self._read_samples(score_tensor(index, score), rows)  # [members, len(rows), 1]
-            by_score[score] = values[:, :, 0]
-        return by_score
-
-    def _read_samples(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
+    def _values(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
         """Return the values of any samples in a tensor, ``[members, len(rows), columns]``, in the order of ``rows``."""
-        values_of_samples = []
-        for row in rows:
-            sample = int(row)
-            single_sample = range(sample, sample + 1)
-            values_of_samples.append(self._read_run(name, single_sample))  # [members, 1, columns]
-        return np.concatenate(values_of_samples, axis=1)
-
-    def _write_at(self, block: bytes, position: int) -> None:
-        """Write bytes at a position of the file."""
-        try:
-            # pwrite may write only a part, so repeat until everything is written.
-            written = 0
-            while written < len(block):
-                remaining = block[written:]
-                written += os.pwrite(self._file.fileno(), remaining, position + written)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+        values = [read_samples(self._tensors, name, range(int(row), int(row) + 1)) for row in rows]
+        return np.concatenate(values, axis=1)
 
     def __enter__(self) -> PredictionsWriter:
         return self
@@ -398,6 +333,27 @@ class PredictionsWriter:
     def close(self) -> None:
         """Close the file, finished or not."""
         self._file.close()
+
+
+def _ids_and_labels(index: int, dataset: SetEntry) -> dict[str, tuple[str, npt.NDArray[Any]]]:
+    """Return the tensors of a set that are known from the beginning, its ids and labels: dtype and array, by name.
+
+    Args:
+        index: the index of the set in the file.
+        dataset: the set.
+    """
+    # safetensors has no texts. All ids are joined to one array of bytes, and a second array has the position at which
+    # each id ends: "a" and "bc" become "abc" and [1, 3].
+    encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
+    id_lengths = [len(encoded_id) for encoded_id in encoded_ids]
+    names = tensor_names(index)
+    tensors: dict[str, tuple[str, npt.NDArray[Any]]] = {
+        names["ids"]: ("U8", np.frombuffer(b"".join(encoded_ids), dtype=np.uint8)),
+        names["id_ends"]: ("I64", np.cumsum(id_lengths, dtype="<i8")),
+    }
+    if dataset.labels is not None:
+        tensors[names["labels"]] = ("I64", dataset.labels.astype("<i8"))
+    return tensors
 
 
 def _has_header(path: Path) -> bool:

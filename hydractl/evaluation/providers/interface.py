@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from hydractl.errors import UsageError
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.predictions.header import Asking
-from hydractl.evaluation.predictions.reading import LogitsBatch
+from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hydractl.errors import InputError
-from hydractl.evaluation.predictions.concatenated import Concatenated
 from hydractl.evaluation.predictions.header import Asking
 from hydractl.evaluation.predictions.reading import Predictions
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
@@ -24,7 +23,7 @@ class PredictedModel(LogitsProvider):
         predictions: the file, or the concatenated files of an ensemble.
     """
 
-    def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
+    def __init__(self, name: str | None, predictions: Predictions) -> None:
         self._predictions = predictions
         model = predictions.model  # the record of the model in the header of the file
 

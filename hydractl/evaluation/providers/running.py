@@ -16,7 +16,7 @@ from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.concatenated import heads_of_all_members, total_cost
 from hydractl.evaluation.predictions.header import Asking, ScoreDataEntry
-from hydractl.evaluation.predictions.reading import LogitsBatch
+from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
@@ -24,8 +24,13 @@ from hydractl.evaluation.sets import EvalSet
 from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged
-from hydractl.files.model_records import CostRecord
-from hydractl.files.predictions_header import DecisiveRecord, PredictedSiteRecord
+from hydractl.files.model_records import CostRecord, ScoreDataRecord, ThresholdRecord
+from hydractl.files.predictions_header import (
+    DecisiveRecord,
+    PredictedModelRecord,
+    PredictedSiteRecord,
+    StoredScoreRecord,
+)
 from hydractl.files.training_history import trainings_of
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -114,6 +119,37 @@ class RunningModel(LogitsProvider):
             device=self._parameter().device.type,
             whole_last_block=self.options.whole_last_block,
             mc_dropout=self.mc_dropout,
+        )
+
+    def header(self, feature_scores: Sequence[str], fitted_on: Mapping[str, object]) -> PredictedModelRecord:
+        """Return the record of the model in the header of its predictions, with what its own file has stored.
+
+        Args:
+            feature_scores: the names of the OOD scores on features that are stored beside the logits.
+            fitted_on: the record of the data and words to which these scores are fitted; empty for none.
+        """
+        stored = self.stored
+        scores_fitted_on = None
+        if feature_scores and fitted_on:
+            scores_fitted_on = ScoreDataRecord.model_validate(fitted_on)
+        threshold = None
+        if stored.threshold is not None:
+            threshold = ThresholdRecord.model_validate(stored.threshold)
+        # The name comes from a file name, which may have bytes that are not valid UTF-8.
+        name_bytes = self.name.encode("utf-8", "backslashreplace")
+        return PredictedModelRecord(
+            name=name_bytes.decode("utf-8"),
+            sha256=self.sha256,
+            labels=self.labels,
+            heads=self.heads,
+            training=self.training,
+            cost=self.cost,
+            **dict(self.decisive()),
+            calibration=stored.calibration_record(),
+            threshold=threshold,
+            ood_score=None if stored.score is None else StoredScoreRecord(score=stored.score),
+            feature_scores=feature_scores or None,
+            fitted_on=scores_fitted_on,
         )
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -278,6 +314,16 @@ class RunningModel(LogitsProvider):
         if stored_detector is not None and taken_names:
             self.detector = stored_detector.with_scores(self.detector)
 
+    def fit_record(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> dict[str, object]:
+        """Return the record of the data and words to which :meth:`fit_scores` fits scores; empty if they need none."""
+        record: dict[str, object] = {}
+        if data is not None:
+            record = {**data.to_json(), "knn_k": neighbours}
+        negative_words = words_for(names, self._fit)
+        if negative_words:
+            record["negative_words"] = digest_of_words(negative_words)
+        return record
+
     def _is_taken(self, name: str, data: EvalSet | None) -> bool:
         """Return whether a score in the checkpoint is used as it is, because the command gives nothing to fit it to."""
         if ON_FEATURES[name] == "words":
@@ -295,16 +341,9 @@ class RunningModel(LogitsProvider):
             neighbours: k of the scores ``knn`` and ``nnguide``.
             kept: a file for the features of the training data; None means no file.
         """
-        # The record of the data to which the scores are fitted.
-        fitted_on: dict[str, object] = {}
-        labels = None
-        if data is not None:
-            fitted_on = {**data.to_json(), "knn_k": neighbours}
-            labels = data.labels
+        labels = None if data is None else data.labels
+        fitted_on = self.fit_record(names, data, neighbours)
         negative_words = words_for(names, self._fit)
-        if negative_words:
-            fitted_on["negative_words"] = digest_of_words(negative_words)
-
         models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(models, data, kept)

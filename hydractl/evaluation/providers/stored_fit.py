@@ -9,7 +9,7 @@ from typing import Any
 from hydractl.errors import InputError
 from hydractl.evaluation.options import FitOptions
 from hydractl.evaluation.predictions.header import DataEntry
-from hydractl.files.model_records import FittedOnRecord
+from hydractl.files.model_records import CalibrationRecord, FittedOnRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import ThresholdEntry, stored_score, stored_threshold
@@ -50,6 +50,15 @@ class StoredFit:
         except InputError as error:
             raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
         return cls(calibration, threshold, fitted_on, score)
+
+    def calibration_record(self) -> CalibrationRecord | None:
+        """Return the record of the calibration; None if there is none."""
+        if self.calibration is None:
+            return None
+        document: dict[str, object] = {**self.calibration.to_json()}
+        if self.fitted_on is not None:
+            document["fitted_on"] = self.fitted_on
+        return CalibrationRecord.model_validate(document)
 
 
 def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | None]:

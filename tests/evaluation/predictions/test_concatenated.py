@@ -10,7 +10,7 @@ import pytest
 
 from hydractl.data import open_data
 from hydractl.evaluation.predictions import store
-from hydractl.evaluation.predictions.concatenated import Concatenated
+from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
 from hydractl.files.model_records import CostRecord
@@ -69,7 +69,7 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
     there = [i for i in range(12) if i != 3]  # which the last one could not read
     expected = np.concatenate([whole[0][:, there], whole[1][:, there], whole[2]])
     monkeypatch.setattr(store, "BLOCK_BYTES", 3 * 3 * 4 * 5)
-    found = Concatenated(parts)
+    found = concatenated(parts)
     pieces = list(found.batches(0))
     assert [len(rows) for rows, *_ in pieces] == [4, 5, 2] and found.shape(0) == (3, 12, 3)
     assert [row for rows, *_ in pieces for row in rows] == there

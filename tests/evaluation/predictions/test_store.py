@@ -98,7 +98,7 @@ def test_an_unfinished_file_is_gone_on_with_to_the_same_bytes(tmp_path: Path, do
         left = [i for i in range(LOGITS[name].shape[1]) if i not in written]
         assert np.flatnonzero(again.missing(index)).tolist() == left
         for row in written:
-            assert np.array_equal(again.read(index, [row])[:, 0], LOGITS[name][:, row].astype("f4"))
+            assert np.array_equal(again.read(index, [row]).logits[:, 0], LOGITS[name][:, row].astype("f4"))
         if left:
             again.write(index, left, LOGITS[name][:, left])
     again.close()
