@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import BenchModel, preparation_of
 from hydractl.data import batches
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, report_left_out
 from hydractl.data.text import report_cut
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.families.config_json import Preprocessing
@@ -80,6 +80,7 @@ def measure_rows(
         The results by dtype, then batch size, then row, each in the given order; the machine; the warnings.
     """
     if options.data is not None:
+        report_left_out(options.data, log)
         once = SayOnce(log)  # rows that cut in the same way say the same
         for model in rows:
             family, settings = preparation_of(model.model)

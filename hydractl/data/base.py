@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -40,6 +40,7 @@ class Dataset(ABC):
             index into those names.
         label_names: the checkpoint's class names if there are any, else the data's own, else None.
         label_hint: how the user can say where the labels are; set when there are no labels.
+        left_out: how many files of a folder are no images by the ending of their names, by that ending.
         skipped: None means that an unreadable sample is an error. A dict means that unreadable samples are left out of
             the batches; it maps the index of each sample skipped so far to the reason.
     """
@@ -55,6 +56,7 @@ class Dataset(ABC):
         self.labels: npt.NDArray[np.int64] | None = None
         self.label_names: list[str] | None = None
         self.label_hint: str | None = None
+        self.left_out: Mapping[str, int] = {}
         self.skipped: dict[int, str] | None = None
         self._fingerprints: list[str] | None = None
 
@@ -152,12 +154,12 @@ def reason(error: Exception) -> str:
     first_line, _, _ = words.strip().partition("\n")
     if not first_line:
         return type(error).__name__
-    return "".join(map(_visible, first_line))
+    return visible(first_line)
 
 
-def _visible(character: str) -> str:
-    """Return the character itself, or its escape sequence if it cannot be printed."""
-    return character if character.isprintable() else repr(character)[1:-1]
+def visible(text: str) -> str:
+    """Return a text with an escape sequence for each character that cannot be printed."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def report_classes(dataset: Dataset, log: Log) -> None:
@@ -175,6 +177,25 @@ def report_classes(dataset: Dataset, log: Log) -> None:
         f"{dataset.where}: all {len(labels)} samples are of one class, {name}: give samples of every class; with "
         "--limit, a file that is sorted by class is to be shuffled first"
     )
+
+
+def left_out_warnings(dataset: Dataset) -> list[str]:
+    """Return a sentence about files of a folder that are left out for their names; an empty list if there are none."""
+    total = sum(dataset.left_out.values())
+    if not total:
+        return []
+    files = "1 file is" if total == 1 else f"{total} files are"
+    most_first = sorted(dataset.left_out.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{count} {ending}" for ending, count in most_first[:_MOST_SAID])
+    if len(most_first) > _MOST_SAID:
+        listed += ", ..."
+    return [f"{dataset.where}: {files} left out, as no ending of an image that is read: {listed}"]
+
+
+def report_left_out(dataset: Dataset, log: Log) -> None:
+    """Warn about files of a folder that are left out for their names."""
+    for warning in left_out_warnings(dataset):
+        log.warn(warning)
 
 
 class SkippedSamples(TypedDict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,18 +17,26 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.base import Dataset, UnreadableSample, reason, visible
 from hydractl.data.labels import INTEGER, RawLabels, limited
 from hydractl.data.slow_images import refuse_slow
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import in_eight_bits
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".jpe", ".mpo", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
+)
 """File endings, in upper or lower case, by which a file counts as an image."""
 
-# Only these formats are tried. Pillow would otherwise also pass files to outside programs (Ghostscript for EPS).
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+# Only these formats are tried. Pillow would otherwise also pass files to outside programs (Ghostscript for EPS), and
+# its decoder of JPEG 2000 takes gigabytes for a file of a few hundred bytes.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF")
+
+
+_MOST_ENDINGS, _LONGEST_ENDING = 5, 20
+"""How many endings of other files a message lists, and how many characters of each."""
 
 
 class EncodedImages(Dataset):
@@ -407,8 +416,9 @@ def read_folder(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Datas
     """Open a folder of images, or a folder of class folders with images.
 
     Every sub-folder is a class and holds its images at any depth. Ids are paths relative to the folder. Classes and
-    files are sorted by name (by code points, so the order is the same on every machine). Hidden files and folders, and
-    files that do not end like an image, are skipped. A folder with images and no sub-folders is an unlabelled set.
+    files are sorted by name (by code points, so the order is the same on every machine). Hidden files and folders are
+    skipped; files that do not end like an image are counted in :attr:`Dataset.left_out`.
+    A folder with images and no sub-folders is an unlabelled set.
 
     Args:
         spec: the SPEC of the folder.
@@ -428,18 +438,20 @@ def read_folder(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Datas
 
     # List all images.
     images_by_class: dict[str, list[str]] = {}
+    left_out: Counter[str] = Counter()
     try:
-        class_folders, loose_images = _folders_and_images(root)
+        class_folders, loose_images = _folders_and_images(root, left_out)
         for name in class_folders:
-            images_by_class[name] = _images_below(os.path.join(root, name), ())
+            images_by_class[name] = _images_below(os.path.join(root, name), (), left_out)
     except OSError as error:
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
-    _check_folder(spec, images_by_class, loose_images)
+    _check_folder(spec, images_by_class, loose_images, left_out)
 
     # Without class folders the images have no labels.
     if not class_folders:
         rows = limited(None, len(loose_images), limit, seed)
         dataset = _open_paths(spec, root, [loose_images[row] for row in rows])
+        dataset.left_out = left_out
         return dataset, RawLabels()
 
     # Class after class: the class of each image, and its path.
@@ -451,6 +463,7 @@ def read_folder(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Datas
             paths.append(f"{name}/{image}")
     rows = limited(class_of_each, len(paths), limit, seed)
     dataset = _open_paths(spec, root, [paths[row] for row in rows])
+    dataset.left_out = left_out
     labels = [printable(class_of_each[row]) for row in rows]
     class_names = list(map(printable, class_folders))
     return dataset, RawLabels(labels, class_names)
@@ -463,20 +476,30 @@ def _open_paths(spec: DataSpec, root: str, paths: Sequence[str]) -> FileImages:
     return FileImages(spec.text, spec.where, ids, files)
 
 
-def _check_folder(spec: DataSpec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:
+def _check_folder(
+    spec: DataSpec,
+    images_by_class: Mapping[str, Sequence[str]],
+    loose_images: Sequence[str],
+    left_out: Counter[str],
+) -> None:
     """Refuse a folder that holds neither only class folders with images nor only images.
 
     Args:
         spec: the SPEC of the folder.
         images_by_class: the images in each class folder, by its name.
         loose_images: the images directly in the folder.
+        left_out: how many other files there are, by the ending of their names.
 
     Raises:
         InputError: saying what is missing or does not belong there.
     """
     if not loose_images and not any(images_by_class.values()):
         endings = " ".join(IMAGE_SUFFIXES)
-        raise InputError(f"{spec.where}: no images in the folder", hint=f"image files end in {endings}")
+        other_files = ", ".join(f"{count} {ending}" for ending, count in left_out.most_common(_MOST_ENDINGS))
+        message = f"{spec.where}: no images in the folder"
+        if other_files:
+            message += f", but {other_files}"
+        raise InputError(message, hint=f"image files end in {endings}")
 
     # Every class needs images, and all images must have a class.
     problems = []
@@ -495,8 +518,13 @@ def _check_folder(spec: DataSpec, images_by_class: Mapping[str, Sequence[str]], 
         )
 
 
-def _folders_and_images(folder: str) -> tuple[list[str], list[str]]:
-    """Return two sorted lists: the sub-folders of a folder, and the images directly in it. Links are followed."""
+def _folders_and_images(folder: str, left_out: Counter[str]) -> tuple[list[str], list[str]]:
+    """Return two sorted lists: the sub-folders of a folder, and the images directly in it. Links are followed.
+
+    Args:
+        folder: the folder.
+        left_out: the other files are counted here, by the ending of their names.
+    """
     folders = []
     images = []
     with os.scandir(folder) as entries:
@@ -507,24 +535,28 @@ def _folders_and_images(folder: str) -> tuple[list[str], list[str]]:
                 folders.append(entry.name)
             elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
                 images.append(entry.name)
+            else:
+                ending = visible(os.path.splitext(printable(entry.name))[1].lower())
+                left_out[ending[:_LONGEST_ENDING] or "without an ending"] += 1
     return sorted(folders), sorted(images)
 
 
-def _images_below(folder: str, above: tuple[tuple[int, int], ...]) -> list[str]:
+def _images_below(folder: str, above: tuple[tuple[int, int], ...], left_out: Counter[str]) -> list[str]:
     """Return the images at any depth of a folder, as paths relative to it, in a fixed order.
 
     Args:
         folder: the folder.
         above: device and inode of each folder on the way here. A link back to one of them is not followed, because the
             search would never end.
+        left_out: files that are no images are counted here, by the ending of their names.
     """
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return []
-    folders, images = _folders_and_images(folder)
+    folders, images = _folders_and_images(folder, left_out)
     for name in folders:
         subfolder = os.path.join(folder, name)
-        for path in _images_below(subfolder, (*above, identity)):
+        for path in _images_below(subfolder, (*above, identity), left_out):
             images.append(f"{name}/{path}")
     return images

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class JoinedSets(Dataset):
         self.is_encoded = any(part.is_encoded for part in parts)
         self.parts = list(parts)
         self.label_names = first.label_names
+        self.left_out = sum((Counter(part.left_out) for part in parts), Counter())
 
         # For each set, the number of samples in it and all sets before it.
         sizes = [len(part) for part in parts]

@@ -155,6 +155,7 @@ def open_data(
     if rows is None:
         dataset.labels = indices
     dataset.label_hint = raw.hint
+    left_out = dataset.left_out
     if on_bad == "skip":
         dataset.skipped = {}
 
@@ -174,6 +175,7 @@ def open_data(
                 f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
             )
         dataset = PseudoOod(dataset, ood_kind, seed)
+    dataset.left_out = left_out
     dataset.spec = spec.text  # the SPEC as the user wrote it, including the settings taken out above
     return dataset
 

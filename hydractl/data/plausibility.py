@@ -1,5 +1,5 @@
-"""Warnings about samples that the user probably did not mean: images of one colour or with a wrong range of values,
-empty texts, repeated samples.
+"""Warnings about samples that the user probably did not mean: files that are left out, images of one colour or with a
+wrong range of values, empty texts, repeated samples.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydractl.data.base import PAIRS, Dataset, UnreadableSample
+from hydractl.data.base import PAIRS, Dataset, UnreadableSample, left_out_warnings
 from hydractl.data.overlap import is_more_than_a_handful
 from hydractl.data.text import parts_of
 from hydractl.families.pixels import grey_or_rgb
@@ -26,13 +26,14 @@ def sample_warnings(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
     Returns:
         The sentences, each beginning with the name of the set; empty if nothing is odd.
     """
+    names = left_out_warnings(dataset)
     if dataset.kind == "text":
         warnings = _text_warnings(dataset)
     else:
         warnings = _image_warnings(dataset)
     if not in_passing and dataset.kind != PAIRS:  # pairs may repeat an image, with another caption
         warnings += _repetition_warnings(dataset)
-    return [f"{dataset.where}: {warning}" for warning in warnings]
+    return [*names, *(f"{dataset.where}: {warning}" for warning in warnings)]
 
 
 def _repetition_warnings(dataset: Dataset) -> list[str]:

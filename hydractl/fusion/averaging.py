@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hydractl.data import batches
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, report_left_out
 from hydractl.data.text import report_cut
 from hydractl.families.base import MERGEABLE
 from hydractl.files.checkpoint import read_piece
@@ -202,6 +202,7 @@ def measure_on(
     if plan.averaged:
         before_averaging = ModelArgument("members", members).build(device, dtype)
 
+    report_left_out(dataset, log)
     report_cut(dataset, fused.preprocess, log)
     # Sum the figures of each sample over all batches.
     totals_before = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)

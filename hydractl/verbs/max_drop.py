@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hydractl.data import open_data
-from hydractl.data.base import Dataset, report_classes
+from hydractl.data.base import Dataset, report_classes, report_left_out
 from hydractl.data.text import report_cut
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
@@ -209,6 +209,7 @@ def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, 
     check_labels_are_classes(dataset, named)
     indices = drawn_samples(dataset, on)
     if val:
+        report_left_out(dataset, log)
         report_classes(dataset, log)
         indices = list(range(len(dataset)))
     report_cut(dataset, named.family.collate(named.description.preprocess), log, indices)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.data import Dataset
-from hydractl.data.base import reasons_of_skipped, report_skipped, warning_of_skipped
+from hydractl.data.base import reasons_of_skipped, report_left_out, report_skipped, warning_of_skipped
 from hydractl.data.joined import STANDARD_INPUT, open_inputs
 from hydractl.data.text import warning_of_cut
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
@@ -194,6 +194,7 @@ def run(
         log_of_team = team.quieted(log)
         _check_requirements(plan)
         _say_what_is_missing(plan, log_of_team)
+        report_left_out(dataset, log_of_team)
         if dry_run:
             if team.rank > 0:
                 return Outcome(None, silent=True)

@@ -11,7 +11,7 @@ import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
 from hydractl.data import Batch, Dataset, batches, open_data
-from hydractl.data.base import report_classes
+from hydractl.data.base import report_classes, report_left_out
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.expressions.models import ModelRef
@@ -222,6 +222,7 @@ def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
         need_labels=True,
         reads={source.name: source.description.reads},
     )
+    report_left_out(dataset, log)
     report_classes(dataset, log)
     check_labels_are_classes(dataset, source)
     model = build_model(source, on.device, on.dtype)

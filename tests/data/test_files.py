@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hydractl.cli.app import main
 from hydractl.data import open_data
+from hydractl.data.base import left_out_warnings
+from hydractl.data.files import IMAGE_SUFFIXES
 from hydractl.errors import InputError, UsageError
 from tests.image_data import png_bomb
 from tests.running import refused
@@ -57,6 +60,83 @@ def test_folder_problems_are_all_listed(pets: Path) -> None:
         "class folder 'empty' has no images",
         "images beside the class folders: stray.png and 0 more",
     ]
+
+
+OTHER_ENDINGS = {".jfif": "JPEG", ".jpe": "JPEG", ".JPE": "JPEG", ".mpo": "MPO", ".apng": "PNG", ".avif": "AVIF"}
+
+
+@pytest.mark.fault(99)
+@pytest.mark.parametrize("ending", OTHER_ENDINGS)
+def test_images_with_less_common_endings(ending: str, tmp_path: Path) -> None:
+    kind = OTHER_ENDINGS[ending]
+    if kind not in Image.SAVE and (Image.init() or kind not in Image.SAVE):
+        pytest.skip(f"this Pillow has no {kind}")
+    Image.new("RGB", (8, 8), (200, 200, 200)).save(tmp_path / f"a{ending}", kind)
+    data = open_data(str(tmp_path))
+    assert data.ids == [f"a{ending}"] and not data.left_out
+    assert abs(int(np.asarray(data[0]).mean()) - 200) < 3
+
+
+@pytest.mark.fault(99)
+def test_every_ending_of_pillow_for_what_is_read_counts() -> None:
+    """``.dib`` is a format of its own, ``.avifs`` a film."""
+    Image.init()
+    formats = ("PNG", "JPEG", "MPO", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF")
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in formats}
+    assert endings - {".avifs"} <= set(IMAGE_SUFFIXES)
+
+
+@pytest.mark.fault(99)
+def test_what_is_left_out_is_counted(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat/a.jp2", "cat/deep er/b.JP2", "dog/c.heic", "dog/README", "e.\x1b[31m"):
+        (pets / name).write_bytes(b"x")
+    data = open_data(str(pets))
+    assert len(data) == 5
+    counts = {".jp2": 2, ".txt": 1, ".heic": 1, "without an ending": 1, ".\\x1b[31m": 1}
+    assert data.left_out == counts
+    sentence = (
+        f"--data {pets}: 6 files are left out, as no ending of an image that is read: "
+        "2 .jp2, 1 .\\x1b[31m, 1 .heic, 1 .txt, 1 without an ending"
+    )
+    assert left_out_warnings(data) == [sentence]
+    # A part of a set, and what is made of it, come from the same folder.
+    for setting in ("take=2", "corruption=fog&severity=1", "ood=rotate"):
+        assert open_data(f"{pets}?{setting}").left_out == counts
+    assert left_out_warnings(open_data("builtin:digits/val?take=2")) == []
+    (pets / "none").mkdir()
+    (pets / "none/a.jp2").write_bytes(b"x")
+    with pytest.raises(InputError, match="no images in the folder, but 1 .jp2"):
+        open_data(str(pets / "none"))
+
+
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=2&num_heads=3&num_classes=2"
+
+
+@pytest.mark.fault(99)
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "eval MODEL --test PETS --labels ./PETS",
+            "predict MODEL PETS -o p.jsonl",
+            "score MODEL --method taylor --data PETS --labels ./PETS -o s.json",
+        ),
+        "calibrate MODEL --val PETS --labels ./PETS --ood-val rotate=PETS?ood=rotate --ood-score msp -o c.st",
+        "bench MODEL --data PETS --batch-size 1 --rounds 1 --warmup 0",
+        "finetune MODEL --train PETS --epochs 1 --batch-size 2 -o f.st",
+        "extract-circuit MODEL --val PETS --labels ./PETS --ood-val PETS?ood=rotate --budget 1 -o i.json",
+        "prune MODEL --max-drop 0.9 --val PETS --labels ./PETS --method magnitude -o m.st",
+        "fuse MODEL MODEL --merge none --val PETS --labels ./PETS -o h.st",
+    ],
+)
+def test_every_verb_says_what_is_left_out(
+    command: str, pets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(pets.parent)
+    words = command.replace("MODEL", MODEL).replace("PETS", "pets").split()
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 file is left out, as no ending of an image that is read: 1 .txt" in said
 
 
 @pytest.mark.fault(25)

@@ -55,7 +55,6 @@ def grey(content: bytes) -> list[list[int]]:
     "content",
     [
         pytest.param(encoded(DEEP), id="PNG"),
-        pytest.param(encoded(DEEP, "JPEG2000"), id="JPEG 2000", marks=pytest.mark.skip("not among the formats yet")),
         pytest.param(tiff(DEEP.tobytes(), 16), id="TIFF, little-endian"),
         pytest.param(tiff(DEEP.astype(">u2").tobytes(), 16, order=">"), id="TIFF, big-endian"),
         pytest.param(tiff((65535 - DEEP).tobytes(), 16, white_is_zero=True), id="TIFF, white is zero"),
