@@ -1,4 +1,4 @@
-"""Write the tables of docs/models.md: what of timm, transformers and open_clip can be opened, and why others cannot.
+"""Write the tables of docs/models.md: what of timm, transformers and open_clip can be opened.
 
 Every model of timm is built as its library names it, without memory for its weights; of transformers every class for
 sequences or images is looked up. What was tested of those that work is what the lists of the tests say.
@@ -7,7 +7,6 @@ sequences or images is looked up. What was tested of those that work is what the
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.families.hf.architectures import ARCHITECTURES, BODIES, OTHER_BODIES, TWO_TOWERS, class_name, meta_model
+from hydractl.families.hf.architectures import ARCHITECTURES, TWO_TOWERS, class_name, meta_model
 from hydractl.families.timm import check_timm_model
 
 get_family("timm")
@@ -93,21 +92,13 @@ def _several(names: list[str]) -> str:
     return f"{len(names)}: " + ", ".join(f"`{name}`" for name in sorted(names, key=len)[:3])
 
 
-def transformers_rows() -> list[Row]:
-    """One row for each class of the library that sorts sequences or images into classes."""
+def transformers_classes() -> list[str]:
+    """The classes of the library that sort sequences or images into classes, and that can be opened."""
     known: set[str] = {*ARCHITECTURES, *TWO_TOWERS}
     for task in ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"):
         for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             known.update([names] if isinstance(names, str) else names)
-    bodies = {
-        name: f"`{body}Model`, `{body}For...`"
-        for body, name in BODIES.items()
-        if f"{body}Model" not in TWO_TOWERS and body != name
-    }
-    for other, body in OTHER_BODIES.items():
-        bodies[BODIES[body]] += f", `{other}`"
-    bodies |= dict.fromkeys(TWO_TOWERS, "zero-shot: a tower of images and one of texts")
-    return [(name, bodies.get(name, ""), _refusal(name)) for name in sorted(known)]
+    return [name for name in sorted(known) if not _refusal(name)]
 
 
 def _refusal(name: str) -> str:
@@ -150,12 +141,11 @@ def tested() -> dict[str, list[str]]:
     return found
 
 
-def table(rows: Iterable[Row], second: str) -> str:
-    """Those that work first, with what was tested."""
+def table(rows: Iterable[Row], first: str) -> str:
+    """The rows that work, with what was tested."""
     runs = tested()
-    lines = [f"| class | {second} | tested |", "|---|---|---|"]
-    for kind, models, reason in sorted(rows, key=lambda row: bool(row[2])):
-        lines.append(f"| {kind} | {models} | {f'refused: {reason}' if reason else _told(runs, kind)} |")
+    lines = [f"| {first} | models | tested |", "|---|---|---|"]
+    lines += [f"| {kind} | {models} | {_told(runs, kind)} |" for kind, models, reason in rows if not reason]
     return "\n".join(lines) + "\n"
 
 
@@ -166,11 +156,14 @@ def _told(runs: Mapping[str, Sequence[str]], kind: str) -> str:
 
 
 def transformers_text() -> str:
-    """The classes that work as a table, the others by their attention."""
-    rows = transformers_rows()
-    refused = ", ".join(f"{name} ({reason})" for name, _, reason in rows if reason)
-    lines = textwrap.wrap(f"Refused, for an attention of their own: {refused}.", 120, break_long_words=False)
-    return f"{table((row for row in rows if not row[2]), 'bodies')}\n" + "\n".join(lines) + "\n"
+    """The classes that work, by what was tested of them."""
+    runs = tested()
+    by_tests: dict[str, list[str]] = {}
+    for name in transformers_classes():
+        by_tests.setdefault(_told(runs, name), []).append(f"`{name}`")
+    lines = ["| tested | classes |", "|---|---|"]
+    lines += [f"| {tests} | {', '.join(names)} |" for tests, names in by_tests.items()]
+    return "\n".join(lines) + "\n"
 
 
 def open_clip_rows() -> list[Row]:
@@ -207,9 +200,7 @@ def _open_clip_reason(config: dict[str, Any]) -> str:
 if __name__ == "__main__":
     path = Path(__file__).with_name("models.md")
     text = path.read_text(encoding="utf-8").partition(MARK)[0]
-    text += f"{MARK}\n## timm {timm.__version__}\n\n{table(timm_rows(timm_names()), 'models')}"
+    text += f"{MARK}\n## timm {timm.__version__}\n\n{table(timm_rows(timm_names()), 'class')}"
     text += f"\n## transformers {transformers.__version__}\n\n{transformers_text()}"
-    text += (
-        f"\n## open_clip {open_clip.__version__}\n\n{table(open_clip_rows(), 'models').replace('class', 'towers', 1)}"
-    )
+    text += f"\n## open_clip {open_clip.__version__}\n\n{table(open_clip_rows(), 'towers')}"
     path.write_text(text, encoding="utf-8")

@@ -160,11 +160,6 @@ def test_texts_and_pairs_of_texts_have_them_too(of_texts: Service) -> None:
     assert "is_ood" not in document["predictions"][0]  # of a checkpoint without a threshold
 
 
-def test_the_page_shows_the_service() -> None:
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    assert f"```py\n{Path(server.__file__).read_text(encoding='utf-8')}```" in page
-
-
 @pytest.mark.parametrize("load", [False, True])
 def test_the_client(of_images: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str], load: bool) -> None:
     paths = [tmp_path / "a.png", tmp_path / "b.png"]
