@@ -91,11 +91,14 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 
 def _model_texts(option: Option, value: Any) -> Sequence[object]:
     """Return what was passed as MODEL in the form that the option takes: texts, and objects for what is in memory."""
-    if option.kind == "file":
-        return model_files(as_list(value))
     if option.kind == "documents":
         return document_arguments(value)
-    models = row_arguments(value) if option.kind == "rows" else model_arguments(as_list(value))
+    if option.kind == "rows":
+        models = row_arguments(value)
+    elif option.kind == "file":
+        models = model_files(as_list(value))
+    else:
+        models = model_arguments(as_list(value))
     return [model.text if model.held is None else model for model in models]
 
 
@@ -126,21 +129,15 @@ def model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[M
     return arguments
 
 
-def model_files(models: Iterable[ModelLike]) -> list[str]:
-    """Return each MODEL as a file or a name that other processes can open, too.
-
-    Raises:
-        UsageError: a model is only in memory.
-    """
-    files: list[str] = []
+def model_files(models: Iterable[ModelLike]) -> list[ModelRef]:
+    """Return each MODEL as a file or a name that other processes can open; one that has none as it is."""
+    files: list[ModelRef] = []
     for model in models:
-        if not isinstance(model, Model | nn.Module):
-            files.append(os.fspath(model))
-            continue
-        opened = open(model)
-        if not opened.refs:
-            raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
-        files += opened.refs
+        if isinstance(model, Model | nn.Module):
+            opened = open(model)
+            files += map(ModelRef, opened.refs) if opened.refs else model_arguments([opened])
+        else:
+            files.append(ModelRef(os.fspath(model)))
     return files
 
 

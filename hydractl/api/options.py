@@ -58,7 +58,7 @@ ModelAndInputs: TypeAlias = Annotated[
 OneFile: TypeAlias = Annotated[
     ModelLike, io("A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL", kind="file")
 ]
-"""One model that has a file, a folder or a name, because commands that are kept name it."""
+"""One model, named by its file, folder or name where it has one, because commands that are kept name it."""
 
 # --- input and output -------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,8 @@ from hydractl.api.options import (
     Workers,
     running,
 )
-from hydractl.api.values import DataFile, NamedFiles, Path
+from hydractl.api.values import Data, NamedData, Path
 from hydractl.api.verb import verb
-from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
@@ -77,7 +76,7 @@ def study(
     model: OneFile,
     *,
     train: Annotated[
-        DataFile | None,
+        Data | None,
         in_data(
             "Training data, for rows that are trained or pruned with them and for OOD scores on features "
             "[default: none; rows that need them are left out]",
@@ -86,7 +85,7 @@ def study(
         ),
     ] = None,
     val: Annotated[
-        DataFile | None,
+        Data | None,
         in_data(
             "In-distribution validation data; one half is for the search, the other one to choose by",
             metavar="SPEC",
@@ -94,7 +93,7 @@ def study(
         ),
     ] = None,
     ood_val: Annotated[
-        NamedFiles,
+        NamedData,
         in_data(
             "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: "
             "the search takes the first one; auto makes them of the samples of --val",
@@ -105,13 +104,13 @@ def study(
         ),
     ] = (),
     test: Annotated[
-        DataFile | None,
+        Data | None,
         in_data(
             "In-distribution test data, which no model runs on before everything is chosen", metavar="SPEC", often=True
         ),
     ] = None,
     ood: Annotated[
-        NamedFiles,
+        NamedData,
         in_data(
             "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more",
             metavar="NAME=SPEC",
@@ -215,8 +214,8 @@ def study(
 ) -> Study:
     """Find out whether any of this helps a model.
 
-    Its data are files or names, and no samples in memory, because the commands of a study are kept. It goes on where an
-    earlier call was interrupted.
+    It goes on where an earlier call was interrupted. The commands that it keeps name samples and a model in memory as
+    messages do, such as ``memory:val``: to run them elsewhere, write these to files.
 
     Returns:
         The verdict; the files are in the folder ``output``, or in one named after the model.
@@ -224,9 +223,6 @@ def study(
     Raises:
         OutputError: the folder belongs to another study.
     """
-    for name in ("train", "val", "ood_val", "test", "ood"):
-        if current().is_in_memory(name):
-            raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
     with Problems() as problems:
         problems.needs("val")
         problems.needs("test")

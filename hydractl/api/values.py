@@ -44,12 +44,6 @@ if TYPE_CHECKING:
     NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
     """Data sets by name (``NAME``, ``NAME:near`` or ``NAME:far``), or texts ``NAME=SPEC``."""
 
-    DataFile: TypeAlias = Path
-    """A SPEC; no samples in memory."""
-
-    NamedFiles: TypeAlias = Mapping[str, Path] | str | Sequence[str]
-    """SPECs by name, or texts ``NAME=SPEC``."""
-
     ManyData: TypeAlias = Data | Mapping[str, Data]
     """One data set, or several under names that tell them apart in messages."""
 
@@ -63,8 +57,8 @@ else:
     from hydractl.expressions.data_sets import DataSpec, OodSet
     from hydractl.jsonio import Document
 
-    DataFile = Data = NewType("Data", DataSpec)
-    NamedFiles = NamedData = Sequence[NewType("Data", OodSet)]
+    Data = NewType("Data", DataSpec)
+    NamedData = Sequence[NewType("Data", OodSet)]
     ManyData = Sequence[Data]
     JsonDocument = NewType("JsonDocument", Document)
     Names = NewType("Names", Document)

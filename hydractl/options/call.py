@@ -118,12 +118,6 @@ class Call:
         """Return the values of those of the named options that somebody gave."""
         return {name: self.values[name] for name in names if self.rank(name)}
 
-    def is_in_memory(self, name: str) -> bool:
-        """Return whether a data set of an option is samples of a program, and no text."""
-        value = self.values[name]
-        values = value if isinstance(value, list) else [value]
-        return any(getattr(part, "held", None) is not None for part in values)
-
     def of_this_verb(self, name: str) -> bool:
         """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
         return self.rank(name) in (VERB_KEY, FLAG)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound="Result")
 
 
-@dataclass
+@dataclass(eq=False)  # a result that is compared with another one holds its outcome, and the outcome the result
 class Outcome:
     """The outcome of one command.
 

@@ -519,7 +519,7 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
     answer = study.answer(source.name, source.sha256, commands, threshold)
     commands_to_go_on = next_commands(plan, row, used.score, study.free_alternative)
     answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
-    return _write(folder, answer, steps)
+    return _write(plan, answer, steps)
 
 
 def _stored_results(model: Path) -> Mapping[str, object]:
@@ -528,17 +528,19 @@ def _stored_results(model: Path) -> Mapping[str, object]:
     return source.description.extra
 
 
-def _write(folder: Path, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
+def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     """Write the report, the script and the answer into the folder of a study.
 
     Returns:
         The answer, with the times of the best row if they were measured, and the files that a person wants.
     """
+    folder = plan.folder
     table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
     page = render(table, study=answer)
-    commands = script(steps, [folder / "best.st", folder / "best.json"], folder, Path.cwd())
+    best = [folder / "best.st", folder / "best.json"]
+    commands = script(steps, best, folder, Path.cwd(), plan.request.in_memory())
     script_bytes = commands.encode("utf-8", "surrogateescape")
     _write_bytes(folder / "report.html", page)
     _write_bytes(folder / "study.sh", script_bytes)

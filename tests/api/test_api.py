@@ -56,6 +56,11 @@ def test_a_function_does_what_its_command_does(monkeypatch: pytest.MonkeyPatch) 
     assert Path("file.html").read_bytes() == Path("held.html").read_bytes()
 
 
+def test_results_of_equal_calls_are_equal() -> None:
+    first, again = (hydractl.score("vit.st", method="magnitude") for _ in range(2))
+    assert first == again != hydractl.score("vit.st", method="random")
+
+
 def test_documents_go_from_verb_to_verb() -> None:
     found = hydractl.extract_circuit("vit.st", val=(X, Y), objective=["acc", "nll"], keep=2)
     assert [circuit.objective for circuit in found.circuits] == ["acc", "nll"]
@@ -154,13 +159,6 @@ def test_wrong_rows_and_gates_are_refused() -> None:
     assert "accuracy" in caught.value.problems[0]
 
 
-def test_a_study_takes_files_only() -> None:
-    with pytest.raises(hydractl.errors.UsageError, match="val is in memory"):
-        hydractl.study("vit.st", val=(X, Y), test="cal.npz")
-    with pytest.raises(hydractl.errors.UsageError, match="a file is needed"):
-        hydractl.study(hydractl.load("vit.st", device="cpu"), val="cal.npz")
-
-
 def test_a_file_of_defaults_counts_only_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hydra.yaml").write_text("prune: {keep: 1}")
     try:
@@ -251,6 +249,35 @@ def test_an_ensemble_of_opened_models_is_a_row_under_its_name() -> None:
     of_files = hydractl.evaluate({"both": ["vit.st", "a.st"], "alone": "vit.st"}, test="cal.npz", allow_seen=True)
     assert both.names == ["both", "alone"]
     assert [row.id for row in both.models] == [row.id for row in of_files.models]
+
+
+def test_a_study_of_what_is_in_memory_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])  # drawing takes long
+    draws = np.random.default_rng(1).integers(0, 256, (4, 20, 16, 16, 3), dtype=np.uint8)
+    held: dict[str, Any] = dict(zip(("test", "seen", "other", "noise"), draws, strict=True))
+    for name, images in held.items():
+        np.savez(f"{name}.npz", x=images, y=Y)
+
+    how: dict[str, Any] = {"rows": "whole-avg", "bootstrap": 100, "timed": False}
+    ood_val: dict[str, Any] = {"seen": "seen.npz", "other": "other.npz"}  # two, as made samples are drawn by ids
+    files = {"val": "cal.npz", "test": "test.npz", "ood_val": ood_val, "ood": {"noise": "noise.npz"}}
+    of_files = hydractl.study("vit.st", **files, output="files", **how)
+    ood_val = {name: held[name] for name in ood_val}
+    objects = {"val": (X, Y), "test": (held["test"], Y), "ood_val": ood_val, "ood": {"noise": held["noise"]}}
+    model = hydractl.load("vit.st", device="cpu")
+    given = hydractl.study(model, **objects, output="held", **how)
+    assert given.rows == of_files.rows and given.verdict == of_files.verdict
+    script = Path("held/study.sh").read_text()
+    in_memory = ("memory:0", "memory:val", "memory:test", "memory:ood_val.seen", "memory:ood.noise")
+    assert all(f"# {name} was in memory: write it to a file" in script for name in in_memory)
+    assert "single=memory:0 --test 'memory:val?part=2/2'" in script
+    assert "in memory" not in Path("files/study.sh").read_text()
+
+    # It goes on with the same objects, and with no others.
+    assert hydractl.study(model, **objects, output="held", **how) == given
+    objects["val"] = (X, Y[::-1])
+    with pytest.raises(hydractl.errors.OutputError, match="study of other data"):
+        hydractl.study(model, **objects, output="held", **how)
 
 
 def test_texts_in_memory() -> None:
