@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -355,75 +355,9 @@ class EvalAnswer(Result):
         return by_row.get(row.name)
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
-
-
-class Place(NamedTuple):
-    """A part of a row that holds metrics.
-
-    Attributes:
-        key: the dotted key of the part, e.g. ``ood.svhn``; intervals, differences and deviations are listed by it.
-        metrics: returns the metrics from a row; empty if the row has none there.
-    """
-
-    key: str
-    metrics: Callable[[EvalRow], Metrics]
-
+# --- metrics of rows --------------------------------------------------------------------------------------------------
 
 OodAverage = Literal["near_avg", "far_avg", "ood_avg"]
-IN_DISTRIBUTION = Place("id", lambda row: row.id.metrics)
-
-
-def ood_set_place(name: str) -> Place:
-    """Return the place of the metrics of an OOD set."""
-
-    def metrics(row: EvalRow) -> Metrics:
-        measured = row.ood.get(name)
-        if measured is None:
-            return {}
-        return measured.metrics
-
-    return Place(f"ood.{name}", metrics)
-
-
-def average_place(average: OodAverage) -> Place:
-    """Return the place of means over OOD sets."""
-
-    def average_in(row: EvalRow) -> Metrics:
-        return average_of(row, average)
-
-    return Place(average, average_in)
-
-
-def score_average_place(score: str) -> Place:
-    """Return the place of means over all OOD sets by one OOD score."""
-
-    def metrics(row: EvalRow) -> Metrics:
-        detection = row.scores.get(score)
-        if detection is None:
-            return {}
-        return average_of(detection, "ood_avg")
-
-    return Place(f"scores.{score}.ood_avg", metrics)
-
-
-def score_errors_place(score: str) -> Place:
-    """Return the place of the metrics of wrong answers by one OOD score."""
-
-    def metrics(row: EvalRow) -> Metrics:
-        detection = row.scores.get(score)
-        if detection is None:
-            return {}
-        return errors_of(detection)
-
-    return Place(f"scores.{score}.errors", metrics)
-
-
-def errors_of(detection: OodDetection) -> Metrics:
-    """Return the metrics of wrong answers; empty if they were not measured."""
-    if detection.errors is None:
-        return {}
-    return detection.errors.metrics
 
 
 def average_of(detection: OodDetection, average: OodAverage) -> Metrics:
@@ -432,51 +366,3 @@ def average_of(detection: OodDetection, average: OodAverage) -> Metrics:
     if means is None:
         return {}
     return means.metrics
-
-
-def diversity_place(name: str) -> Place:
-    """Return the place of the metrics of how members differ on a data set."""
-
-    def metrics(row: EvalRow) -> Metrics:
-        measured = row.diversity.get(name)
-        if measured is None:
-            return {}
-        return measured.metrics
-
-    return Place(f"diversity.{name}", metrics)
-
-
-def parts_place(key: str) -> Place:
-    """Return the place of an ID metric that consists of several numbers, e.g. ``accuracy_at``."""
-
-    def metrics(row: EvalRow) -> Metrics:
-        parts = row.id.metrics.get(key)
-        if not isinstance(parts, Mapping):
-            return {}
-        return parts
-
-    return Place(f"id.{key}", metrics)
-
-
-def corruption_place(kind: str, severity: str) -> Place:
-    """Return the place of the metrics of one corruption at one severity."""
-
-    def metrics(row: EvalRow) -> Metrics:
-        measured = row.corruptions.get(kind, {}).get(severity)
-        if measured is None:
-            return {}
-        return measured.metrics
-
-    return Place(f"corruptions.{kind}.{severity}", metrics)
-
-
-def severity_place(severity: str) -> Place:
-    """Return the place of the means over corruptions at one severity."""
-
-    def metrics(row: EvalRow) -> Metrics:
-        means = row.corruption_avg.get(severity)
-        if means is None:
-            return {}
-        return means.metrics
-
-    return Place(f"corruption_avg.{severity}", metrics)

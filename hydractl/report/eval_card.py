@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydractl.files.eval_answer import EvalAnswer, EvalRow, ood_set_place
-from hydractl.files.model_records import SiteHeadsRecord
+from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.report import eval_tables as tables
+from hydractl.report.tables import Cell
 from hydractl.report.texts import count_text, number, shown_name, template, visible
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[E
             yield from _eval_results(row, tables.ID_COLUMNS, task, "Classification", data_set)
         else:
             data_set = _HubDataSet(shown_name(name), data_type, configuration)
-            shown = tables.columns(tables.OOD_METRICS, ood_set_place(name))
+            shown = tables.columns(tables.OOD_METRICS, "ood", name)
             yield from _eval_results(row, shown, task, "Out-of-distribution detection", data_set)
 
 
@@ -149,7 +149,7 @@ def _eval_results(
             dataset_type=data_set.kind,
             dataset_config=data_set.configuration,
             metric_type=_TYPES.get(key, key),
-            metric_name=_sentence(column.words),
+            metric_name=_sentence(column.metric.words),
             metric_value=value,
         )
 
@@ -203,14 +203,6 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
 }
 
 
-class _DataLine(NamedTuple):
-    """The line of one data set in the table of data sets."""
-
-    spec: str | None
-    n: int | None
-    fingerprint: str | None
-
-
 def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
     """Return the values that the template of the card needs, by their names in it.
 
@@ -218,21 +210,17 @@ def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
         answer: the answer of the eval.
         row: the row that the card is about.
     """
-    data_lines = {}
-    for name, entry in answer.test.items():
-        data_lines[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)
-
     # Each number on ID data with its column, and the means over OOD sets.
     id_cells = [(column, _unmarked_cell(row, column)) for column in tables.ID_COLUMNS]
     ood_means = [_unmarked_cell(row, column) for column in tables.OOD_AVERAGE]
 
     return {
         "name": row.name,
-        "about": _about_model(row),
+        "about": f"{_sentence(tables.kind_words(row))}.",
         "id_spec": _data_spec(answer, "id"),
         "n": row.id.n,
         "level": tables.level_text(answer),
-        "runs": tables.runs_text(_answer_of_row(answer, row)),
+        "runs": tables.runs_text(EvalAnswer(models=[row], over=answer.over)),
         "intervals": any(cell.ends for _, cell in id_cells),
         "id_cells": id_cells,
         "score": tables.score_name(answer, row),
@@ -241,18 +229,13 @@ def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
         "cost": _known_costs(row),
         "seen": tables.seen_text(row),
         "note": answer.note,
-        "data": data_lines,
+        "data": answer.test,
         "sha256": row.files,
         "conventions": _single_sentences(answer.conventions),
     }
 
 
-def _answer_of_row(answer: EvalAnswer, row: EvalRow) -> EvalAnswer:
-    """Return an answer that holds this row alone, with what is needed to describe its runs."""
-    return EvalAnswer(models=[row], over=answer.over)
-
-
-def _unmarked_cell(row: EvalRow, column: tables.Column) -> tables.Cell:
+def _unmarked_cell(row: EvalRow, column: tables.Column) -> Cell:
     """Return the cell of a column in a table of this row alone, where no cell is marked as the best."""
     (cell,) = tables.metric_cells([row], column)
     return cell
@@ -279,37 +262,3 @@ def _single_sentences(conventions: Mapping[str, object]) -> dict[str, str | int 
         if isinstance(convention, (str, int, float)):
             sentences[key] = convention
     return sentences
-
-
-def _about_model(row: EvalRow) -> str:
-    """Return sentences about a row: how many members it has, how it was measured, and which heads it keeps."""
-    kind = _kind_sentence(len(row.members or ()))
-    dropout = row.mc_dropout
-    if dropout is not None:
-        kind = f"{dropout.passes} passes of MC dropout (rate {dropout.p}), averaged."
-    sentences = [kind]
-    sentences += _heads_kept_sentences(row.heads or ())
-    return " ".join(sentences)
-
-
-def _kind_sentence(members: int) -> str:
-    if members > 1:
-        return f"An ensemble of {members} members, averaged."
-    return "A single model."
-
-
-def _heads_kept_sentences(sites: Sequence[SiteHeadsRecord]) -> list[str]:
-    """Return the sentence on how many heads each member keeps; an empty list if the heads are not known.
-
-    A site is an attention module of the model.
-    """
-    if not sites:
-        return []
-    members = max(len(site.kept) for site in sites)
-    counts = []
-    for member in range(members):
-        kept = sum(len(site.kept_by(member)) for site in sites)
-        counts.append(str(kept))
-    total = sum(site.heads for site in sites)
-    kept_by_members = " / ".join(counts)
-    return [f"Attention heads kept: {kept_by_members} of {total}."]

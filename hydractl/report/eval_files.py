@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output, file_path, make_folder, named_apart, storage_error, write_with
@@ -18,7 +17,7 @@ from hydractl.files.eval_answer import EvalAnswer, EvalRow, OodAverage, average_
 from hydractl.files.results import Metrics
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
-from hydractl.report.eval_pictures import picture_files, possible_files
+from hydractl.report.eval_pictures import KINDS, pictures
 from hydractl.report.eval_tables import single_number
 from hydractl.report.pictures import save_png
 from hydractl.report.texts import shown_name
@@ -38,15 +37,10 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class Reports:
-    """The claimed outputs, by kind or (pictures) by file name, and the index of the row that the card is about."""
+    """The claimed outputs, by kind, and the index of the row that the card is about."""
 
     outputs: Mapping[str, Output]
     card_row: int
-
-    def planned(self) -> list[Path]:
-        """Return the paths that a dry run lists: the single files, and every picture that may be written."""
-        outputs = self.outputs.values()
-        return [output.path for output in outputs]
 
 
 @contextlib.contextmanager
@@ -69,16 +63,13 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
 
     # On leaving, the stack ends every claim, even if a later one could not be made.
     with contextlib.ExitStack() as stack:
-        outputs = {}
-        for kind, path in path_by_kind.items():
-            output = Output(path, force=options.force)
-            outputs[kind] = stack.enter_context(output)
         if options.plots is not None:
             folder = Path(options.plots)
             _make_folder(folder, stack)
-            for name in possible_files(names):
-                output = Output(folder / name, force=options.force)
-                outputs[name] = stack.enter_context(output)
+            path_by_kind |= {kind: folder / f"{kind}.png" for kind in KINDS}
+        outputs = {}
+        for kind, path in path_by_kind.items():
+            outputs[kind] = stack.enter_context(Output(path, force=options.force))
         yield Reports(outputs, card_row)
 
 
@@ -92,11 +83,8 @@ def _single_files(options: ReportOptions, names: Sequence[str]) -> dict[str, Pat
     if options.openood_csv is not None:
         path = file_path(options.openood_csv)
         for index, name in enumerate(names):
-            path_of_row = path
-            if len(names) > 1:
-                # Several rows cannot share a file: the name of the row is added.
-                path_of_row = named_apart(path, name)
-            files[_csv_kind(index)] = path_of_row
+            # Several rows cannot share a file: the name of the row is added.
+            files[_csv_kind(index)] = named_apart(path, name) if len(names) > 1 else path
     return files
 
 
@@ -113,33 +101,22 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
     outputs = reports.outputs
     written: list[Path] = []
     if "html" in outputs:
-        page = render(answer)
-        written.append(_write_bytes(outputs["html"], page))
+        written.append(_write_bytes(outputs["html"], render(answer)))
     if "card" in outputs:
-        card = render_card(answer, reports.card_row)
-        written.append(_write_bytes(outputs["card"], card))
+        written.append(_write_bytes(outputs["card"], render_card(answer, reports.card_row)))
     for index, row in enumerate(answer.models):
         kind = _csv_kind(index)
         if kind in outputs:
-            table = openood_csv(row)
-            written.append(_write_bytes(outputs[kind], table))
-
-    # Pictures were claimed under their file names.
-    has_pictures = any(name.endswith(".png") for name in outputs)
-    if has_pictures:
-        for name, picture in picture_files(answer):
-            save = partial(save_png, picture)
-            written.append(write_with(outputs[name], save))
+            written.append(_write_bytes(outputs[kind], openood_csv(row)))
+    if any(kind in outputs for kind in KINDS):
+        for kind, picture in pictures(answer).items():
+            written.append(write_with(outputs[kind], partial(save_png, picture)))
     return written
 
 
 def _write_bytes(output: Output, content: bytes) -> Path:
     """Write a claimed file, and return its path."""
-
-    def write(handle: IO[bytes]) -> None:
-        handle.write(content)
-
-    return write_with(output, write)
+    return write_with(output, lambda handle: handle.write(content))
 
 
 _MOST_NAMES = 10  # the most names that a hint lists
@@ -184,20 +161,10 @@ def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
         return len(names) - 1
     if wanted in names:
         return list(names).index(wanted)
-    hint = _hint_for_row(wanted, names)
-    raise UsageError(f"--card-model {shown_name(wanted)} is no row", hint=hint)
-
-
-def _hint_for_row(wanted: str, names: Sequence[str]) -> str:
-    """Return a hint for an unknown row: the row of the most similar name, else the first rows."""
     alike = difflib.get_close_matches(wanted, names, n=1)
-    if alike:
-        return f"did you mean {shown_name(alike[0])}?"
-    first_names = ", ".join(map(shown_name, names[:_MOST_NAMES]))
-    hint = f"the rows are: {first_names}"
-    if len(names) > _MOST_NAMES:
-        hint += ", ..."
-    return hint
+    rows = [shown_name(name) for name in names[:_MOST_NAMES]] + ["..."] * (len(names) > _MOST_NAMES)
+    hint = f"did you mean {shown_name(alike[0])}?" if alike else f"the rows are: {', '.join(rows)}"
+    raise UsageError(f"--card-model {shown_name(wanted)} is no row", hint=hint)
 
 
 # --- the table of OpenOOD ---------------------------------------------------------------------------------------------
@@ -219,13 +186,10 @@ def openood_csv(row: EvalRow) -> bytes:
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    titles = ["dataset", *OPENOOD_COLUMNS, "ACC"]
-    table.writerow(titles)
-    keys = OPENOOD_COLUMNS.values()
+    table.writerow(["dataset", *OPENOOD_COLUMNS, "ACC"])
     accuracy = _percent(row.id.metrics, "accuracy")
     for name, metrics in _openood_lines(row):
-        figures = [_percent(metrics, key) for key in keys]
-        table.writerow([name, *figures, accuracy])
+        table.writerow([name, *(_percent(metrics, key) for key in OPENOOD_COLUMNS.values()), accuracy])
     return text.getvalue().encode()
 
 
@@ -233,20 +197,13 @@ def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
     """Yield the name and the metrics of every OOD set, group by group, and after each group with sets its mean."""
     averages: dict[str, OodAverage] = {"near": "near_avg", "far": "far_avg"}
     for group in ("near", "far", None):
-        has_sets = False
-        for name, measured in row.ood.items():
-            if measured.group == group:
-                has_sets = True
-                yield name, measured.metrics
-        if has_sets and group is not None:
-            means = average_of(row, averages[group])
-            yield f"{group}ood", means
+        sets = {name: measured.metrics for name, measured in row.ood.items() if measured.group == group}
+        yield from sets.items()
+        if sets and group is not None:
+            yield f"{group}ood", average_of(row, averages[group])
 
 
 def _percent(metrics: Metrics, key: str) -> str:
     """Return a metric in percent with two decimals; empty if it is not known."""
     value = single_number(metrics.get(key))
-    if value is None:
-        return ""
-    percent = 100 * value
-    return f"{percent:.2f}"
+    return "" if value is None else f"{100 * value:.2f}"

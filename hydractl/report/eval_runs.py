@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import Conventions, EvalAnswer, EvalRow
 from hydractl.files.model_records import DataSetRecord
+from hydractl.files.results import MISSING
 from hydractl.report.eval_tables import distinct_entries
 
 Answers = Mapping[str, EvalAnswer]
@@ -77,18 +78,13 @@ def means(answers: Answers, over: str) -> EvalAnswer:
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
 
-    rows = []
-    for name, runs in runs_by_name.items():
-        rows.append(mean_row(name, [run.row for run in runs]))
-    document: dict[str, object] = {
+    document = {
         "over": over,
-        "models": rows,
+        "models": [mean_row(name, [run.row for run in runs]) for name, runs in runs_by_name.items()],
         "test": {name: data.to_dict() for name, data in _test_sets(answers).items()},
         "conventions": _shared_conventions(answers, over),
+        "warnings": _all_warnings(answers),
     }
-    warnings = _all_warnings(answers)
-    if warnings:
-        document["warnings"] = warnings
     return EvalAnswer.model_validate(document)
 
 
@@ -97,8 +93,7 @@ def means(answers: Answers, over: str) -> EvalAnswer:
 
 def _set_names(answers: Answers) -> list[str]:
     """Return the names of the test sets of all answers, in order."""
-    tests = [answer.test for answer in answers.values()]
-    return distinct_entries(tests)
+    return distinct_entries(answer.test for answer in answers.values())
 
 
 def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
@@ -115,9 +110,8 @@ def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
     data = answer.test.get(name)
     if data is not None and data.fingerprint is not None:
         return data.fingerprint
-    hint = "means over data sets are not taken again"
-    if name != "id":
-        hint = "measure all answers on the same test sets"
+    again = "means over data sets are not taken again"
+    hint = again if name == "id" else "measure all answers on the same test sets"
     raise InputError(f"{path} has no fingerprint of the test set {name}", hint=hint)
 
 
@@ -147,7 +141,7 @@ def _check_other_data(answers: Answers) -> None:
         InputError: two answers have the same ID data, or rows of different names.
     """
     first, *_ = answers
-    names_in_first = [row.name for row in answers[first].models]
+    names_in_first = answers[first].names
     path_of_data: dict[str, str] = {}
     for path, answer in answers.items():
         fingerprint = _fingerprint(answer, path, "id")
@@ -156,11 +150,9 @@ def _check_other_data(answers: Answers) -> None:
             hint = "of several seeds, take means with --over seed"
             raise InputError(f"{path} and {earlier} have the same ID data", hint=hint)
         path_of_data[fingerprint] = path
-        names_here = [row.name for row in answer.models]
-        if set(names_here) != set(names_in_first):
-            rows_here = ", ".join(names_here)
-            rows_there = ", ".join(names_in_first)
-            raise InputError(f"the rows of {path} are {rows_here}, and those of {first} {rows_there}")
+        if set(answer.names) != set(names_in_first):
+            here, there = ", ".join(answer.names), ", ".join(names_in_first)
+            raise InputError(f"the rows of {path} are {here}, and those of {first} {there}")
 
 
 def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
@@ -184,16 +176,12 @@ def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
 
 def _shared_name(name: str, over: str) -> str:
     """Return the name that the runs of a row share: over seeds the part before ``#``, else the whole name."""
-    if over == "seed":
-        return name.partition("#")[0]
-    return name
+    return name.partition("#")[0] if over == "seed" else name
 
 
 def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
     """Return whether two rows belong to the same files and have equal figures."""
-    if row.sha256 != other.sha256:
-        return False
-    return _figures_as_json(row) == _figures_as_json(other)
+    return row.sha256 == other.sha256 and _figures_as_json(row) == _figures_as_json(other)
 
 
 def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
@@ -249,38 +237,26 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
         row: one run of the row.
         over: ``seed`` or ``data``, what the runs differ in.
     """
-    document = row.to_dict()
-    settings: dict[str, object] = {}
-    for key in _SETTINGS:
-        settings[key] = _value_at(document, key)
+    settings = {key: _value_at(row, key) for key in _SETTINGS}
 
     # A given temperature is a setting; a fitted temperature is a figure of the run and may differ.
-    temperature = None
-    was_fitted = _value_at(document, "calibration.fitted_on") is not None
-    if not was_fitted:
-        temperature = _value_at(document, "calibration.temperature")
-    settings["calibration.temperature"] = temperature
-
+    was_fitted = _value_at(row, "calibration.fitted_on") is not None
+    settings["calibration.temperature"] = None if was_fitted else _value_at(row, "calibration.temperature")
     settings["the number of members"] = max(1, len(row.members or ()))
     if over == "data":
         return settings
 
     # Runs over seeds must also have been fitted and measured on the same data sets.
     for key in _SETTINGS_OF_SEEDS:
-        settings[key] = _value_at(document, key)
-    groups = {name: measured.group for name, measured in row.ood.items()}
-    settings["the group of OOD sets"] = groups
+        settings[key] = _value_at(row, key)
+    settings["the group of OOD sets"] = {name: measured.group for name, measured in row.ood.items()}
     return settings
 
 
-def _value_at(document: object, dotted_key: str) -> object:
-    """Return the value of a dotted key, such as ``mc_dropout.p``, in a JSON document; None if it does not exist."""
-    value = document
-    for key in dotted_key.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(key)
-    return value
+def _value_at(row: EvalRow, key: str) -> object:
+    """Return the value of a dotted key, such as ``mc_dropout.p``; None if there is none."""
+    value = row.at(key)
+    return None if value is MISSING else value
 
 
 # --- the row of means -------------------------------------------------------------------------------------------------
@@ -292,53 +268,28 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     ``std`` holds the sample standard deviation of each figure by its dotted key.
     """
     averages = _averages([_figures_as_json(run) for run in runs])
-    row: dict[str, object] = {
+    return {
         "name": name,
         "runs": len(runs),
         "std": averages.deviations,
-        "sha256": _digests_of_files(runs),
+        "sha256": [digest for run in runs for digest in run.files],
         **_facts_in_common(runs),
         **averages.means,
+        "seen": _most_seen(runs),
     }
-    seen = _most_seen(runs)
-    if seen:
-        row["seen"] = seen
-    return row
-
-
-def _digests_of_files(runs: Sequence[EvalRow]) -> list[str | None]:
-    """Return the SHA-256 digests of the files of all runs; None for a file whose digest is not known."""
-    digests: list[str | None] = []
-    for run in runs:
-        if isinstance(run.sha256, list):
-            digests += run.sha256
-        elif run.sha256 is not None:
-            digests.append(run.sha256)
-    return digests
 
 
 def _figures_as_json(run: EvalRow) -> dict[str, object]:
     """Return the parts of a row that hold figures, as JSON."""
     document = run.to_dict()
-    figures = {}
-    for key in _FIGURES:
-        if document.get(key) is not None:
-            figures[key] = document[key]
-    return figures
+    return {key: document[key] for key in _FIGURES if document.get(key) is not None}
 
 
 def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
     """Return the facts that the first run states, if all other runs state the same."""
-    documents = [run.to_dict() for run in runs]
-    first = documents[0]
-    facts = {}
-    for key in _FACTS:
-        if key not in first:
-            continue
-        value = first[key]
-        if all(document.get(key) == value for document in documents):
-            facts[key] = value
-    return facts
+    first, *others = [run.to_dict() for run in runs]
+    facts = {key: first[key] for key in _FACTS if key in first}
+    return {key: value for key, value in facts.items() if all(other.get(key) == value for other in others)}
 
 
 def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
@@ -346,8 +297,7 @@ def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
     most: dict[str, int] = {}
     for run in runs:
         for name, count in run.seen.items():
-            before = most.get(name, 0)
-            most[name] = max(before, count or 0)
+            most[name] = max(most.get(name, 0), count or 0)
     return most
 
 
@@ -387,24 +337,12 @@ def _averages(runs: Sequence[Figures]) -> _Averages:
             continue
 
         # A fraction. Counts and texts that differ are left out.
-        if not _are_fractions(values):
-            continue
         numbers = [value for value in values if isinstance(value, (int, float))]
-        averages.means[key] = statistics.mean(numbers)
-        if len(numbers) > 1:
-            averages.deviations[key] = statistics.stdev(numbers)
+        if len(numbers) == len(values) and any(type(value) is float for value in values):
+            averages.means[key] = statistics.mean(numbers)
+            if len(numbers) > 1:
+                averages.deviations[key] = statistics.stdev(numbers)
     return averages
-
-
-def _are_fractions(values: Sequence[object]) -> bool:
-    """Return whether all values are numbers and at least one is a float: counts are not averaged."""
-    has_fraction = False
-    for value in values:
-        if not isinstance(value, (int, float)):
-            return False
-        if type(value) is float:
-            has_fraction = True
-    return has_fraction
 
 
 # --- the rest of the answer -------------------------------------------------------------------------------------------
@@ -415,44 +353,31 @@ def _test_sets(answers: Answers) -> dict[str, DataSetRecord]:
     sets: dict[str, DataSetRecord] = {}
     for name in _set_names(answers):
         entries = [answer.test[name] for answer in answers.values() if name in answer.test]
-        fingerprints = {entry.fingerprint for entry in entries}
-        are_the_same = len(fingerprints) == 1
-        if are_the_same:
+        if len({entry.fingerprint for entry in entries}) == 1:
             sets[name] = entries[0]
-            continue
-        for index, entry in enumerate(entries):
-            sets[f"{name}#{index}"] = entry
+        else:
+            sets |= {f"{name}#{index}": entry for index, entry in enumerate(entries)}
     return sets
 
 
 def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
     """Return the conventions that are the same in all answers; row names in them become the names that runs share."""
-    renamed = [_with_shared_names(answer.conventions, over) for answer in answers.values()]
-    first, *others = renamed
-    shared = {}
-    for key, said in first.items():
-        if all(other.get(key) == said for other in others):
-            shared[key] = said
-    return shared
+    first, *others = [_with_shared_names(answer.conventions, over) for answer in answers.values()]
+    return {key: said for key, said in first.items() if all(other.get(key) == said for other in others)}
 
 
 def _with_shared_names(conventions: Conventions, over: str) -> dict[str, object]:
     """Return the conventions of an answer, with the row names in them replaced by the names that runs share."""
     renamed: dict[str, object] = {}
     for key, said in conventions.items():
-        if isinstance(said, Mapping):
-            renamed[key] = {_shared_name(name, over): text for name, text in said.items()}
-        else:
-            renamed[key] = said
+        by_name = isinstance(said, Mapping)
+        renamed[key] = {_shared_name(name, over): text for name, text in said.items()} if by_name else said
     return renamed
 
 
 def _all_warnings(answers: Answers) -> list[str]:
     """Return the warnings of all answers, and a warning for each test set that is missing in some answers."""
-    warnings = []
-    for path, answer in answers.items():
-        for text in answer.warnings:
-            warnings.append(f"{path}: {text}")
+    warnings = [f"{path}: {text}" for path, answer in answers.items() for text in answer.warnings]
     for name in _set_names(answers):
         paths_without = [path for path, answer in answers.items() if name not in answer.test]
         if paths_without:

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from hydractl.files.eval_answer import (
-    IN_DISTRIBUTION,
-    EvalAnswer,
-    EvalRow,
-    MemberDiversity,
-    OodAverage,
-    OodSetMetrics,
-    Place,
-    average_of,
-    average_place,
-    corruption_place,
-    diversity_place,
-    errors_of,
-    ood_set_place,
-    parts_place,
-    score_average_place,
-    score_errors_place,
-    severity_place,
-)
-from hydractl.files.model_records import CostRecord, DataSetRecord
+from hydractl.files.eval_answer import EvalAnswer, EvalRow, MemberDiversity, MetricBlock
 from hydractl.files.results import Interval, Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, table_metrics
-from hydractl.report.texts import count_text, number, params_text, shown_name
+from hydractl.report.tables import BEST, SECOND, Cell, Ends, Table
+from hydractl.report.texts import count_text, drawn_names, head_marks, number, params_text, shown_name
 
-BEST = "best"
-SECOND = "second"
 SIGNIFICANT = "*"
 """The mark after a difference whose interval excludes 0."""
 
@@ -42,9 +23,7 @@ CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity
 
 def single_number(value: MetricValue) -> float | None:
     """Return the value of a metric of one number; None for a metric of several parts, or without a value."""
-    if isinstance(value, Mapping):
-        return None
-    return value
+    return None if isinstance(value, Mapping) else value
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -55,46 +34,39 @@ class Column:
     """A metric at one place of a row, e.g. accuracy on ID data or AUROC on one OOD set.
 
     Attributes:
-        place: the place in the row that holds the metric.
+        place: the path to the record that holds the metric, e.g. ``("ood", "svhn")``.
         metric: the metric.
-        words: its name there, in a sentence.
     """
 
-    place: Place
+    place: tuple[str, ...]
     metric: Metric
-    words: str = ""
 
     @property
     def key(self) -> str:
         """The key of the intervals and differences of a row, e.g. ``id.accuracy``."""
-        place = self.place.key
-        return f"{place}.{self.metric.key}"
+        return ".".join((*self.place, self.metric.key))
 
     def value(self, row: EvalRow) -> float | None:
         """Return the number in a row; None if it has none."""
-        values = self.place.metrics(row)
-        value = values.get(self.metric.key)
-        return single_number(value)
+        return single_number(metrics_at(row, self.place).get(self.metric.key))
 
     def std(self, row: EvalRow) -> float | None:
         """Return the sample standard deviation over the runs that the number is a mean of; None for a single run."""
         return (row.std or {}).get(self.key)
 
-    def interval(self, row: EvalRow) -> tuple[float, float] | None:
+    def interval(self, row: EvalRow) -> Ends:
         """Return the confidence interval in a row; None if it has none."""
-        interval = row.ci.get(self.key)
-        return known_interval(interval)
+        return known_interval(row.ci.get(self.key))
 
-    def difference(self, row: EvalRow) -> tuple[float, tuple[float, float] | None] | None:
+    def difference(self, row: EvalRow) -> tuple[float, Ends] | None:
         """Return the row's number minus the first row's, on the same samples, and the interval; None if not known."""
         paired = row.difference.get(self.key)
         if paired is None or paired.value is None:
             return None
-        ends = known_interval(paired.ci)
-        return paired.value, ends
+        return paired.value, known_interval(paired.ci)
 
 
-def known_interval(interval: Interval | None) -> tuple[float, float] | None:
+def known_interval(interval: Interval | None) -> Ends:
     """Return both ends of an interval; None if one of them is not known."""
     if not interval:
         return None
@@ -104,49 +76,39 @@ def known_interval(interval: Interval | None) -> tuple[float, float] | None:
     return low, high
 
 
-def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[Column, ...]:
-    """Return a column for each of the metrics at one place; ``words`` are added to the name of each."""
-    metric_columns = []
-    for metric in metrics:
-        column_words = metric.words + words
-        metric_columns.append(Column(place, metric, column_words))
-    return tuple(metric_columns)
+def metrics_at(row: EvalRow, place: Sequence[str]) -> Metrics:
+    """Return the metrics that a row holds at the end of a path of names; empty if it has none there."""
+    value: Any = row
+    for name in place:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    if isinstance(value, MetricBlock):
+        return value.metrics
+    return value if isinstance(value, Mapping) else {}
 
 
-def _metric_of_key(metrics: Sequence[Metric], key: str) -> Metric:
-    """Return the metric with this key; KeyError if none has it."""
-    by_key = {metric.key: metric for metric in metrics}
-    return by_key[key]
+def columns(metrics: Sequence[Metric], *place: str) -> list[Column]:
+    """Return a column for each of the metrics at one place."""
+    return [Column(place, metric) for metric in metrics]
 
 
-def _id_column(key: str) -> Column:
-    """Return the column of a metric on ID data."""
-    metric = _metric_of_key(ID_METRICS, key)
-    return Column(IN_DISTRIBUTION, metric, metric.words)
+def _column(key: str, metrics: Sequence[Metric], *place: str) -> Column:
+    """Return the column of the metric with this key at one place."""
+    return next(column for column in columns(metrics, *place) if column.metric.key == key)
 
 
-ID_COLUMNS = columns(ID_METRICS, IN_DISTRIBUTION)
-ACCURACY = _id_column("accuracy")
-AURC = _id_column("aurc")
-AUROC = _metric_of_key(OOD_METRICS, "auroc")
-ERROR_AUROC = _metric_of_key(table_metrics("errors"), "auroc")
-OOD_AVERAGE = columns(OOD_METRICS, average_place("ood_avg"), words=", mean over the OOD sets")
-DIVERSITY = columns(DIVERSITY_METRICS, diversity_place("id"))
+ID_COLUMNS = columns(ID_METRICS, "id")
+OOD_AVERAGE = columns(OOD_METRICS, "ood_avg")
+DIVERSITY = columns(DIVERSITY_METRICS, "diversity", "id")
+ACCURACY = _column("accuracy", ID_METRICS, "id")
+AURC = _column("aurc", ID_METRICS, "id")
+AUROC = _column("auroc", OOD_METRICS, "ood_avg")
+FPR95 = _column("fpr95", OOD_METRICS, "ood_avg")
+ERROR_AUROC = _column("auroc", table_metrics("errors"), "errors")
 
 
 def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
     """Return the columns of the main table; averages over OOD sets are among them only if there are OOD sets."""
-    if not ood_names(rows):
-        return [*ID_COLUMNS, *DIVERSITY]
-    return [*ID_COLUMNS, *OOD_AVERAGE, *DIVERSITY]
-
-
-def set_columns(name: str) -> list[Column]:
-    """Return the columns of one OOD set: the metrics of detection, and the mutual information of the members."""
-    detection_columns = columns(OOD_METRICS, ood_set_place(name))
-    place = diversity_place(name)
-    mutual_information = Column(place, DIVERSITY_METRICS[0])
-    return [*detection_columns, mutual_information]
+    return [*ID_COLUMNS, *(OOD_AVERAGE if ood_names(rows) else ()), *DIVERSITY]
 
 
 # --- facts of rows ----------------------------------------------------------------------------------------------------
@@ -154,25 +116,17 @@ def set_columns(name: str) -> list[Column]:
 
 def ood_names(rows: Sequence[EvalRow]) -> list[str]:
     """Return the names of the OOD sets that any row was measured on, in the order in which they first appear."""
-    sets_of_rows = [row.ood for row in rows]
-    return distinct_entries(sets_of_rows)
+    return distinct_entries(row.ood for row in rows)
 
 
 def distinct_entries(lists: Iterable[Iterable[str]]) -> list[str]:
     """Return the entries of several lists without repetition, in the order in which they first appear."""
-    entries: dict[str, None] = {}
-    for names in lists:
-        entries.update(dict.fromkeys(names))
-    return list(entries)
+    return list(dict.fromkeys(name for names in lists for name in names))
 
 
 def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
     """Return the group of an OOD set, ``near``, ``far`` or None, from the first row that has the set."""
-    for row in rows:
-        measured = row.ood.get(name)
-        if measured is not None:
-            return measured.group
-    return None
+    return next((row.ood[name].group for row in rows if name in row.ood), None)
 
 
 def sizes_of_sets(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
@@ -180,21 +134,14 @@ def sizes_of_sets(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> st
 
     For example ``n = 497``, or ``n = 100 to 120`` if data sets or rows have different numbers.
     """
-    sizes = []
-    for row in rows:
-        for name in names:
-            sizes.append(sample_count_of(row, name))
-    return sizes_text(sizes)
+    return sizes_text(sample_count_of(row, name) for row in rows for name in names)
 
 
 def sample_count_of(row: EvalRow, name: str) -> int | None:
     """Return the number of samples of a data set in a row; None if it is not known."""
     if name == "id":
         return row.id.n
-    measured = row.ood.get(name)
-    if measured is not None:
-        return measured.n
-    return None
+    return row.ood[name].n if name in row.ood else None
 
 
 def sizes_text(sizes: Iterable[int | None]) -> str:
@@ -202,9 +149,7 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
     known = {size for size in sizes if size is not None}
     if not known:
         return "n unknown"
-    if len(known) == 1:
-        return f"n = {min(known)}"
-    return f"n = {min(known)} to {max(known)}"
+    return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
 
 
 def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
@@ -212,25 +157,17 @@ def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
 
     Documents of earlier versions name one score for all rows, among their conventions.
     """
-    if row.ood_score:
-        return row.ood_score
-    return answer.conventions.get("ood_score")
+    return row.ood_score or answer.conventions.get("ood_score")
 
 
 def set_title(name: str) -> str:
     """Return the name of a data set for people: ``ID``, or the name of an OOD set."""
-    if name == "id":
-        return "ID"
-    return shown_name(name)
+    return "ID" if name == "id" else shown_name(name)
 
 
 def seen_text(row: EvalRow) -> str:
     """Return how many samples of each data set the row had seen before, as text; empty if it had seen none."""
-    seen = []
-    for name, count in row.seen.items():
-        if count:
-            seen.append(f"{count} of {set_title(name)}")
-    return ", ".join(seen)
+    return ", ".join(f"{count} of {set_title(name)}" for name, count in row.seen.items() if count)
 
 
 def level_text(answer: EvalAnswer) -> str:
@@ -238,8 +175,7 @@ def level_text(answer: EvalAnswer) -> str:
     bootstrap = answer.bootstrap
     if bootstrap is None or bootstrap.level is None:
         return ""
-    percent = 100 * bootstrap.level
-    return f"{percent:g} %"
+    return f"{100 * bootstrap.level:g} %"
 
 
 _RUNS_OVER = {"seed": "seeds", "data": "data sets"}
@@ -249,51 +185,11 @@ def runs_text(answer: EvalAnswer) -> str:
     """Return words on what the figures are means of, with the number of runs of each row; empty for no means."""
     if answer.over is None:
         return ""
-    counts = []
-    for row in answer.models:
-        runs = "-"
-        if row.runs is not None:
-            runs = str(row.runs)
-        counts.append(f"{shown_name(row.name)} {runs}")
+    counts = [f"{shown_name(row.name)} {row.runs or '-'}" for row in answer.models]
     return f"means over {_RUNS_OVER[answer.over]} ± sample standard deviation; runs: {', '.join(counts)}"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table.
-
-    Attributes:
-        text: plain text.
-        mark: ``best``, ``second`` or empty; for a cell without a number ``text``, or ``text long`` if it may be
-            wrapped.
-        ends: the interval of the number; None if there is none.
-        signed: whether the number is a difference.
-    """
-
-    text: str
-    mark: str = ""
-    ends: tuple[float, float] | None = None
-    signed: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table with one or several rows for each model.
-
-    Attributes:
-        caption: a sentence about the table.
-        heads: the heading of each column, without that of the names, and which direction is better there.
-        rows: the name of a model, and its cells.
-        title: a short heading.
-    """
-
-    caption: str
-    heads: Sequence[tuple[str, str]]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
-    title: str = ""
 
 
 def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
@@ -312,91 +208,71 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
         return unmarked
 
     # Compare the numbers as the table shows them, rounded.
-    rounded = [_rounded_as_shown(value, metric) for value in values]
+    rounded = [None if value is None else float(number(value, metric.digits)) for value in values]
     known = [value for value in rounded if value is not None]
-    higher_is_better = metric.direction == "higher"
-    distinct_best_first = sorted(set(known), reverse=higher_is_better)
+    distinct_best_first = sorted(set(known), reverse=metric.direction == "higher")
     if len(distinct_best_first) < 2:
         return unmarked
-
     best, second, *_ = distinct_best_first
-    mark_of: dict[float | None, str] = {best: BEST}
-    if len(known) > 2:
-        mark_of[second] = SECOND
+    mark_of: dict[float | None, str] = {second: SECOND if len(known) > 2 else "", best: BEST}
     return [mark_of.get(value, "") for value in rounded]
 
 
-def _rounded_as_shown(value: float | None, metric: Metric) -> float | None:
-    """Return the number that a reader of the table sees; None if there is none."""
-    if value is None:
-        return None
-    return float(number(value, metric.digits))
-
-
 def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
-    """Return the column's number in every row, with its deviation over runs and its interval; the best is marked.
-
-    Args:
-        rows: the rows of the models.
-        column: a metric at one place of a row, e.g. AUROC on one OOD set.
-    """
+    """Return the column's number in every row, with its deviation over runs and its interval; the best is marked."""
     digits = column.metric.digits
     values = [column.value(row) for row in rows]
-    marks_of_rows = marks(values, column.metric)
     cells = []
-    for row, value, mark in zip(rows, values, marks_of_rows, strict=True):
-        text = number(value, digits)
+    for row, value, mark in zip(rows, values, marks(values, column.metric), strict=True):
         deviation = column.std(row)
-        if deviation is not None:
-            text += f" ± {number(deviation, digits)}"
-        ends = column.interval(row)
-        cells.append(Cell(text, mark, ends))
+        beside = "" if deviation is None else f" ± {number(deviation, digits)}"
+        cells.append(Cell(number(value, digits) + beside, mark, column.interval(row)))
     return cells
 
 
-def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], caption: str, title: str = "") -> Table:
-    """Return a table with one line for each model and one column for each number; the best of each column is marked.
-
-    Args:
-        rows: the rows of the models.
-        shown: the columns.
-        caption: a sentence about the table.
-        title: its heading.
-    """
+def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], title: str = "", note: str = "") -> Table:
+    """Return a table with one line for each model and one column for each number; the best of each column is marked."""
     # Make the cells column by column, because marks compare the rows of a column. Then collect the cells of each row.
     cells_of_columns = [metric_cells(rows, column) for column in shown]
-    lines = []
-    for index, row in enumerate(rows):
-        cells = [cells_of_column[index] for cells_of_column in cells_of_columns]
-        lines.append((row.name, cells))
-    headings = _headings(column.metric for column in shown)
-    return Table(caption, headings, lines, title)
+    lines = [[name_cell(row), *cells] for row, *cells in zip(rows, *cells_of_columns, strict=True)]
+    return Table(title, [*_plain_headings("model"), *_headings(column.metric for column in shown)], lines, note=note)
+
+
+def name_cell(row: EvalRow) -> Cell:
+    """Return the name of a row; a page explains it by its members and heads."""
+    return Cell(row.name, small=kind_words(row))
+
+
+def kind_words(row: EvalRow) -> str:
+    """Return in words how many members or runs a row has, and how many heads each member keeps, if that is known."""
+    kind = "a single model"
+    if row.runs is not None:
+        kind = f"the mean of {row.runs} runs"
+    elif row.mc_dropout is not None:
+        kind = f"{row.mc_dropout.passes} passes of MC dropout (rate {row.mc_dropout.p})"
+    elif row.members:
+        kind = f"an ensemble of {len(row.members)} members"
+    sites = row.heads or ()
+    if not sites:
+        return kind
+    members = max(len(site.kept) for site in sites)
+    kept = [str(sum(len(site.kept_by(member)) for site in sites)) for member in range(members)]
+    return f"{kind}; heads kept: {' / '.join(kept)} of {sum(site.heads for site in sites)}"
 
 
 def _headings(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
     """Return the heading of each metric: its label, and which direction is better."""
-    headings: list[tuple[str, str]] = []
-    for metric in metrics:
-        headings.append((metric.label, metric.direction))
-    return headings
+    return [(metric.label, metric.direction) for metric in metrics]
 
 
 def _plain_headings(*labels: str) -> list[tuple[str, str]]:
     """Return headings of columns in which no direction is better."""
-    headings = []
-    for label in labels:
-        headings.append((label, ""))
-    return headings
+    return [(label, "") for label in labels]
 
 
 def _unmarked_cells(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
     """Return the numbers of these metrics as cells without marks; a dash for a missing number."""
-    cells = []
-    for metric in metrics:
-        value = single_number(values.get(metric.key))
-        text = number(value, metric.digits)
-        cells.append(Cell(text))
-    return cells
+    return [Cell(number(single_number(values.get(metric.key)), metric.digits)) for metric in metrics]
 
 
 # --- the main numbers -------------------------------------------------------------------------------------------------
@@ -404,116 +280,110 @@ def _unmarked_cells(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
 
 def main_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of every row with its numbers on ID data and its means over OOD sets."""
-    words_on_groups = ""
+    size = "-" if rows[0].id.n is None else rows[0].id.n
+    title = f"in distribution (n = {size})"
     if ood_names(rows):
-        words_on_groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;"
-    words_on_members = " mi (nats) and disagr on ID data."
-    caption = f"ID {sizes_of_sets(rows)}.{words_on_groups}{words_on_members} ↑ higher is better, ↓ lower is better."
-    return metric_table(rows, main_columns(rows), caption)
+        title += f", {_ood_title(rows)}"
+    return metric_table(rows, main_columns(rows), title)
 
 
-_AVERAGES: tuple[tuple[OodAverage, str, str], ...] = (
-    ("near_avg", "Mean: near", "the near OOD sets"),
-    ("far_avg", "Mean: far", "the far OOD sets"),
-    ("ood_avg", "Mean: all", "all sets"),
-)
+def _ood_title(rows: Sequence[EvalRow]) -> str:
+    """Return the title of the columns on OOD data; it names the scores of the rows where they differ."""
+    scores = {row.ood_score for row in rows if row.ood_score is not None}
+    if len(scores) < 2:
+        return "OOD averages"
+    score_of_each = ", ".join(f"{shown_name(row.name)} by {shown_name(row.ood_score or '-')}" for row in rows)
+    return f"OOD averages by different scores ({score_of_each})"
 
 
-def ood_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
-    """Yield one table for each OOD set, and then one for each average over a group that any row has."""
-    for name in ood_names(rows):
-        caption = sizes_of_sets(rows, [name])
-        group = ood_group(rows, name)
-        if group:
-            caption = f"{group} OOD, {caption}"
-        yield metric_table(rows, set_columns(name), caption, shown_name(name))
-    for average, title, sets in _AVERAGES:
-        if any(_has_average(row, average) for row in rows):
-            average_columns = columns(OOD_METRICS, average_place(average))
-            yield metric_table(rows, average_columns, f"unweighted mean over {sets}", title)
+_AT_A_GLANCE = ("accuracy", "nll", "ece", "auroc", "fpr95")
 
 
-def _has_average(row: EvalRow, average: OodAverage) -> bool:
-    """Return whether a row has any number of this average."""
-    means = average_of(row, average)
-    return any(value is not None for value in means.values())
+def glance_table(rows: Sequence[EvalRow]) -> Table:
+    """Return the table of a page: what every row costs, and its most important numbers."""
+    shown = [column for column in main_columns(rows) if column.metric.key in _AT_A_GLANCE]
+    measured = metric_table(rows, shown)
+    ratios, reference = cost_ratio(rows)
+    lines = []
+    for (name, *cells), ratio in zip(measured.rows, ratios, strict=True):
+        lines.append([name, Cell(number(ratio, 2)), *cells])
+    words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
+    if reference:
+        words.insert(0, f"cost: mult-adds, times those of {shown_name(reference)}")
+    name_head, *heads = measured.heads
+    return Table("", [name_head, ("cost", ""), *heads], lines, note=f"{'; '.join(words)}.")
+
+
+def further_table(rows: Sequence[EvalRow]) -> Table:
+    """Return the table of the main numbers that :func:`glance_table` leaves out."""
+    shown = [column for column in main_columns(rows) if column.metric.key not in _AT_A_GLANCE]
+    return metric_table(rows, shown, note="mi (in nats) and disagr: how much members differ, on ID data.")
+
+
+def averages_table(rows: Sequence[EvalRow]) -> Table:
+    """Return the table of the means over near and over far OOD sets; without lines unless there are both."""
+    shown = []
+    for average in ("near_avg", "far_avg"):
+        for metric in OOD_METRICS:
+            shown.append(Column((average,), replace(metric, label=f"{average.removesuffix('_avg')} {metric.label}")))
+    has_both = all(any(metrics_at(row, column.place) for row in rows) for column in shown)
+    return metric_table(rows if has_both else [], shown, "means over near and over far OOD sets")
 
 
 def every_set_table(rows: Sequence[EvalRow]) -> Table:
     """Return a table with a line for each OOD set of each row; marks compare the rows within a set."""
     # A table of each set marks the best row. Its cells are then put into one table, below each other row by row.
-    marked_table_of_set = {}
+    table_of_set = {}
     for name in ood_names(rows):
-        marked_table_of_set[name] = metric_table(rows, set_columns(name), "")
+        mutual_information = Column(("diversity", name), DIVERSITY_METRICS[0])
+        table_of_set[name] = metric_table(rows, [*columns(OOD_METRICS, "ood", name), mutual_information])
     lines = []
     for index, row in enumerate(rows):
         for name, measured in row.ood.items():
-            # The line of a set has its name, group and size, and the marked cells of this row in its table.
-            about_set = _cells_about_set(name, measured)
-            marked_table = marked_table_of_set[name]
-            _, numbers = marked_table.rows[index]
-            lines.append((row.name, [*about_set, *numbers]))
-
-    headings_about_set = _plain_headings("OOD set", "group", "n")
-    metrics = [*OOD_METRICS, DIVERSITY_METRICS[0]]
-    headings_of_numbers = _headings(metrics)
-    return Table("", [*headings_about_set, *headings_of_numbers], lines, "OOD sets")
-
-
-def _cells_about_set(name: str, measured: OodSetMetrics) -> list[Cell]:
-    """Return the name, group and size of an OOD set; a dash for what is not known."""
-    group = measured.group or "-"
-    size = "-"
-    if measured.n is not None:
-        size = str(measured.n)
-    return [Cell(name, "text"), Cell(group, "text"), Cell(size)]
+            size = "-" if measured.n is None else str(measured.n)
+            _, *numbers = table_of_set[name].rows[index]
+            lines.append([Cell(row.name), Cell(name), Cell(measured.group or "-"), Cell(size), *numbers])
+    heads = _plain_headings("model", "OOD set", "group", "n")
+    numbers_heads = _headings([*OOD_METRICS, DIVERSITY_METRICS[0]])
+    return Table("OOD sets", [*heads, *numbers_heads], lines, left=3, names=2)
 
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of the mean OOD AUROC of every row by each OOD score; marks compare the scores within a row."""
-    return _table_by_score(rows, score_average_place, AUROC, "mean auroc by OOD score; bold: best of the row")
+    return _table_by_score(rows, AUROC, "mean auroc by OOD score; bold: best of the row")
 
 
 def error_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of the AUROC of wrong answers of every row by each OOD score; marks compare within a row."""
-    labelled = [row for row in rows if errors_of(row)]
-    title = "auroc of wrong answers by OOD score; bold: best of the row"
-    return _table_by_score(labelled, score_errors_place, ERROR_AUROC, title)
+    labelled = [row for row in rows if row.errors is not None and row.errors.metrics]
+    return _table_by_score(labelled, ERROR_AUROC, "auroc of wrong answers by OOD score; bold: best of the row")
 
 
-def _table_by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], metric: Metric, title: str) -> Table:
-    """Return a table of one metric: a line for each row, a column for each OOD score; marks compare within a row.
+def _table_by_score(rows: Sequence[EvalRow], leading: Column, title: str) -> Table:
+    """Return a table of one number: a line for each row, a column for each OOD score; marks compare within a row.
 
     Args:
         rows: the rows of the table.
-        place_of: returns the place of the metric by a score, from the name of the score.
-        metric: the metric.
+        leading: the column of the number by the leading score.
         title: the title of the table.
     """
-    scores = _names_of_scores(rows)
-    if not scores:
-        return Table("", [], [], title)
-    score_columns = [Column(place_of(score), metric) for score in scores]
+    metric = leading.metric
+    names = _names_of_scores(rows)
+    score_columns = [Column(("scores", score, *leading.place), metric) for score in names]
     lines = []
-    for row in rows:
-        values = [column.value(row) for column in score_columns]
-        marks_within_row = marks(values, metric)
-        # The cells of one row, with marks that compare the scores and not the rows.
-        cells = []
+    for row in rows if score_columns else ():
+        marks_within_row = marks([column.value(row) for column in score_columns], metric)
+        cells = [name_cell(row)]
         for column, mark in zip(score_columns, marks_within_row, strict=True):
             (cell,) = metric_cells([row], column)
             cells.append(replace(cell, mark=mark))
-        lines.append((row.name, cells))
-    return Table("", _plain_headings(*scores), lines, title)
+        lines.append(cells)
+    return Table(title, _plain_headings("model", *names), lines)
 
 
 def _names_of_scores(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD scores that are reported beside the leading one, in the order of the row that has most of them."""
-
-    def number_of_scores(row: EvalRow) -> int:
-        return len(row.scores)
-
-    longest_first = sorted(rows, key=number_of_scores, reverse=True)
+    longest_first = sorted(rows, key=lambda row: len(row.scores), reverse=True)
     return distinct_entries(row.scores for row in longest_first)
 
 
@@ -527,13 +397,12 @@ def difference_table(rows: Sequence[EvalRow]) -> Table:
 
     lines = []
     for row in rows:
-        if not row.difference or not columns_with_difference:
-            continue
-        cells = [_difference_cell(column, row) for column in columns_with_difference]
-        lines.append((row.name, cells))
-    caption = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
+        if row.difference and columns_with_difference:
+            lines.append([Cell(row.name), *(_difference_cell(column, row) for column in columns_with_difference)])
+    (first,) = drawn_names([rows[0].name], 14)
+    note = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
     headings = _headings(column.metric for column in columns_with_difference)
-    return Table(caption, headings, lines)
+    return Table(f"paired difference to {first}", [*_plain_headings("model"), *headings], lines, note=note)
 
 
 def _difference_cell(column: Column, row: EvalRow) -> Cell:
@@ -542,26 +411,13 @@ def _difference_cell(column: Column, row: EvalRow) -> Cell:
     if difference is None:
         return Cell("-")
     value, ends = difference
-    text = signed_number(value)
-    if excludes_zero(ends):
-        text += SIGNIFICANT
-    return Cell(text, "", ends, signed=True)
-
-
-def excludes_zero(ends: tuple[float, float] | None) -> bool:
-    """Return whether the interval of a difference excludes 0, so that it is significant; False without an interval."""
-    if ends is None:
-        return False
-    low, high = ends
-    holds_zero = low <= 0 <= high
-    return not holds_zero
+    mark = "" if ends is None or ends[0] <= 0 <= ends[1] else SIGNIFICANT
+    return Cell(signed_number(value) + mark, ends=ends, signed=True)
 
 
 def signed_number(value: float) -> str:
     """Return a difference as text, with its sign."""
-    sign = ""
-    if value > 0:
-        sign = "+"
+    sign = "+" if value > 0 else ""
     return sign + number(value)
 
 
@@ -572,37 +428,22 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of the members of each row: first all together, then each alone; a single model has no lines."""
     lines = []
     for row in rows:
-        if not row.members:
-            continue
-        together = _member_cells("together", row.id.metrics)
-        lines.append((row.name, together))
-        for index, member in enumerate(row.members):
-            alone = _member_cells(f"member {index}", member.metrics)
-            lines.append((row.name, alone))
-    heads = [*_plain_headings(""), *_headings(ID_METRICS)]
-    return Table(f"ID {sizes_of_sets(rows)}", heads, lines)
-
-
-def _member_cells(title: str, metrics: Metrics) -> list[Cell]:
-    """Return the cells of a line: its title, and the metrics on ID data."""
-    numbers = _unmarked_cells(metrics, ID_METRICS)
-    return [Cell(title, "text"), *numbers]
+        measured = [("together", row.id.metrics)] if row.members else []
+        for index, member in enumerate(row.members or ()):
+            measured.append((f"member {index}", member.metrics))
+        for title, metrics in measured:
+            lines.append([Cell(row.name), Cell(title), *_unmarked_cells(metrics, ID_METRICS)])
+    heads = [*_plain_headings("model", ""), *_headings(ID_METRICS)]
+    return Table("", heads, lines, left=2, names=2, note=f"ID {sizes_of_sets(rows)}")
 
 
 def selective_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of the accuracy among the most confident samples, by their share; empty if none is known."""
-    caption = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
-    place = parts_place("accuracy_at")
-    shares = sorted(distinct_entries(place.metrics(row) for row in rows))
-    if not shares:
-        return metric_table([], [AURC], caption)
-
-    # A column for each share, e.g. "acc at 0.80", and one for the area under the risk-coverage curve.
-    share_columns = []
-    for share in shares:
-        metric = replace(ACCURACY.metric, key=share, label=f"acc at {share}")
-        share_columns.append(Column(place, metric))
-    return metric_table(rows, [*share_columns, AURC], caption)
+    note = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
+    place = ("id", "accuracy_at")
+    shares = sorted(distinct_entries(metrics_at(row, place) for row in rows))
+    share_columns = [Column(place, replace(ACCURACY.metric, key=share, label=f"acc at {share}")) for share in shares]
+    return metric_table(rows if shares else [], [*share_columns, AURC], note=note)
 
 
 def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
@@ -615,16 +456,10 @@ def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
     if not with_cost:
         return [None] * len(rows), ""
 
-    ratios = []
     if all(row.single_macs for row in with_cost):
-        for row in rows:
-            ratios.append(_ratio(row.macs, row.single_macs))
-        return ratios, "the single model, all heads"
-
+        return [_ratio(row.macs, row.single_macs) for row in rows], "the single model, all heads"
     reference = with_cost[0]
-    for row in rows:
-        ratios.append(_ratio(row.macs, reference.macs))
-    return ratios, reference.name
+    return [_ratio(row.macs, reference.macs) for row in rows], reference.name
 
 
 def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
@@ -636,21 +471,31 @@ def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
 
 def cost_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of what every row costs for one sample; without lines if no row has a cost."""
-    ratios, reference = cost_ratio(rows)
-    caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
-    headings = _plain_headings("parameters", "mult-adds", "ratio")
-    if all(row.cost is None for row in rows):
-        return Table(caption, headings, [])
     lines = []
-    for row, ratio in zip(rows, ratios, strict=True):
-        cost = row.cost
-        if cost is None:
-            cost = CostRecord()  # nothing is known, so the line has dashes
-        parameters = params_text(cost.params, cost.params_nonzero)
-        mult_adds = count_text(cost.macs)
-        cells = [Cell(parameters), Cell(mult_adds), Cell(number(ratio, 3))]
-        lines.append((row.name, cells))
-    return Table(caption, headings, lines)
+    for row in rows:
+        if row.cost is not None:
+            parameters = params_text(row.cost.params, row.cost.params_nonzero)
+            lines.append([Cell(row.name), Cell(parameters), Cell(count_text(row.cost.macs))])
+    return Table("", _plain_headings("model", "parameters", "mult-adds"), lines)
+
+
+def heads_table(rows: Sequence[EvalRow]) -> Table:
+    """Return the heads at each site (attention module) of every member that was pruned; without lines if none was."""
+    kept_at: dict[str, dict[str, Cell]] = {}
+    for row in rows:
+        sites = row.heads or ()
+        for member in range(max((len(site.kept) for site in sites), default=0)):
+            if all(len(site.kept_by(member)) == site.heads for site in sites):
+                continue
+            name = shown_name(row.name)
+            if row.members:
+                name += f", member {member}"
+            for site in sites:
+                path = site.site if site.tower in (None, "main") else f"{site.tower}: {site.site}"
+                kept_at.setdefault(path, {})[name] = Cell(head_marks(site.heads, site.kept_by(member)))
+    members = distinct_entries(kept_at.values())
+    lines = [[Cell(path), *(cells.get(name, Cell("-")) for name in members)] for path, cells in kept_at.items()]
+    return Table("", _plain_headings("site", *members), lines, left=1 + len(members))
 
 
 def diversity_table(rows: Sequence[EvalRow]) -> Table:
@@ -658,14 +503,12 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row in rows:
         for name, measured in row.diversity.items():
-            set_cell = Cell(set_title(name), "text")
             for members, metrics in _metrics_of_members(row, measured):
                 numbers = _unmarked_cells(metrics, DIVERSITY_METRICS)
-                cells = [set_cell, Cell(members, "text"), *numbers]
-                lines.append((row.name, cells))
-    heads = [*_plain_headings("data set", "members"), *_headings(DIVERSITY_METRICS)]
-    caption = "mi in nats; disagr: share of pairs of members that vote for different classes"
-    return Table(caption, heads, lines)
+                lines.append([Cell(row.name), Cell(set_title(name)), Cell(members), *numbers])
+    heads = [*_plain_headings("model", "data set", "members"), *_headings(DIVERSITY_METRICS)]
+    note = "mi in nats; disagr: share of pairs of members that vote for different classes"
+    return Table("", heads, lines, left=3, names=2, note=note)
 
 
 def _metrics_of_members(row: EvalRow, measured: MemberDiversity) -> Iterator[tuple[str, Metrics]]:
@@ -683,34 +526,15 @@ def _metrics_of_members(row: EvalRow, measured: MemberDiversity) -> Iterator[tup
 # --- corruptions ------------------------------------------------------------------------------------------------------
 
 
-def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
-    """Yield tables of accuracy, Brier score and ECE by severity: one for each corruption, and at last their mean."""
-    caption = f"by severity; {corrupted_sizes(rows)}"
-
-    # Each corruption, with the severities at which any row was measured.
-    for kind in distinct_entries(row.corruptions for row in rows):
-        severities_of_kind = distinct_entries(row.corruptions.get(kind, {}) for row in rows)
-        places_of_kind = {severity: corruption_place(kind, severity) for severity in sorted(severities_of_kind)}
-        columns_of_kind = _severity_columns(places_of_kind)
-        if columns_of_kind:
-            yield metric_table(rows, columns_of_kind, caption, shown_name(kind))
-
-    # The mean over corruptions.
-    severities = distinct_entries(row.corruption_avg for row in rows)
-    places_of_mean = {severity: severity_place(severity) for severity in sorted(severities)}
-    columns_of_mean = _severity_columns(places_of_mean)
-    if columns_of_mean:
-        yield metric_table(rows, columns_of_mean, caption, "Mean over the corruptions")
-
-
-def _severity_columns(place_of_severity: Mapping[str, Place]) -> list[Column]:
-    """Return the columns of each metric at each severity: all severities of one metric, then of the next one."""
+def corruption_means(rows: Sequence[EvalRow]) -> Table:
+    """Return the table of accuracy, Brier score and ECE by severity, means over the corruptions."""
+    severities = sorted(distinct_entries(row.corruption_avg for row in rows))
     shown = []
     for metric in CORRUPTION_METRICS:
-        for severity, place in place_of_severity.items():
+        for severity in severities:
             labelled = replace(metric, label=f"{metric.label} {severity}")
-            shown.append(Column(place, labelled))
-    return shown
+            shown.append(Column(("corruption_avg", severity), labelled))
+    return metric_table(rows if severities else [], shown, "Mean over the corruptions")
 
 
 def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
@@ -718,35 +542,16 @@ def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
 
     A corruption under which no accuracy of a row is known has no line.
     """
-    severities = _severities(rows)
+    severities = sorted({severity for row in rows for measured in row.corruptions.values() for severity in measured})
     lines = []
     for row in rows:
         for kind in row.corruptions:
-            accuracies = [_accuracy_under(row, kind, severity) for severity in severities]
-            if all(accuracy is None for accuracy in accuracies):
-                continue
-            cells = [Cell(shown_name(kind), "text")]
-            for accuracy in accuracies:
-                cells.append(Cell(number(accuracy)))
-            lines.append((row.name, cells))
+            shown = [Column(("corruptions", kind, severity), ACCURACY.metric) for severity in severities]
+            accuracies = [column.value(row) for column in shown]
+            if any(accuracy is not None for accuracy in accuracies):
+                lines.append([Cell(row.name), Cell(shown_name(kind)), *(Cell(number(value)) for value in accuracies)])
     title = f"accuracy under corruptions, by severity ({corrupted_sizes(rows)})"
-    return Table("", _plain_headings("corruption", *severities), lines, title)
-
-
-def _severities(rows: Sequence[EvalRow]) -> list[str]:
-    """Return the severities at which any corruption of any row was measured, in order."""
-    severities: set[str] = set()
-    for row in rows:
-        for by_severity in row.corruptions.values():
-            severities.update(by_severity)
-    return sorted(severities)
-
-
-def _accuracy_under(row: EvalRow, kind: str, severity: str) -> float | None:
-    """Return the accuracy of a row under a corruption at a severity; None if it was not measured there."""
-    place = corruption_place(kind, severity)
-    column = Column(place, ACCURACY.metric)
-    return column.value(row)
+    return Table(title, _plain_headings("model", "corruption", *severities), lines, left=2, names=2)
 
 
 def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
@@ -754,17 +559,9 @@ def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
 
     Without ``each`` if the sizes differ or are not known.
     """
-    sizes: list[int | None] = []
-    for row in rows:
-        for by_severity in row.corruptions.values():
-            for measured in by_severity.values():
-                sizes.append(measured.n)
-        for means in row.corruption_avg.values():
-            sizes.append(means.n)
-    text = sizes_text(sizes)
-    if "to" in text or "unknown" in text:
-        return text
-    return f"{text} each"
+    by_severity = [blocks for row in rows for blocks in (*row.corruptions.values(), row.corruption_avg)]
+    text = sizes_text(block.n for blocks in by_severity for block in blocks.values())
+    return text if "to" in text or "unknown" in text else f"{text} each"
 
 
 # --- what was fitted or given -----------------------------------------------------------------------------------------
@@ -782,28 +579,14 @@ def settings_table(rows: Sequence[EvalRow]) -> Table:
         }
         for name, text in facts.items():
             if text:
-                cells = [Cell(name, "text"), Cell(text, "text long")]
-                lines.append((row.name, cells))
-    headings = _plain_headings("what", "facts")
-    return Table("Fitted on other samples, or given", headings, lines)
+                lines.append([Cell(row.name), Cell(name), Cell(text)])
+    return Table("fitted or given", _plain_headings("model", "what", ""), lines, left=3)
 
 
 def _dropout_words(row: EvalRow) -> str:
     """Return words on how a row was measured by MC dropout; empty if it was not."""
     dropout = row.mc_dropout
-    if dropout is None:
-        return ""
-    return f"{dropout.passes} passes, dropout rate {dropout.p}, seed {dropout.seed}"
-
-
-def _fitted_on_words(data: DataSetRecord | None) -> list[str]:
-    """Return a list with words on the samples that something was fitted to; an empty list if they are not known."""
-    if data is None or not data.spec:
-        return []
-    size = ""
-    if data.n is not None:
-        size = f" (n = {data.n})"
-    return [f"fitted on {data.spec}{size}"]
+    return "" if dropout is None else f"{dropout.passes} passes, dropout rate {dropout.p}, seed {dropout.seed}"
 
 
 def _calibration_words(row: EvalRow) -> str:
@@ -820,7 +603,9 @@ def _calibration_words(row: EvalRow) -> str:
         parts.append(f"{len(calibration.scale)} numbers of scale")
     if calibration.bias:
         parts.append(f"{len(calibration.bias)} numbers of bias")
-    parts += _fitted_on_words(calibration.fitted_on)
+    data = calibration.fitted_on
+    if data is not None and data.spec:
+        parts.append(f"fitted on {data.spec}" + ("" if data.n is None else f" (n = {data.n})"))
     return "; ".join(parts)
 
 
@@ -829,12 +614,8 @@ def _conformal_words(row: EvalRow) -> str:
     sets = row.conformal
     if sets is None:
         return ""
-    wanted = None
-    if sets.alpha is not None:
-        wanted = 1 - sets.alpha
-    size = ""
-    if sets.n_val is not None:
-        size = f" from n = {sets.n_val} validation samples"
+    wanted = None if sets.alpha is None else 1 - sets.alpha
+    size = "" if sets.n_val is None else f" from n = {sets.n_val} validation samples"
     return (
         f"{sets.method or 'sets'}: {_percent(sets.coverage)} of the sets hold the label, "
         f"wanted {_percent(wanted)}; mean size "
@@ -849,20 +630,11 @@ def _threshold_words(row: EvalRow) -> str:
     if threshold is None:
         return ""
     flagged = [f"{_percent(threshold.id_flagged)} of ID"]
-    ood_flagged = threshold.ood_flagged or {}
-    for name, share in ood_flagged.items():
-        flagged.append(f"{_percent(share)} of {name}")
-    rule = ""
-    if threshold.rule:
-        rule = f" (rule {threshold.rule})"
-    score = threshold.score or "score"
-    value = number(threshold.value)
-    return f"{score} at least {value}{rule} flags {', '.join(flagged)}"
+    flagged += [f"{_percent(share)} of {name}" for name, share in (threshold.ood_flagged or {}).items()]
+    rule = f" (rule {threshold.rule})" if threshold.rule else ""
+    return f"{threshold.score or 'score'} at least {number(threshold.value)}{rule} flags {', '.join(flagged)}"
 
 
 def _percent(share: float | None) -> str:
     """Return a share in percent with one decimal; a dash for None."""
-    if share is None:
-        return "-"
-    percent = 100 * share
-    return f"{percent:.1f} %"
+    return "-" if share is None else f"{100 * share:.1f} %"

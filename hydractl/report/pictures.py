@@ -6,77 +6,33 @@ The same document gives the same bytes with the same version of matplotlib.
 from __future__ import annotations
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypedDict
+from typing import IO, TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from hydractl.report.tables import Ends
 from hydractl.report.texts import drawn_names
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart. Yellow is last, because it is
-# faint on white; black is kept for what is drawn on bars. Series also differ in their markers and dashes, so that a
-# picture can be read without colours.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.3, 1.3)), (0, (5.3, 2, 1.3, 2)))
+# Of Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
+BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 SOFT = "#59636e"
+GUIDE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 0.9}
+"""The style of a thin line that shows no measurement, e.g. a diagonal, as arguments of matplotlib."""
 
+INCHES_A_LETTER = 0.07
+INCHES_A_LINE = 0.15
+"""The size of a text in a picture."""
 
-class PointLook(TypedDict):
-    """The style of points, as arguments of matplotlib's ``plot``."""
-
-    color: str
-    marker: str
-    linestyle: str
-    zorder: int
-
-
-class LineLook(TypedDict):
-    """The style of a line with markers, as arguments of ``plot``; ``markevery`` lists the points that have a marker."""
-
-    color: str
-    marker: str
-    linestyle: Any
-    zorder: int
-    markevery: list[int]
-    clip_on: bool
-    in_layout: bool
-
-
-class GuideLook(TypedDict):
-    """The style of a thin line, as arguments of ``plot`` and ``axvline``."""
-
-    color: str
-    linestyle: Any
-    linewidth: float
-
-
-class Unclipped(TypedDict):
-    """Arguments with which ``plot`` draws beyond the edge of the axes."""
-
-    clip_on: bool
-    in_layout: bool
-
-
-GUIDE = GuideLook(color=SOFT, linestyle=(0, (4, 3)), linewidth=0.9)
-"""The style of a thin line that shows no measurement, e.g. a diagonal."""
-
-UNCLIPPED = Unclipped(clip_on=False, in_layout=False)
-"""The arguments for markers on the edge of the axes, so that they are drawn whole."""
-
-WIDTH = 4.4  # of a panel, in inches
 _ACROSS = 3  # the most panels side by side
-INCHES_A_LETTER = 0.075
 _STYLE = Path(__file__).with_name("hydractl.mplstyle")
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
@@ -88,12 +44,12 @@ class Panel:
     Attributes:
         draw: draws everything on the axes that it is given.
         words: what the panel shows, for people who hear a page.
-        width, height: the size in inches, with everything around the axes except the legend.
+        width, height: the size in inches, with everything around the axes.
     """
 
     draw: Callable[[Axes], None]
     words: str
-    width: float = WIDTH
+    width: float = 4.6
     height: float = 3.3
 
 
@@ -102,104 +58,23 @@ class Picture:
     """One picture.
 
     Attributes:
-        kind: what it shows, as in file names: ``roc``, ``heads``, ...
+        kind: what it shows, as in file names.
         title: its heading.
         panels: its panels, side by side if there is room.
-        stacked: whether the panels stand below each other, because they share their x axis.
     """
 
     kind: str
     title: str
-    panels: tuple[Panel, ...]
-    stacked: bool = False
+    panels: Sequence[Panel]
 
 
-def colour(index: int) -> str:
-    """Return the colour of the series of this index; after the last colour they start again."""
-    turn = index % len(COLOURS)
-    return COLOURS[turn]
-
-
-def line_look(index: int, count: int) -> LineLook:
-    """Return the style of a line: colour, dashes and markers.
-
-    Every point of a short line has a marker; of a long line only five points have one.
-
-    Args:
-        index: the index of the series.
-        count: the number of points of the line.
-    """
-    marked = list(range(count))
-    if count > 12:
-        marked = _five_points(index, count)
-    return LineLook(
-        color=colour(index),
-        marker=_MARKERS[index % len(_MARKERS)],
-        linestyle=_DASHES[index % len(_DASHES)],
-        zorder=3,
-        markevery=marked,
-        **UNCLIPPED,
-    )
-
-
-def _five_points(index: int, count: int) -> list[int]:
-    """Return the indices of five of ``count`` points, evenly spread.
-
-    Each series gets others, so that markers differ.
-    """
-    last = count - 1
-    # Move the first point by up to 0.18 of the line; 7 and 18 have no common factor, so neighbouring series differ.
-    first_share = (index * 7 % 18) / 100 + 0.02
-    points = []
-    for step in range(5):
-        share = first_share + 0.2 * step
-        points.append(round(share * last))
-    return points
-
-
-def point_look(index: int) -> PointLook:
-    """Return the style of points that no line joins: the colour and the marker of the series of this index.
-
-    Lines differ by dashes, too. Of points no two of the first 49 series have colour and marker in common: once all
-    colours were used, each gets the marker of the next.
-    """
-    round_of_colours = index // len(COLOURS)
-    turn = (index + round_of_colours) % len(_MARKERS)
-    return PointLook(color=colour(index), marker=_MARKERS[turn], linestyle="", zorder=3)
-
-
-def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] | None], index: int) -> None:
-    """Draw intervals as vertical lines with a bar at each end, in the colour of a series.
-
-    Args:
-        axes: the axes to draw on.
-        x: the x coordinate of each interval.
-        ends: the two ends of each interval; None is left out.
-        index: the index of the series.
-    """
-    xs = []
-    lows = []
-    highs = []
-    for x_of_interval, interval in zip(x, ends, strict=True):
-        if interval is None:
-            continue
-        low, high = interval
-        xs.append(x_of_interval)
-        lows.append(low)
-        highs.append(high)
-    if not xs:
-        return
-    color = colour(index)
-    axes.vlines(xs, lows, highs, color=color, linewidth=1.1)
-    axes.plot(
-        [*xs, *xs],
-        [*lows, *highs],
-        marker="_",
-        markersize=6,
-        color=color,
-        markeredgecolor=color,
-        linestyle="",
-    )
+def dot(axes: Axes, x: float, y: float, ends: Ends, colour: str = BLUE) -> None:
+    """Draw a point, and its interval as a vertical line with a bar at each end."""
+    if ends is not None:
+        low, high = ends
+        axes.vlines(x, low, high, color=colour, linewidth=1, alpha=0.5)
+        axes.plot([x, x], [low, high], linestyle="", marker="_", markersize=5, markeredgecolor=colour, alpha=0.5)
+    axes.plot(x, y, linestyle="", marker="o", color=colour, zorder=3, clip_on=False, in_layout=False)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -228,58 +103,8 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
         yield
 
 
-def add_legend(figure: Figure, wide: float) -> None:
-    """Add a legend below all axes, with one entry for each label, and make the figure taller by its height.
-
-    The entries stand in columns that are filled as evenly as possible. A figure without labels stays as it is.
-
-    Args:
-        figure: the figure, with everything drawn.
-        wide: the width, in inches, for the columns.
-    """
-    artist_of_label = _labelled_artists(figure)
-    if not artist_of_label:
-        return
-
-    # As many columns as the width allows give the number of lines.
-    count = len(artist_of_label)
-    letters_of_line_before_label = 7
-    letters_of_entry = max(map(len, artist_of_label)) + letters_of_line_before_label
-    letters_across = wide / INCHES_A_LETTER
-    most_columns = max(1, int(letters_across / letters_of_entry))
-    fewest_lines = math.ceil(count / most_columns)
-    # Take the fewest columns that need no more lines, so that the last line is not nearly empty.
-    columns = math.ceil(count / fewest_lines)
-    lines = math.ceil(count / columns)
-    labels = list(artist_of_label)
-    figure.legend(artist_of_label.values(), labels, loc="outside lower center", ncols=columns)
-
-    width, height = figure.get_size_inches()
-    height_of_legend = 0.19 * lines
-    with_legend = height + height_of_legend + 0.1
-    figure.set_size_inches(width, with_legend)
-
-
-def _labelled_artists(figure: Figure) -> dict[str, Artist]:
-    """Return the artist of each label; if several artists have the same label, the first."""
-    artist_of_label: dict[str, Artist] = {}
-    for axes in figure.axes:
-        artists, labels = axes.get_legend_handles_labels()
-        for artist, label in zip(artists, labels, strict=True):
-            artist_of_label.setdefault(label, artist)
-    return artist_of_label
-
-
-def lay_out(figure: Figure) -> None:
-    """Compute the layout of the figure now, and keep it each time the figure is drawn."""
-    engine = figure.get_layout_engine()
-    assert engine is not None  # constrained
-    engine.execute(figure)
-    figure.set_layout_engine(None)
-
-
 def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
-    """Return a figure with these panels drawn in rows of ``across`` panels, and one legend below.
+    """Return a figure with these panels drawn in rows of ``across`` panels.
 
     Args:
         panels: the panels.
@@ -288,7 +113,10 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     """
     from matplotlib.figure import Figure
 
-    row_heights = _heights_of_rows(panels, across)
+    row_heights = []
+    for start in range(0, len(panels), across):
+        side_by_side = panels[start : start + across]
+        row_heights.append(max(panel.height for panel in side_by_side))
     widest = max(panel.width for panel in panels)
     figure_width = across * widest
     figure_height = sum(row_heights)
@@ -308,49 +136,37 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     if title:
         (drawn_title,) = drawn_names([title], 70)
         figure.suptitle(drawn_title)
-    add_legend(figure, figure_width)
-    lay_out(figure)
+    # Compute the layout now, and keep it each time the figure is drawn.
+    engine = figure.get_layout_engine()
+    assert engine is not None  # constrained
+    engine.execute(figure)
+    figure.set_layout_engine(None)
     return figure
-
-
-def _heights_of_rows(panels: Sequence[Panel], across: int) -> list[float]:
-    """Return the height, in inches, of each row of panels, which is that of its tallest panel."""
-    heights = []
-    for start in range(0, len(panels), across):
-        side_by_side = panels[start : start + across]
-        heights.append(max(panel.height for panel in side_by_side))
-    return heights
 
 
 def save_png(picture: Picture, handle: IO[bytes]) -> None:
     """Write a picture with all its panels as a PNG file."""
-    across = 1
-    if not picture.stacked:
-        across = min(len(picture.panels), _ACROSS)
+    across = min(len(picture.panels), _ACROSS)
     with styled():
         figure = compose(picture.panels, across, picture.title)
         figure.savefig(handle, format="png", metadata={"Software": None})
 
 
 def inline_svgs(picture: Picture, salt: str) -> list[str]:
-    """Return the panels of a picture as SVG elements for a page: one element each, or one for all if they are stacked.
+    """Return each panel of a picture as an SVG element for a page.
 
     Args:
         picture: the picture to draw.
         salt: a text that differs for each picture of a page, so that no two elements of the page have the same
             identifier.
     """
-    groups: list[tuple[Panel, ...]] = [(panel,) for panel in picture.panels]
-    if picture.stacked:
-        groups = [picture.panels]
     elements = []
-    for index, panels in enumerate(groups):
+    for index, panel in enumerate(picture.panels):
         handle = io.BytesIO()
         with styled(f"{salt}.{index}"):
-            figure = compose(panels, 1)
+            figure = compose([panel], 1)
             figure.savefig(handle, format="svg", metadata=_NO_METADATA)
-        descriptions = [f"{picture.title}: {panel.words}" for panel in panels]
-        label = "; ".join(descriptions).replace("\n", " ")
+        label = f"{picture.title}: {panel.words}".replace("\n", " ")
         elements.append(_svg_element(handle.getvalue(), label))
     return elements
 

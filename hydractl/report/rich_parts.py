@@ -1,65 +1,19 @@
-"""Parts of the output on a terminal: tables of text in one style, and maps of the heads of a model."""
+"""Maps of the heads of a model, for a terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from hydractl.files.verb_answers import KeptSite
-from hydractl.report.texts import number, short_names
-
-_WIDEST_TITLE = 40
-UNKNOWN = "-"
-"""The text for a number that was not measured."""
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """Return a table without lines; columns in which no row has a value are left out.
-
-    Args:
-        title: the title; empty means none.
-        columns: the headings.
-        rows: the texts of the cells; ``-`` for no value.
-        left: the number of first columns that are aligned to the left; all others are aligned to the right.
-    """
-    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    drawn.min_width = min(len(title), _WIDEST_TITLE)  # rich would wrap a title at the width of its table
-    known = known_columns(rows, len(columns))
-    for index in known:
-        if index < left:
-            drawn.add_column(columns[index], justify="left", no_wrap=False)
-        else:
-            drawn.add_column(columns[index], justify="right", no_wrap=True)
-
-    for row in rows:
-        cells = [Text(row[index]) for index in known]
-        drawn.add_row(*cells)
-    return drawn
-
-
-def known_columns(rows: Sequence[Sequence[str]], count: int) -> list[int]:
-    """Return the indices of the columns to show: those with a value other than a dash; all if there are no rows."""
-    if not rows:
-        return list(range(count))
-    known = []
-    for index in range(count):
-        if any(row[index] != UNKNOWN for row in rows):
-            known.append(index)
-    return known
-
-
-def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Return a table of names and values."""
-    return table("", ("", ""), rows, left=2)
-
+from hydractl.report.texts import GONE, KEPT, head_marks, number, short_names
 
 # Ten evenly spaced colours of the map viridis (Smith and van der Walt, 2015). Lightness grows from end to end, so that
 # the order shows without hue, too.
@@ -68,8 +22,7 @@ _VIRIDIS = (
     (0x1F, 0x9E, 0x89), (0x35, 0xB7, 0x79), (0x6E, 0xCE, 0x58), (0xB5, 0xDE, 0x2B), (0xFD, 0xE7, 0x25),
 )  # fmt: skip
 _DIGITS = "0123456789"
-_KEPT, _GONE = "■", "·"
-_ASCII = str.maketrans({_KEPT: "#", _GONE: ".", "…": "~"})
+_ASCII = str.maketrans({KEPT: "#", GONE: ".", "…": "~"})
 _GAP = 2
 _LEAST_NAME = 12
 _LEGEND_CELLS = 20
@@ -224,9 +177,9 @@ class HeatMap:
         marks = []
         rows = [row for _, row in self.rows]
         if any(math.inf in row for row in rows):
-            marks.append(f"{_KEPT} kept")
+            marks.append(f"{KEPT} kept")
         if any(None in row for row in rows):
-            marks.append(f"{_GONE} {self.gone}")
+            marks.append(f"{GONE} {self.gone}")
         line.append("   ".join(marks))
         return line
 
@@ -257,9 +210,9 @@ def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], 
         colored: whether a shade is a colour; else it is a digit.
     """
     if value is None:
-        line.append(_GONE.ljust(cell))
+        line.append(GONE.ljust(cell))
     elif math.isinf(value):
-        line.append(_KEPT.ljust(cell))
+        line.append(KEPT.ljust(cell))
     elif colored:
         line.append(" " * cell, _background(ranks[value]))
     else:
@@ -335,21 +288,10 @@ class KeptMap:
         letters = min(_LONGEST_SITE, longest_name)
         for site in self.sites:
             name = site.site.ljust(letters)
-            kept = set(site.kept or ())
+            kept = site.kept or ()
             marks = ""
             heads = "?"
             if site.heads is not None:
-                marks = _marks(site.heads, kept)
+                marks = head_marks(site.heads, kept)
                 heads = str(site.heads)
             yield Text(f"{name}  {marks}  {len(kept)}/{heads}")
-
-
-def _marks(heads: int, kept: Collection[int]) -> str:
-    """Return the marks of all heads of a site; ``kept`` holds the indices of the kept heads."""
-    marks = ""
-    for head in range(heads):
-        if head in kept:
-            marks += _KEPT
-        else:
-            marks += _GONE
-    return marks

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
@@ -18,8 +19,8 @@ from hydractl.files.verb_answers import (
     RecipeSetting,
     TrainedMember,
 )
-from hydractl.report.rich_parts import UNKNOWN, table
-from hydractl.report.study_figures import StudyTable, study_tables
+from hydractl.report.study_figures import study_tables
+from hydractl.report.tables import UNKNOWN, fitted, table
 from hydractl.report.texts import (
     bytes_text,
     count_text,
@@ -37,22 +38,14 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
     """Return a finished training: learning rates that were tried, epochs, files of members, and the loss by step."""
     parts: list[RenderableType] = []
     if answer.grid:
-        trials = _trials_table(answer.grid, answer.lr)
-        parts += [trials, Text("")]
-
-    epochs = _epochs_table(answer.epochs, answer.kept_epoch)
-    parts.append(epochs)
+        parts += [_trials_table(answer.grid, answer.lr), Text("")]
+    parts.append(_epochs_table(answer.epochs, answer.kept_epoch))
     if answer.files_:
         rows = [[str(file.member), file.output] for file in answer.files_]
-        members = table("members", ("member", "file"), rows, left=0)
-        parts += [Text(""), members]
-
+        parts += [Text(""), table("members", ("member", "file"), rows, left=0)]
     curve = answer.loss_curve
     if curve:
-        first = number(curve[0])
-        last = number(curve[-1])
-        line = f"loss {first} {sparkline(curve)} {last}"
-        parts += [Text(""), Text(line)]
+        parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
     return Group(*parts)
 
 
@@ -60,17 +53,14 @@ def _epochs_table(epochs: Sequence[EpochRecord], kept: int | None) -> Renderable
     """Return a table with a line for each epoch; the epoch whose weights were kept is marked."""
     rows = []
     for epoch in epochs:
-        mark = ""
-        if epoch.epoch == kept:
-            mark = "kept"
+        mark = "kept" if epoch.epoch == kept else ""
         rows.append([str(epoch.epoch), str(epoch.steps), *_epoch_figures(epoch), mark])
     return table("", ("epoch", "steps", "loss", "val accuracy", "val nll", ""), rows, left=0)
 
 
 def _epoch_figures(epoch: EpochRecord) -> list[str]:
     """Return the loss, the validation accuracy and the validation NLL of an epoch as text; a dash if not measured."""
-    figures = (epoch.loss, epoch.val_accuracy, epoch.val_nll)
-    return [number(figure) for figure in figures]
+    return [number(figure) for figure in (epoch.loss, epoch.val_accuracy, epoch.val_nll)]
 
 
 def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
@@ -83,17 +73,11 @@ def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
 def _member_cells(member: TrainedMember) -> list[str]:
     """Return the cells of one of several trainings; its figures are those of the epoch whose weights were kept."""
     kept_number = member.kept_epoch or len(member.epochs)  # the last epoch if none was chosen
-    kept_epoch = EpochRecord()  # nothing is known unless it is found
-    for epoch in member.epochs:
-        if epoch.epoch == kept_number:
-            kept_epoch = epoch
-            break
-
+    nothing_known = EpochRecord()
+    kept_epoch = next((epoch for epoch in member.epochs if epoch.epoch == kept_number), nothing_known)
     kept_of_all = f"{kept_number} of {len(member.epochs)}"
-    bars = ""
-    if member.loss_curve:
-        every_third = member.loss_curve[::3]  # fewer bars, so that the table stays narrow
-        bars = sparkline(every_third)
+    # Every third value gives fewer bars, so that the table stays narrow.
+    bars = sparkline(member.loss_curve[::3]) if member.loss_curve else ""
     return [member.name, str(member.seed), kept_of_all, *_epoch_figures(kept_epoch), bars]
 
 
@@ -106,57 +90,36 @@ def sparkline(values: Sequence[float]) -> str:
     If all are equal, all bars have the lowest height.
     """
     low = min(values)
-    span = max(values) - low
-    if not span:
-        span = 1.0
+    span = max(values) - low or 1.0
     highest_bar = len(_BARS) - 1
-    bars = []
-    for value in values:
-        height = (value - low) / span
-        bar = round(height * highest_bar)
-        bars.append(_BARS[bar])
-    return "".join(bars)
+    return "".join(_BARS[round((value - low) / span * highest_bar)] for value in values)
 
 
 def _trials_table(trials: Sequence[LearningRateTrial], kept: float | None) -> RenderableType:
     """Return a table with a line for each learning rate that was tried; the rate that was taken is marked."""
     rows = []
     for trial in trials:
-        mark = ""
-        if trial.lr == kept:
-            mark = "kept"
-        figures = [number(trial.val_accuracy), number(trial.val_nll)]
-        rows.append([f"{trial.lr:g}", *figures, mark])
+        mark = "kept" if trial.lr == kept else ""
+        rows.append([f"{trial.lr:g}", number(trial.val_accuracy), number(trial.val_nll), mark])
     return table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
 
 
 def planned_trainings(plan: FinetunesAnswer, width: int) -> RenderableType:
     """Return the plan of several trainings: their recipe, and a line for each."""
-    recipe = _recipe_table(plan.recipe)
-    rows = [_planned_member_cells(member) for member in plan.members]
-    titles = ("", "model", "seed", "steps", "samples", "output", "")
-    members = table("", titles, rows, left=2)
-    return Group(recipe, Text(""), members)
-
-
-def _planned_member_cells(member: TrainedMember) -> list[str]:
-    """Return the cells of one of several planned trainings; it is marked if its file exists already."""
-    mark = ""
-    if member.finished:
-        mark = "done"
-    counts = [str(member.seed), str(member.steps), str(member.samples)]
-    return [member.name, member.model, *counts, member.output, mark]
+    rows = []
+    for member in plan.members:
+        mark = "done" if member.finished else ""
+        counts = [str(member.seed), str(member.steps), str(member.samples)]
+        rows.append([member.name, member.model, *counts, member.output, mark])
+    members = table("", ("", "model", "seed", "steps", "samples", "output", ""), rows, left=2)
+    return Group(_recipe_table(plan.recipe), Text(""), members)
 
 
 def planned_training(plan: FinetuneAnswer, width: int) -> RenderableType:
     """Return the plan of one training: its recipe, its number of steps, and the files it would write."""
-    outputs = [plan.output]
-    if plan.files_ is not None:
-        outputs = [file.output for file in plan.files_]
-    files = ", ".join(outputs)
-    work = f"{plan.steps} steps on {plan.samples} samples; would write {files}"
-    recipe = _recipe_table(plan.recipe)
-    return Group(recipe, Text(""), Text(work))
+    outputs = [plan.output] if plan.files_ is None else [file.output for file in plan.files_]
+    work = f"{plan.steps} steps on {plan.samples} samples; would write {', '.join(outputs)}"
+    return Group(_recipe_table(plan.recipe), Text(""), Text(work))
 
 
 def _recipe_table(settings: Mapping[str, RecipeSetting]) -> RenderableType:
@@ -172,9 +135,7 @@ def _recipe_table(settings: Mapping[str, RecipeSetting]) -> RenderableType:
 def _setting_text(value: object) -> str:
     """Return the value of an option as a person would write it; a dash for None and for an empty list."""
     if isinstance(value, bool):
-        if value:
-            return "on"
-        return "off"
+        return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}"
     if value is None or value == []:
@@ -201,16 +162,10 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
         parts += [Text(explanation), Text("")]
 
     # Costs and memory of each model come from its last row, whose batches are the largest.
-    costs = {}
-    memory = {}
-    for row in rows:
-        costs[row.model] = row
-        memory[row.model] = row.peak_memory_bytes
-    parts.append(_models_table(costs, memory))
-
+    costs = {row.model: row for row in rows}
+    parts.append(_models_table(costs, {row.model: row.peak_memory_bytes for row in rows}))
     if answer.machine is not None:
-        machine = _machine_words(answer.machine)
-        parts += [Text(""), Text(machine)]
+        parts += [Text(""), Text(_machine_words(answer.machine))]
     return Group(*parts)
 
 
@@ -218,40 +173,30 @@ def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
     """Return the rows in groups of equal dtype and batch size, whose times can be compared."""
     groups: dict[tuple[str, float], list[BenchRow]] = {}
     for row in rows:
-        key = (row.dtype, row.batch_size)
-        group = groups.setdefault(key, [])
-        group.append(row)
+        groups.setdefault((row.dtype, row.batch_size), []).append(row)
     return list(groups.values())
 
 
 def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
     """Return the plan of a bench: its models, the number of calls, and the files it would write."""
     costs: dict[str, BenchCost] = {row.model: row for row in plan.results}
-    models = _models_table(costs, {})
-    parts = [models, Text(f"\nwould make {plan.calls} calls")]
+    parts = [_models_table(costs, {}), Text(f"\nwould make {plan.calls} calls")]
     if plan.files_:
-        files = ", ".join(plan.files_)
-        parts.append(Text(f"would write {files}"))
+        parts.append(Text(f"would write {', '.join(plan.files_)}"))
     return Group(*parts)
 
 
 def _times_table(rows: Sequence[BenchRow]) -> RenderableType:
     """Return the table of the times of rows with the same batch size and dtype."""
     columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
-    title = _times_title(rows)
-    cells = [_time_cells(row) for row in rows]
-    return table(title, columns, cells)
+    return table(_times_title(rows), columns, [_time_cells(row) for row in rows])
 
 
 def _time_cells(row: BenchRow) -> list[str]:
     """Return the times of one model: median, throughput, ratio to the first model with its interval, share of peak."""
     low, high = row.ratio_ci
-    noise = " "
-    if row.noisy:
-        noise = _NOISY
-    share = UNKNOWN
-    if row.peak_share is not None:
-        share = f"{100 * row.peak_share:.0f} %"
+    noise = _NOISY if row.noisy else " "
+    share = UNKNOWN if row.peak_share is None else f"{100 * row.peak_share:.0f} %"
     return [
         row.model,
         three_digits(row.latency_ms.median),
@@ -270,23 +215,17 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
     if first.input is not None and not _inputs_differ(rows):
         parts.append(input_text(first.input))
 
-    device = first.device or ""
-    where = f"{first.dtype}, {device}"
+    where = f"{first.dtype}, {first.device or ''}"
     if first.compile:
         where += ", compiled"
         if first.compile_mode not in (None, "default"):
             where += f" ({first.compile_mode})"
-    parts.append(where)
-
-    rounds = len(first.latency_ms.runs)
-    parts.append(f"{rounds} rounds")
-    return ", ".join(parts)
+    return ", ".join([*parts, where, f"{len(first.latency_ms.runs)} rounds"])
 
 
 def _inputs_differ(costs: Sequence[BenchCost]) -> bool:
     """Return whether the models have different inputs."""
-    first = costs[0].input
-    return any(cost.input != first for cost in costs)
+    return any(cost.input != costs[0].input for cost in costs)
 
 
 def _models_table(costs: Mapping[str, BenchCost], memory: Mapping[str, int | None]) -> RenderableType:
@@ -300,34 +239,21 @@ def _models_table(costs: Mapping[str, BenchCost], memory: Mapping[str, int | Non
     """
     has_inputs = _inputs_differ(list(costs.values()))
     has_memory = any(size is not None for size in memory.values())
-
-    # The titles and the cells of a row must have the same order.
-    titles = ["", "kind", "members"]
-    if has_inputs:
-        titles.append("input")
-    titles += ["params", "mult-adds", "file"]
-    if has_memory:
-        titles.append("memory")
-
     rows = []
     for name, cost in costs.items():
-        kind = cost.kind or "model"
-        cells = [name, kind, _members_text(cost)]
-        if has_inputs:
-            cells.append(input_text(cost.input))
-        cells.append(params_text(cost.params, cost.params_nonzero))
-        cells.append(count_text(cost.macs))
-        cells.append(bytes_text(cost.checkpoint_bytes))
-        if has_memory:
-            cells.append(bytes_text(memory.get(name)))
-        rows.append(cells)
-    return table("", titles, rows, left=2)
-
-
-def _members_text(cost: BenchCost) -> str:
-    if cost.members is None:
-        return UNKNOWN
-    return str(cost.members)
+        rows.append(
+            {
+                "": name,
+                "kind": cost.kind or "model",
+                "members": UNKNOWN if cost.members is None else str(cost.members),
+                **({"input": input_text(cost.input)} if has_inputs else {}),
+                "params": params_text(cost.params, cost.params_nonzero),
+                "mult-adds": count_text(cost.macs),
+                "file": bytes_text(cost.checkpoint_bytes),
+                **({"memory": bytes_text(memory.get(name))} if has_memory else {}),
+            }
+        )
+    return table("", list(rows[0]), [list(row.values()) for row in rows], left=2)
 
 
 def _machine_words(machine: MachineRecord) -> str:
@@ -339,10 +265,7 @@ def _machine_words(machine: MachineRecord) -> str:
     elif machine.threads:
         text += f", {machine.threads} threads"
     peaks = machine.peak_macs_per_s or {}
-    peak_words = []
-    for dtype, peak in peaks.items():
-        if peak:
-            peak_words.append(f"{dtype} {count_text(round(peak))}")
+    peak_words = [f"{dtype} {count_text(round(peak))}" for dtype, peak in peaks.items() if peak]
     if peak_words:
         text += f"\npeak, mult-adds a second: {', '.join(peak_words)}"
     return text
@@ -350,16 +273,10 @@ def _machine_words(machine: MachineRecord) -> str:
 
 def three_digits(value: float) -> str:
     """Return a number with three significant digits, and with all digits before the point."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:#.3g}"
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------
-
-
-_OF_COST_AND_ID = 5
-"""The number of first columns of a study's table that go into the first part if it has to be cut in two."""
 
 
 def study_table(answer: StudyAnswer, width: int) -> RenderableType:
@@ -367,17 +284,15 @@ def study_table(answer: StudyAnswer, width: int) -> RenderableType:
     verdict = answer.verdict
     parts: list[RenderableType] = [Text(line) for line in verdict.lines]
     for study in study_tables(answer):
-        for part in _in_parts(study, width):
-            parts += [Text(""), part]
+        heads = [(label.replace(" ", "\n"), "") for label, _ in study.heads]
+        parts += [Text(""), fitted(replace(study, heads=heads), width)]
     parts += [Text(""), Text(verdict.footnote)]
 
     for timing in answer.latency:
         ratio = f"{timing.ratio:.2f} times the single model's"
-        line = f"time of best.st, batches of {timing.batch_size}: {ratio}"
-        parts.append(Text(line))
+        parts.append(Text(f"time of best.st, batches of {timing.batch_size}: {ratio}"))
     if answer.next:
-        next_lines = _next_lines(answer.next, width)
-        parts += [Text(""), *next_lines]
+        parts += [Text(""), *_next_lines(answer.next, width)]
     return Group(*parts)
 
 
@@ -386,59 +301,16 @@ def _next_lines(steps: Sequence[NextCommandRecord], width: int) -> list[Text]:
     purposes = ", ".join(step.purpose for step in steps)
     lines = [Text(f"what now: {purposes}")]
     program = program_words()
-    for step in steps:
-        command = [*program, *step.command]
-        lines.append(Text(_command_as_typed(command, width)))
-    return lines
-
-
-def _in_parts(shown: StudyTable, width: int) -> list[RenderableType]:
-    """Return a table; if the terminal is too narrow for it, two parts that both begin with the names.
-
-    Args:
-        shown: the table.
-        width: the width of the terminal in characters.
-    """
-    left = 1
-    if "score" in shown.columns:
-        left = 2
-
-    # Measure the table without its title, which may be wrapped.
-    titles = _in_two_lines(shown.columns)
-    without_title = table("", titles, shown.rows, left=left)
-    wide = Console(width=10**4)
-    if wide.measure(without_title).maximum <= width:
-        whole = table(shown.title, titles, shown.rows, left=left)
-        return [whole]
-
-    # The first part has the first columns, the second one the names and all others.
-    cut = _OF_COST_AND_ID
-    first_rows = []
-    second_rows = []
-    for row in shown.rows:
-        name = row[0]
-        first_rows.append(row[:cut])
-        second_rows.append([name, *row[cut:]])
-    first = table(shown.title, titles[:cut], first_rows, left=left)
-    second = table("", [titles[0], *titles[cut:]], second_rows, left=1)
-    return [first, second]
-
-
-def _in_two_lines(columns: Sequence[str]) -> list[str]:
-    """Return the titles of columns with a line break between their words."""
-    return [column.replace(" ", "\n") for column in columns]
+    return lines + [Text(_command_as_typed([*program, *step.command], width)) for step in steps]
 
 
 def planned_study(plan: StudyAnswer, width: int) -> RenderableType:
     """Return the plan of a study: its numbered commands, what is cut to stay within the time, and how long it takes."""
     lines = []
     for step_number, argv in enumerate(plan.steps, 1):
-        words = [f"{step_number}.", "hydractl", *argv]
-        lines.append(_command_as_typed(words, width))
-    for text in plan.cut or ():
-        lines.append(f"to stay within the budget, {text}")
-    time = duration_text(plan.seconds or 0.0)
-    lines.append(f"the study takes about {time}")
+        lines.append(_command_as_typed([f"{step_number}.", "hydractl", *argv], width))
+    lines += [f"to stay within the budget, {text}" for text in plan.cut or ()]
+    lines.append(f"the study takes about {duration_text(plan.seconds or 0.0)}")
     return Group(*map(Text, lines))
 
 
@@ -455,12 +327,8 @@ def _command_as_typed(words: Sequence[str], width: int) -> str:
     line = ""
     for word in map(shlex.quote, words):
         width_with_word = len(line) + len(word) + 3  # a space before the word, and " \" at the end
-        line_has_word = line.strip() != ""
-        if line_has_word and width_with_word > width:
+        if line.strip() and width_with_word > width:
             lines.append(line)
             line = "   "
-        if line:
-            line += " "
-        line += word
-    lines.append(line)
-    return " \\\n".join(lines)
+        line += f" {word}" if line else word
+    return " \\\n".join([*lines, line])

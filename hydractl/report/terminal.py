@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,13 +15,12 @@ from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.circuit_answer import (
     CircuitAnswer,
     CircuitsAnswer,
-    MaskRecord,
     ScoresAnswer,
     SearchCounts,
     SearchEstimate,
 )
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
+from hydractl.files.export_answer import ExportAnswer
 from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.model_records import ModelSize
 from hydractl.files.predict_answer import FlaggedRecord, PredictAnswer
@@ -40,8 +39,6 @@ from hydractl.files.verb_answers import (
 from hydractl.report.eval_terminal import eval_table
 from hydractl.report.fuse_words import data_words
 from hydractl.report.rich_parts import HeatMap, KeptMap
-from hydractl.report.rich_parts import facts as fact_table
-from hydractl.report.rich_parts import table as plain_table
 from hydractl.report.run_tables import (
     bench_table,
     finetune_table,
@@ -52,6 +49,9 @@ from hydractl.report.run_tables import (
     planned_trainings,
     study_table,
 )
+from hydractl.report.tables import facts as fact_table
+from hydractl.report.tables import needed_width
+from hydractl.report.tables import table as plain_table
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
 
 Fact = tuple[str, str]
@@ -60,13 +60,9 @@ Fact = tuple[str, str]
 
 def render(result: Result, width: int) -> RenderableType | None:
     """Return what a person sees of a result in lines of this width; None if its kind has no table."""
-    drawings = _RESULTS
-    if result.dry_run:
-        drawings = _PLANS
+    drawings = _PLANS if result.dry_run else _RESULTS
     draw = drawings.get(type(result))
-    if draw is None:
-        return None
-    return draw(result, width)
+    return None if draw is None else draw(result, width)
 
 
 def _spaced(parts: Iterable[RenderableType]) -> Group:
@@ -96,11 +92,9 @@ def _cost_table(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> 
         ("bytes of weights", before.bytes, after.bytes, bytes_text),
     )
     rows = []
-    for title, size_before, size_after, text_of in sizes:
-        if size_before is None or size_after is None:
-            continue
-        change = signed_change(size_before, size_after)
-        rows.append((title, text_of(size_before), text_of(size_after), change))
+    for title, old, new, text_of in sizes:
+        if old is not None and new is not None:
+            rows.append((title, text_of(old), text_of(new), signed_change(old, new)))
     return plain_table("", ("", *names, "change"), rows)
 
 
@@ -108,33 +102,20 @@ def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
     """Return which heads are kept, as a map if the mask is known, and what pruning saves."""
     parts: list[RenderableType] = []
     if answer.mask is not None:
-        kept_map = _map_of_mask(answer.mask)
-        parts += [kept_map, Text("")]
+        sites = [KeptSite(site=path, heads=site.heads, kept=site.kept) for path, site in answer.mask.sites.items()]
+        parts += [KeptMap(sites), Text("")]
     elif answer.heads is not None:
-        counts = ", ".join(map(str, answer.heads))
-        parts.append(Text(f"heads kept per site: {counts}"))
+        parts.append(Text(f"heads kept per site: {', '.join(map(str, answer.heads))}"))
     if answer.note is not None:
         parts.append(Text(answer.note))
     return Group(*parts, *_savings(answer))
 
 
-def _map_of_mask(mask: MaskRecord) -> KeptMap:
-    """Return a map of the heads that a mask keeps."""
-    sites = []
-    for path, site in mask.sites.items():
-        sites.append(KeptSite(site=path, heads=site.heads, kept=site.kept))
-    return KeptMap(sites)
-
-
 def _prune_weights_view(answer: PruneWeightsAnswer, width: int) -> RenderableType:
     """Return how many weights are removed, and what pruning saves."""
     weights = answer.weights
-    counts = (
-        f"{count_text(weights.parameters)} parameters",
-        f"{count_text(weights.removable)} removable",
-        f"{count_text(weights.removed)} removed",
-    )
-    return Group(Text(f"weights: {', '.join(counts)}"), *_savings(answer))
+    removed = f"{count_text(weights.removable)} removable, {count_text(weights.removed)} removed"
+    return Group(Text(f"weights: {count_text(weights.parameters)} parameters, {removed}"), *_savings(answer))
 
 
 def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
@@ -143,18 +124,13 @@ def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
     if answer.cost is not None:
         parts.append(_cost_table(answer.cost.before, answer.cost.after, ("before", "after")))
     if answer.files_ is not None:
-        files = ", ".join(answer.files_)
-        parts.append(Text(f"would write {files}"))
+        parts.append(Text(f"would write {', '.join(answer.files_)}"))
     return parts
 
 
 def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
     """Return the members, how they are fused, and what that saves."""
-    members = []
-    for member in answer.members:
-        heads_of_sites = ", ".join(map(str, member.heads))
-        members.append((member.name, heads_of_sites))
-
+    members = [(member.name, ", ".join(map(str, member.heads))) for member in answer.members]
     facts = [*_averaging_facts(answer), *_sharing_facts(answer), *_check_facts(answer)]
     if answer.note is not None:
         facts.append(("note", answer.note))
@@ -171,16 +147,11 @@ def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
 
 def _averaging_facts(answer: FuseAnswer) -> list[Fact]:
     """Return how many parameters are averaged, are equal in all members, and belong to each member alone."""
-    counts = answer.parameters
-    parts = ", ".join(answer.merge) or "nothing"
-    averaged = count_text(counts["averaged"])
-    facts = [("averaged", f"{parts} ({averaged} parameters)")]
+    counts = {name: f"{count_text(count)} parameters" for name, count in answer.parameters.items()}
+    facts = [("averaged", f"{', '.join(answer.merge) or 'nothing'} ({counts['averaged']})")]
     if "equal" in counts:
-        equal = count_text(counts["equal"])
-        facts.append(("equal in all", f"{equal} parameters"))
-    per_member = count_text(counts["per_member"])
-    facts.append(("per member", f"{per_member} parameters"))
-    return facts
+        facts.append(("equal in all", counts["equal"]))
+    return [*facts, ("per member", counts["per_member"])]
 
 
 def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
@@ -190,11 +161,8 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
     """
     facts = []
     for tower in answer.shared:
-        where = ""
-        if tower.tower != "main":
-            where = f" ({tower.tower} tower)"
-        once = ", ".join(tower.once) or "nothing"
-        facts.append((f"run once{where}", once))
+        where = "" if tower.tower == "main" else f" ({tower.tower} tower)"
+        facts.append((f"run once{where}", ", ".join(tower.once) or "nothing"))
         if tower.parts_at:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
             facts.append((f"to part later{where}", str(tower.hint)))
@@ -203,10 +171,8 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
     fused = sizes.fused.macs
     members = sizes.members.macs
     if sizes.mac_ratio is not None and fused is not None and members is not None:
-        over_members = fused / members
         single_words = f"{sizes.mac_ratio:.2f} times the single model with all heads"
-        members_words = f"{over_members:.2f} times the separate members"
-        facts.append(("mult-adds", f"{single_words}, {members_words}"))
+        facts.append(("mult-adds", f"{single_words}, {fused / members:.2f} times the separate members"))
     return facts
 
 
@@ -217,44 +183,26 @@ def _check_facts(answer: FuseAnswer) -> list[Fact]:
     if check is None:
         facts.append(("would write", answer.output))
     else:
-        largest_error = max(check.member_max_abs)
-        largest_shift = max(check.merge_max_abs)
-        agreement = f"members run alone agree to {largest_error:.0e}"
-        facts.append(("self-check", f"{agreement}; averaging moved logits by {largest_shift:.2g}"))
+        agreement = f"members run alone agree to {max(check.member_max_abs):.0e}"
+        facts.append(("self-check", f"{agreement}; averaging moved logits by {max(check.merge_max_abs):.2g}"))
     if answer.on_data is not None:
         facts.append(("on data", data_words(answer.on_data)))
     return facts
 
 
-def _model_fact(name: str, arch: str) -> Fact:
-    return "model", f"{name} ({arch})"
-
-
 def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
     """Return each exported file, its size and how well it agrees with the model; for a plan, the files to write."""
-    facts = [_model_fact(answer.model, answer.arch), ("members", str(answer.members))]
+    facts = [("model", f"{answer.model} ({answer.arch})"), ("members", str(answer.members))]
     for file in answer.exports:
         check = file.check
-        is_planned = check is None or file.bytes is None
-        if is_planned:
-            facts.append(("would write", file.path))
-            if file.data is not None:
-                facts.append(("would write", file.data))
+        if check is None or file.bytes is None:
+            facts += [("would write", path) for path in (file.path, file.data) if path is not None]
         else:
-            facts.append((file.path, _exported_words(file)))
+            size = f"{file.bytes / 1e6:.3g} MB"
+            facts.append(
+                (file.path, f"{size}; {check.runtime} agrees with the model to {check.member_logits_max_abs:.0e}")
+            )
     return fact_table(facts)
-
-
-def _exported_words(file: ExportedFileRecord) -> str:
-    """Return words on the size of a file, and on how well it agrees with the model."""
-    check = file.check
-    assert check is not None and file.bytes is not None  # the file was written
-    size = _megabytes(file.bytes)
-    return f"{size}; {check.runtime} agrees with the model to {check.member_logits_max_abs:.0e}"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.3g} MB"
 
 
 # --- scores and circuits ----------------------------------------------------------------------------------------------
@@ -262,9 +210,7 @@ def _megabytes(size: int) -> str:
 
 def _three_digits(value: float | None) -> str:
     """Return a number with three significant digits: the scores of a model may all be large, or all be small."""
-    if value is None:
-        return "-"
-    return f"{value:#.3g}"
+    return "-" if value is None else f"{value:#.3g}"
 
 
 def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
@@ -272,7 +218,7 @@ def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
     title = f"importance ({answer.method or 'given'}), shaded by rank"
     picture = HeatMap(title, list(answer.sites.items()))
     numbers = _score_numbers(answer.sites)
-    needed = _needed_width(numbers)
+    needed = needed_width(numbers)
     if needed > width:
         # Numbers that are cut say nothing, and wrapped ones would push the map off the screen.
         return Group(picture, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
@@ -284,48 +230,35 @@ def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
     most_heads = max(map(len, sites.values()), default=0)
     rows = []
     for site, values in sites.items():
-        cells = [site]
-        for head in range(most_heads):
-            if head < len(values):
-                cells.append(_three_digits(values[head]))
-            else:
-                cells.append("")
-        rows.append(cells)
+        numbers = [_three_digits(value) for value in values]
+        rows.append([site, *numbers, *[""] * (most_heads - len(numbers))])
     titles = [f"head {head}" for head in range(most_heads)]
     table = plain_table("higher = keep", ("site", *titles), rows)
     table.padding = (0, 1, 0, 0)  # so that twelve heads fit 120 columns
     return table
 
 
-def _needed_width(drawn: Table) -> int:
-    """Return the width of terminal that a table needs, in characters, without being cut."""
-    wide = Console(width=10**4)
-    return wide.measure(drawn).maximum
-
-
 def _planned_search_view(plan: SearchEstimate, width: int) -> RenderableType:
     """Return what a search would take, and the files that it would write."""
-    blocks = f"about {plan.sample_blocks:,}, naively {plan.sample_blocks_naive:,}"
     facts = [
         ("model", plan.model),
         ("would remove", f"{plan.budget} of {plan.heads} heads"),
         ("objectives", ", ".join(plan.objectives)),
         ("evaluations", f"{plan.evaluations_per_objective:,} of the whole data for each objective"),
-        ("sample-block evaluations", blocks),
+        ("sample-block evaluations", f"about {plan.sample_blocks:,}, naively {plan.sample_blocks_naive:,}"),
         ("time", f"about {duration_text(plan.seconds)}"),
         ("states that are kept", bytes_text(plan.memory_bytes)),
     ]
     if plan.chunks > 1:
         facts.append(("data", f"in {plan.chunks} parts, read anew at every step"))
-    files = ", ".join(plan.files_) or "to standard output"
-    facts.append(("would write", files))
+    facts.append(("would write", ", ".join(plan.files_) or "to standard output"))
     return fact_table(facts)
 
 
 def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
     """Return a map of when each head was removed, if the sites are known, and the steps if they fit the width."""
     steps = _steps_table(answer)
-    needed = _needed_width(steps)
+    needed = needed_width(steps)
     shown: RenderableType = steps
     if needed > width:
         shown = Text(f"The numbers: --json, or a terminal of {needed} columns.")
@@ -338,26 +271,20 @@ def _steps_table(answer: CircuitAnswer) -> Table:
     """Return the table of score, accuracy and AUROC before the first removal of a search and after each removal."""
     rows = []
     if answer.base is not None:
-        figures = _step_figures(answer.base)
-        rows.append(["0", "-", "-", *figures])
+        rows.append(["0", "-", "-", *_step_figures(answer.base)])
     for removal in answer.removed:
-        step = str(removal.step)
-        head = str(removal.head)
-        figures = _step_figures(removal)
-        rows.append([step, removal.site, head, *figures])
+        rows.append([str(removal.step), removal.site, str(removal.head), *_step_figures(removal)])
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
     return plain_table(f"circuit for {answer.objective}", columns, rows, left=2)
 
 
 def _step_figures(counts: SearchCounts) -> list[str]:
     """Return the score, accuracy and AUROC of one step as text; the AUROC is a dash without OOD samples."""
-    accuracy = counts.correct / counts.n_id
     auroc = None
     if counts.two_u is not None and counts.n_ood is not None:
         # `two_u` is twice the number of pairs (ID, OOD) in which the OOD sample scores higher, so this is their share.
-        pairs = counts.n_id * counts.n_ood
-        auroc = counts.two_u / (2 * pairs)
-    return [number(counts.score), number(accuracy), number(auroc)]
+        auroc = counts.two_u / (2 * counts.n_id * counts.n_ood)
+    return [number(counts.score), number(counts.correct / counts.n_id), number(auroc)]
 
 
 def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
@@ -369,35 +296,21 @@ def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
         answer: the answer of a search.
         sites: the number of heads of each site (attention module), by the path of the site.
     """
-    step_of_head = {}
-    for removal in answer.removed:
-        step_of_head[removal.site, removal.head] = removal.step
-
+    step_of_head = {(removal.site, removal.head): removal.step for removal in answer.removed}
+    start = {} if answer.start_mask is None else answer.start_mask.sites
     rows = []
     for site, heads in sites.items():
-        heads_at_start = _heads_at_start(answer, site, heads)
-        steps: list[float | None] = []
-        for head in range(heads):
-            if head in heads_at_start:
-                steps.append(step_of_head.get((site, head), math.inf))
-            else:
-                steps.append(None)
+        # Without a mask for the site, the search begins with all of its heads.
+        at_start = start[site].kept if site in start else range(heads)
+        steps = [step_of_head.get((site, head), math.inf) if head in at_start else None for head in range(heads)]
         rows.append((site, steps))
     title = f"circuit for {answer.objective}: when each head was removed"
     return HeatMap(title, rows, low="first: step", high="last: step", form=str, gone="removed before")
 
 
-def _heads_at_start(answer: CircuitAnswer, site: str, heads: int) -> Sequence[int]:
-    """Return the heads of a site with which a search began: those that its start mask keeps, or all without a mask."""
-    if answer.start_mask is None or site not in answer.start_mask.sites:
-        return range(heads)
-    return answer.start_mask.sites[site].kept
-
-
 def _circuits_view(answer: CircuitsAnswer, width: int) -> RenderableType:
     """Return the views of several circuits, below each other."""
-    circuits = [_circuit_view(circuit, width) for circuit in answer.circuits]
-    return _spaced(circuits)
+    return _spaced(_circuit_view(circuit, width) for circuit in answer.circuits)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -415,22 +328,15 @@ _DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
 
 def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
     """Return what a file holds: its facts, then its heads as maps, and its provenance."""
-    facts = answer.to_dict()
-    for key in _DRAWN_APART:
-        facts.pop(key, None)
-    table = fact_table(_shortened_facts(facts))
-
+    facts = {key: value for key, value in answer.to_dict().items() if key not in _DRAWN_APART}
     # Maps of heads, the overlap of several masks, and the provenance, as far as the file has them.
-    parts: list[RenderableType] = [table]
-    parts += _maps_of_members(answer.head_maps)
+    parts: list[RenderableType] = [fact_table(_shortened_facts(facts)), *_maps_of_members(answer.head_maps)]
     if answer.head_map is not None:
         parts += [Text(""), KeptMap(answer.head_map)]
     if answer.overlap is not None:
-        overlap = _overlap_table(answer.overlap)
-        parts += [Text(""), overlap]
+        parts += [Text(""), _overlap_table(answer.overlap)]
     if isinstance(answer.source, dict):
-        provenance = fact_table(_shortened_facts(answer.source))
-        parts += [Text("\nprovenance"), provenance]
+        parts += [Text("\nprovenance"), fact_table(_shortened_facts(answer.source))]
     return Group(*parts)
 
 
@@ -441,9 +347,7 @@ def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableTy
     for index, sites in enumerate(members):
         heads_drawn += sum(site.heads or 0 for site in sites)
         if heads_drawn > _MOST_DRAWN:
-            left_out = len(members) - index
-            parts.append(Text(f"\nand {left_out} more members; --json has all"))
-            break
+            return [*parts, Text(f"\nand {len(members) - index} more members; --json has all")]
         parts += [Text(f"\nmember {index}"), KeptMap(sites)]
     return parts
 
@@ -454,17 +358,13 @@ def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:
     A file may come from anywhere and hold anything, so its output must be limited.
     """
     rows = []
-    first_values = list(values.items())[:_MOST_ROWS]
-    for name, value in first_values:
+    for name, value in list(values.items())[:_MOST_ROWS]:
         text = _one_line(value)
         if len(text) > _LONGEST_VALUE:
-            beginning = text[:_LONGEST_VALUE]
-            text = f"{beginning}... ({len(text)} characters; --json has all)"
-        shown_name = name[:_LONGEST_VALUE]
-        rows.append((shown_name, text))
-    left_out = len(values) - len(first_values)
-    if left_out:
-        rows.append(("...", f"{left_out} more; --json has all"))
+            text = f"{text[:_LONGEST_VALUE]}... ({len(text)} characters; --json has all)"
+        rows.append((name[:_LONGEST_VALUE], text))
+    if len(values) > _MOST_ROWS:
+        rows.append(("...", f"{len(values) - _MOST_ROWS} more; --json has all"))
     return rows
 
 
@@ -473,16 +373,11 @@ def _one_line(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, dict):
-        pairs = []
-        for key, inner in value.items():
-            if inner is not None:
-                pairs.append(f"{key}={_inside(inner)}")
-        return ", ".join(pairs) or "-"
+        return ", ".join(f"{key}={_inside(inner)}" for key, inner in value.items() if inner is not None) or "-"
     if not isinstance(value, list):
         return str(value)
     if len(value) > _LONGEST_LIST:
-        beginning = ", ".join(map(_inside, value[:6]))
-        return f"{len(value)}: {beginning}, ..."
+        return f"{len(value)}: {', '.join(map(_inside, value[:6]))}, ..."
     return ", ".join(map(_inside, value))
 
 
@@ -504,26 +399,20 @@ def _overlap_view(answer: OverlapAnswer, width: int) -> RenderableType:
 
 
 # The overlap of kept heads is left out, because it is near 1 whenever most heads are kept.
-_COMPARISONS: tuple[tuple[str, Callable[[ComparedMasks], float | None]], ...] = (
-    ("Jaccard\nkept", lambda pair: pair.kept.jaccard),
-    ("Jaccard\nremoved", lambda pair: pair.removed.jaccard),
-    ("overlap\nremoved", lambda pair: pair.removed.overlap),
-    ("JSD\nkept", lambda pair: pair.kept.divergence),
-    ("JSD\nremoved", lambda pair: pair.removed.divergence),
-)
+_COMPARISONS: Mapping[str, Callable[[ComparedMasks], float | None]] = {
+    "Jaccard\nkept": lambda pair: pair.kept.jaccard,
+    "Jaccard\nremoved": lambda pair: pair.removed.jaccard,
+    "overlap\nremoved": lambda pair: pair.removed.overlap,
+    "JSD\nkept": lambda pair: pair.kept.divergence,
+    "JSD\nremoved": lambda pair: pair.removed.divergence,
+}
 
 
 def _overlap_table(pairs: Sequence[ComparedMasks]) -> RenderableType:
     """Return a table of how much each two masks agree on which heads are kept and removed."""
-    rows = []
-    for pair in pairs:
-        figures = [number(figure_of(pair), 3) for _, figure_of in _COMPARISONS]
-        rows.append([pair.a, pair.b, *figures])
-    titles = [title for title, _ in _COMPARISONS]
-
-    drawn = plain_table("", ("", "", *titles), rows, left=2)
-    columns_of_names = drawn.columns[:2]
-    for column in columns_of_names:
+    rows = [[pair.a, pair.b, *(number(figure_of(pair), 3) for figure_of in _COMPARISONS.values())] for pair in pairs]
+    drawn = plain_table("", ("", "", *_COMPARISONS), rows, left=2)
+    for column in drawn.columns[:2]:
         column.overflow = "fold"  # a name that is cut could be taken for another one
     heading = Text("overlap of heads (JSD: Jensen-Shannon divergence over the sites, in bits)")
     return Group(heading, drawn)
@@ -537,11 +426,8 @@ def _calibration_view(answer: CalibrateAnswer, width: int) -> RenderableType:
     facts = fact_table(_calibration_facts(answer))
     if not answer.compared:
         return facts
-    rows = []
-    for name, score in answer.compared.items():
-        rows.append([name, number(score.auroc, 4)])
-    compared = plain_table("", ("OOD score", "mean AUROC\nof --ood-val"), rows, left=1)
-    return Group(facts, Text(""), compared)
+    rows = [[name, number(score.auroc)] for name, score in answer.compared.items()]
+    return Group(facts, Text(""), plain_table("", ("OOD score", "mean AUROC\nof --ood-val"), rows))
 
 
 def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
@@ -549,10 +435,10 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
     facts = [("model", answer.model.name)]
     calibration = answer.calibration
     if calibration is not None:
-        temperature = "a scale and a bias of each class"
-        if calibration.temperature is not None:
-            temperature = number(calibration.temperature, 4)
-        facts.append(("temperature", temperature))
+        of_classes = "a scale and a bias of each class"
+        facts.append(
+            ("temperature", of_classes if calibration.temperature is None else number(calibration.temperature))
+        )
     if answer.ood_score is not None:
         facts.append(("OOD score", answer.ood_score))
 
@@ -561,8 +447,7 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
         facts.append(("threshold", f"{number(threshold.value, 6)} of {threshold.score} ({threshold.rule})"))
     conformal = answer.conformal
     if conformal is not None:
-        quantile = f"qhat {number(conformal.qhat, 4)} of {conformal.method}"
-        facts.append(("conformal", f"{quantile}, alpha {conformal.alpha}"))
+        facts.append(("conformal", f"qhat {number(conformal.qhat)} of {conformal.method}, alpha {conformal.alpha}"))
     return facts
 
 
@@ -574,9 +459,7 @@ def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:
     parts: list[RenderableType] = [_predictions_table(answer.first), Text("")]
     left_out = answer.n - len(answer.first)
     if left_out > 0:
-        count = count_text(left_out)
-        note = Text(f"... and {count} more; -o FILE.jsonl keeps all")
-        parts += [note, Text("")]
+        parts += [Text(f"... and {count_text(left_out)} more; -o FILE.jsonl keeps all"), Text("")]
     return Group(*parts, facts)
 
 
@@ -585,19 +468,14 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
     model = answer.model
     facts = [("model", model.name), ("inputs", count_text(answer.n))]
     if answer.confidence is not None:
-        confidence = number(answer.confidence, 4)
-        facts.append(("mean confidence", confidence))
+        facts.append(("mean confidence", number(answer.confidence)))
     if model.threshold is not None:
-        threshold_text = number(model.threshold, 6)
-        facts.append(("threshold", f"{threshold_text} of {model.ood_score}"))
-
+        facts.append(("threshold", f"{number(model.threshold, 6)} of {model.ood_score}"))
     if answer.ood is not None:
         facts += _flagged_facts(answer.ood)
     if answer.skipped is not None:
-        skipped = count_text(answer.skipped.n)
-        facts.append(("could not be read", skipped))
-    facts.append(("predicted", _most_frequent_classes(answer)))
-    return facts
+        facts.append(("could not be read", count_text(answer.skipped.n)))
+    return [*facts, ("predicted", _most_frequent_classes(answer))]
 
 
 def _flagged_facts(flagged: FlaggedRecord) -> list[Fact]:
@@ -606,16 +484,12 @@ def _flagged_facts(flagged: FlaggedRecord) -> list[Fact]:
         return []
     low, high = flagged.ci
     assert low is not None and high is not None  # there are samples
-    count = count_text(flagged.n)
-    interval = f"{low:.2%} to {high:.2%}"
-    return [("flagged as OOD", f"{count}: {flagged.share:.2%} ({interval})")]
+    return [("flagged as OOD", f"{count_text(flagged.n)}: {flagged.share:.2%} ({low:.2%} to {high:.2%})")]
 
 
 def _most_frequent_classes(answer: PredictAnswer) -> str:
     """Return the classes that were predicted most often, with their counts, and how many more classes there are."""
-    words = []
-    for entry in answer.classes[:_MOST_CLASSES]:
-        words.append(f"{entry.label}: {count_text(entry.n)}")
+    words = [f"{entry.label}: {count_text(entry.n)}" for entry in answer.classes[:_MOST_CLASSES]]
     left_out = len(answer.classes) - len(words)
     if left_out:
         words.append(f"and {left_out} more classes")
@@ -628,36 +502,22 @@ _MOST_CLASSES = 5
 
 def _predictions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a line for each prediction; it has a flag only if there is a threshold."""
-    has_flags = any("is_ood" in row for row in rows)
     titles = ["input", "predicted", "confidence", "OOD score"]
-    if has_flags:
+    if any("is_ood" in row for row in rows):
         titles.append("OOD?")
     lines = []
     for row in rows:
-        confidence = number(row["confidence"], 4)
-        score = number(row["ood_score"], 4)
-        cells = [str(row["id"]), str(row["predicted"]), confidence, score]
-        if has_flags:
-            cells.append(_flag(row))
+        cells = [str(row["id"]), str(row["predicted"]), number(row["confidence"]), number(row["ood_score"])]
+        if "is_ood" in row:
+            cells.append("OOD" if row["is_ood"] else "")
         lines.append(cells)
-    return plain_table("", tuple(titles), lines, left=2)
-
-
-def _flag(row: Mapping[str, Any]) -> str:
-    if row["is_ood"]:
-        return "OOD"
-    return ""
+    return plain_table("", titles, lines, left=2)
 
 
 def _planned_predictions_view(plan: PredictAnswer, width: int) -> RenderableType:
     """Return the plan of predictions: the model, the number of inputs, and the files it would write."""
-    files = ", ".join(plan.files_ or ())
-    facts = [
-        ("model", plan.model.name),
-        ("inputs", count_text(plan.n)),
-        ("would write", files or "lines to standard output"),
-    ]
-    return fact_table(facts)
+    files = ", ".join(plan.files_ or ()) or "lines to standard output"
+    return fact_table([("model", plan.model.name), ("inputs", count_text(plan.n)), ("would write", files)])
 
 
 # --- which document is drawn by what ----------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 
+_MOST_DIGITS = 12
+
+
 def number(value: float | int | None, digits: int = 4) -> str:
     """Return a fraction or a small quantity as text; a dash for None.
 
     Args:
         value: the number.
-        digits: the digits after the point. Numbers from 100 on have one digit; numbers that would look like 0 are
-            written with a power of ten.
+        digits: the digits after the point. Numbers from 100 on have one digit; numbers that would look like 0 have
+            more, up to twelve, or else a power of ten.
     """
     if value is None:
         return "-"
 
-    # A smaller number would be shown as 0, so it is written with a power of ten and fewer digits.
-    smallest_shown = 10**-digits
-    if value != 0 and abs(value) < smallest_shown:
-        digits_of_factor = max(digits - 2, 1)
-        return f"{value:.{digits_of_factor}e}"
+    # A smaller number would be shown as 0, so it gets the digits that it needs for two that are not 0.
+    if 0 < abs(value) < 10**-digits:
+        needed = 1 - math.floor(math.log10(abs(value)))
+        return f"{value:.{needed}f}" if needed <= _MOST_DIGITS else f"{value:.1e}"
     if abs(value) < 100:
         return f"{value:.{digits}f}"
     return f"{value:.1f}"
@@ -49,15 +51,11 @@ def program_words() -> list[str]:
     # Resolve links in the folder only: the interpreter itself may be a link to one elsewhere.
     folder = os.path.realpath(os.path.dirname(sys.executable))
     program = shutil.which("hydractl")
-    if program is not None:
-        folder_of_program = os.path.dirname(os.path.realpath(program))
-        if folder_of_program == folder:
-            return ["hydractl"]
-
+    if program is not None and os.path.dirname(os.path.realpath(program)) == folder:
+        return ["hydractl"]
     interpreter = Path(sys.executable)
-    here = Path.cwd()
-    if interpreter.is_relative_to(here):
-        interpreter = interpreter.relative_to(here)
+    if interpreter.is_relative_to(Path.cwd()):
+        interpreter = interpreter.relative_to(Path.cwd())
     return [str(interpreter), "-m", "hydractl"]
 
 
@@ -73,19 +71,14 @@ def count_text(value: float | None) -> str:
 
 def params_text(params: float | None, nonzero: int | None) -> str:
     """Return a number of parameters as text, e.g. ``21.67 M (19.31 M nonzero)`` if the nonzero ones are counted."""
-    text = count_text(params)
-    if nonzero is None:
-        return text
-    return f"{text} ({count_text(nonzero)} nonzero)"
+    return count_text(params) if nonzero is None else f"{count_text(params)} ({count_text(nonzero)} nonzero)"
 
 
 def bytes_text(value: int | None) -> str:
     """Return a size in bytes as text in decimal units; a dash for None."""
     if value is None:
         return "-"
-    if value < 1000:
-        return f"{value} B"
-    return f"{count_text(value)}B"
+    return f"{value} B" if value < 1000 else f"{count_text(value)}B"
 
 
 def input_text(sample: BenchInput | None) -> str:
@@ -101,8 +94,7 @@ def signed_change(before: int | None, after: int | None) -> str:
     """Return the change from one count to another in percent; a dash if one is not known or the first is 0."""
     if not before or after is None:
         return "-"
-    change = (after - before) / before
-    return f"{100 * change:+.1f} %"
+    return f"{100 * (after - before) / before:+.1f} %"
 
 
 def duration_text(seconds: float) -> str:
@@ -116,35 +108,14 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-def short_count(value: float) -> str:
-    """Return a count in at most four characters: 950, 1.2k, 48k, 1.3M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value < size * 0.9995:  # 999.4 is shown as 999, 999.5 as 1k
-            continue
-        scaled = value / size
-        if scaled < 9.95:
-            return f"{scaled:.1f}".removesuffix(".0") + unit
-        return f"{scaled:.0f}{unit}"
-    return f"{value:g}"
-
-
 # Characters that reorder the text around them, and line ends that most programs do not know.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
-_UNSAFE = re.compile(r"[^\w.+-]+")
-_LONGEST_FILE_PART = 80  # in bytes: file systems allow 255 for a whole name
 _LONGEST_SHOWN = 80
 
 
 def visible(text: object) -> str:
     r"""Return a text in which what cannot be seen or stored, e.g. control characters, is written as ``\u202e``."""
-    characters = map(_visible_character, str(text))
-    return "".join(characters)
-
-
-def _visible_character(character: str) -> str:
-    if _is_unseen(character):
-        return _escaped(character)
-    return character
+    return "".join(f"\\u{ord(character):04x}" if _is_unseen(character) else character for character in str(text))
 
 
 _UNSEEN_CATEGORIES = ("Cc", "Cs", "Co", "Cn")
@@ -152,13 +123,7 @@ _UNSEEN_CATEGORIES = ("Cc", "Cs", "Co", "Cn")
 
 def _is_unseen(character: str) -> bool:
     """Return whether a character reorders text, controls a terminal, is half of a pair, or has no meaning."""
-    if character in _REORDERING:
-        return True
-    return unicodedata.category(character) in _UNSEEN_CATEGORIES
-
-
-def _escaped(character: str) -> str:
-    return f"\\u{ord(character):04x}"
+    return character in _REORDERING or unicodedata.category(character) in _UNSEEN_CATEGORIES
 
 
 def shown_name(name: str) -> str:
@@ -171,12 +136,9 @@ def shown_name(name: str) -> str:
         return text
 
     # Each half gives up five letters: for "…" between them, and for " #" and six digits of the hash behind them.
-    letters_of_mark = 5
-    half = _LONGEST_SHOWN // 2 - letters_of_mark
-    beginning = text[:half]
-    end = text[-half:]
+    half = _LONGEST_SHOWN // 2 - 5
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return f"{beginning}…{end} #{digest[:6]}"
+    return f"{text[:half]}…{text[-half:]} #{digest[:6]}"
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
@@ -193,26 +155,13 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     names_without_ending = _without_shared_parts(names, width, _LAST)
     distinct_parts = _without_shared_parts(names_without_ending, width, _FIRST)
     cut_names = [_end_of(name, width) for name in distinct_parts]
-    still_differ = len(set(cut_names)) == len(set(distinct_parts))
-    if still_differ:
+    if len(set(cut_names)) == len(set(distinct_parts)):
         return cut_names
-
-    numbered = []
-    for index, name in enumerate(distinct_parts):
-        prefix = f"{index} "
-        letters_left = width - len(prefix)
-        numbered.append(prefix + _end_of(name, letters_left))
-    return numbered
+    return [f"{index} {_end_of(name, width - len(f'{index} '))}" for index, name in enumerate(distinct_parts)]
 
 
 _FIRST, _LAST = 0, -1
 """The index of the part of a name that :func:`_without_shared_parts` removes."""
-
-
-def _longest_length(parts_of_names: Sequence[Sequence[str]]) -> int:
-    """Return the length of the longest name; names are given as their dotted parts; 0 if there are none."""
-    lengths = [len(".".join(parts)) for parts in parts_of_names]
-    return max(lengths, default=0)
 
 
 def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[str]:
@@ -226,12 +175,9 @@ def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[s
         side: the end where parts are removed: ``_FIRST`` or ``_LAST``.
     """
     parts_of_names = [name.split(".") for name in names]
-    while _longest_length(parts_of_names) > width:
-        parts_on_side = {parts[side] for parts in parts_of_names}
-        if len(parts_on_side) > 1:
-            break  # the names differ on this side
-        if any(len(parts) < 2 for parts in parts_of_names):
-            break  # a name would lose its last part
+    while max((len(".".join(parts)) for parts in parts_of_names), default=0) > width:
+        if len({parts[side] for parts in parts_of_names}) > 1 or any(len(parts) < 2 for parts in parts_of_names):
+            break  # the names differ on this side, or one would lose its last part
         for parts in parts_of_names:
             del parts[side]
     return [".".join(parts) for parts in parts_of_names]
@@ -239,47 +185,20 @@ def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[s
 
 def _end_of(name: str, width: int) -> str:
     """Return the last ``width`` characters of a longer name, with "…" as the first of them; a shorter name as it is."""
-    if len(name) <= width:
-        return name
-    start = len(name) - width + 1
-    return "…" + name[start:]
+    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
+
+
+KEPT, GONE = "■", "·"
+
+
+def head_marks(heads: int, kept: Collection[int]) -> str:
+    """Return the marks of all heads of a site; ``kept`` holds the indices of the kept heads."""
+    return "".join(KEPT if head in kept else GONE for head in range(heads))
 
 
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
     """Return names for a picture: visible, at most ``width`` characters long, and different from each other."""
-    names_to_draw = [visible(name) for name in names]
-    return short_names(names_to_draw, width)
-
-
-def file_names(names: Sequence[str]) -> list[str]:
-    """Return a part of a file name for each name: only letters, digits and ``.+-_``, all different.
-
-    Names that differ only in capitals get different parts, too, because some file systems ignore capitals.
-    """
-    parts: list[str] = []
-    used_parts: set[str] = set()
-    for name in names:
-        safe = _safe_part(name)
-        part = safe
-        # Add -2, -3 and so on until the part is new.
-        count = 1
-        while part.lower() in used_parts:
-            count += 1
-            part = f"{safe}-{count}"
-        used_parts.add(part.lower())
-        parts.append(part)
-    return parts
-
-
-def _safe_part(name: str) -> str:
-    """Return a name without accents and with a dash for characters that a file name should not have.
-
-    ``model`` if empty.
-    """
-    decomposed = unicodedata.normalize("NFKD", name)
-    without_accents = decomposed.encode("ascii", "ignore").decode()
-    without_unsafe = _UNSAFE.sub("-", without_accents).strip(".-")
-    return without_unsafe[:_LONGEST_FILE_PART] or "model"
+    return short_names([visible(name) for name in names], width)
 
 
 @cache
@@ -289,9 +208,7 @@ def _template_environment(show: Callable[[object], str], **options: Any) -> Envi
     from markupsafe import Markup
 
     def written(value: object) -> object:
-        if isinstance(value, Markup):
-            return value
-        return show(value)
+        return value if isinstance(value, Markup) else show(value)
 
     folder = Path(__file__).with_name("templates")
     return Environment(loader=FileSystemLoader(folder), finalize=written, undefined=StrictUndefined, **options)

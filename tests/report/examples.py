@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydractl.files.eval_answer import EvalAnswer
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.metrics.bootstrap import intervals, paired_differences, resample
 from hydractl.metrics.curves import curves
 from hydractl.metrics.rows import id_block, row_blocks
@@ -154,6 +155,45 @@ def training(member: int, epochs: int) -> dict[str, Any]:
         figures = {"loss": 1.5 / (epoch + member), "val_accuracy": 0.5 + 0.1 * epoch, "val_nll": 1 / epoch}
         course.append({"epoch": epoch, "steps": 40 * epoch, **figures})
     return {"member": member, "steps": 40 * epochs, "kept_epoch": epochs, "n": 320, "n_val": 50, "epochs": course}
+
+
+def study_of(document: dict[str, Any], used: str) -> StudyAnswer:
+    """A study of the rows of an eval, the first of which is the single model; one of them is to be used."""
+    rows = []
+    for row in document["models"]:
+        test = {key: row[key] for key in ("id", "ood", "near_avg", "far_avg", "ood_avg", "diversity")}
+        rows.append(
+            {
+                "name": row["name"],
+                "chosen": row["name"] == used,
+                "used": row["name"] == used,
+                "members": max(1, len(row["members"])),
+                "mac_ratio": row["cost"]["macs"] / row["cost"]["single_macs"],
+                "temperature": 1.5,
+                "score": "msp",
+                "validation": {"accuracy": 0.5, "nll": 0.5, "mi": 0.0, "auroc": {"msp": {"val": 0.75}}},
+                "test": {**test, "ood_score": "msp"},
+            }
+        )
+    found = {"value": 0.1, "ci": [0.05, 0.15], "kind": "better"}
+    verdict: dict[str, Any] = {"answer": "helps", "lines": ["It helps.", "Not by much."], "doubts": [], "footnote": "-"}
+    verdict |= {"rivals": {}, "afterwards": {}, "sets": {}, "against_hardest": []}
+    verdict["against_baseline"] = [{"metric": "ood_avg.auroc", **found}, {"metric": "ood_avg.fpr95", **found}]
+    stability = {"row": 1.0, "score": 1.0}
+    choice = {"row": used, "score": "msp", "rule": "-", "telling": ["val"], "blind": [], "stability": stability}
+    return StudyAnswer.model_validate(
+        {
+            "model": {"name": "vit", "sha256": digest("vit")},
+            "verdict": verdict,
+            "use": {"row": used, "score": "msp", "temperature": 1.5, "stepped_down": False},
+            "choice": choice,
+            "ladder": [{"row": used, "score": "msp", "against_next": []}],
+            "common_score": "msp",
+            "baseline": rows[0]["test"],
+            "rows": rows,
+            "steps": [],
+        }
+    )
 
 
 _NOT_MEASURED = ("name", "sha256", "heads", "curves", "seen")

@@ -39,9 +39,9 @@ def test_the_text_says_the_same() -> None:
     document = everything()
     row = document["models"][2]
     text = card(document).text
-    assert text.lstrip().startswith("# hydra") and "An ensemble of 3 members, averaged." in text
+    assert text.lstrip().startswith("# hydra") and "An ensemble of 3 members; heads kept:" in text
     kept = [sum(len(site["kept"][m]) for site in row["heads"]) for m in range(3)]
-    assert f"Attention heads kept: {kept[0]} / {kept[1]} / {kept[2]} of 48." in text
+    assert f"heads kept: {kept[0]} / {kept[1]} / {kept[2]} of 48." in text
     low, high = row["ci"]["id.accuracy"]
     assert f"| Accuracy | {row['id']['accuracy']:.4f} | {low:.4f} to {high:.4f} | higher |" in text
     low, high = row["ci"]["ood.photos.auroc"]
@@ -55,7 +55,7 @@ def test_the_text_says_the_same() -> None:
 def test_any_row_and_the_same_bytes() -> None:
     document = everything()
     assert card(document, 0).data.model_name == "base"
-    assert "A single model." in card(document, 0).text
+    assert "A single model; heads kept: 48 of 48." in card(document, 0).text
     assert render_card(answer_of(document), 1) == render_card(answer_of(copy.deepcopy(document)), 1)
 
 

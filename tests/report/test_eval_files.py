@@ -15,8 +15,9 @@ from hydractl.files.eval_answer import EvalAnswer
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_html import render
+from hydractl.report.eval_pictures import KINDS
 from tests.calls import checked
-from tests.report.examples import HOSTILE, answer_of, sample
+from tests.report.examples import answer_of, sample
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) 
     assert Path("out.html").read_bytes() == render(answer_of(document))
     assert Path("README.md").read_bytes() == render_card(answer_of(document), 1)
     pictures = [path for path in written if path.endswith(".png")]
-    assert "pictures/risk-coverage.png" in pictures and "pictures/heads.hydra.png" in pictures
+    assert pictures == [f"pictures/{kind}.png" for kind in KINDS]
     for path in pictures:
         assert Image.open(path).size[0] > 300
 
@@ -81,17 +82,10 @@ def test_the_card_is_about_the_row_asked_for(document: dict[str, Any], here: Pat
     assert caught.value.hint == "did you mean hydra?" and files(here) == {"card.md"}
 
 
-@pytest.mark.fault(40)
-def test_hostile_names_stay_in_their_folder(here: Path) -> None:
-    found = sample(dict.fromkeys(HOSTILE, 1), sets={}, n=40, rounds=0)
-    written = made(found, plots="pictures")
-    assert set(written) == files(here) and all(path.startswith("pictures/") for path in written)
-
-
 # --- what is there already --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", ["out.html", "README.md", "pictures/roc.base.png", "pictures/corruptions.png"])
+@pytest.mark.parametrize("there", ["out.html", "README.md", "pictures/overview.png", "pictures/scores.png"])
 def test_whatever_is_there_is_refused_before_anything_is_written(
     document: dict[str, Any], there: str, here: Path
 ) -> None:
@@ -105,21 +99,21 @@ def test_whatever_is_there_is_refused_before_anything_is_written(
 def test_with_force_what_is_written_is_replaced_and_other_files_stay(here: Path) -> None:
     found = sample({"base": 1}, sets={}, n=40, rounds=0)
     Path("pictures").mkdir()
-    replaced = {"out.html", "README.md", "pictures/heads.base.png"}
-    kept = {"pictures/notes.txt", "pictures/corruptions.png"}  # there are no corruptions to draw
+    replaced = {"out.html", "README.md", "pictures/reliability.png"}
+    kept = {"pictures/notes.txt", "pictures/scores.png"}  # there are no OOD scores to draw
     for file in replaced | kept:
         Path(file).write_text("mine")
     assert replaced <= set(made(found, html="out.html", plots="pictures", card="README.md", force=True))
     assert {file for file in replaced | kept if Path(file).read_bytes() == b"mine"} == kept
     made(found, plots=".")  # the folder itself may be the working one
-    assert Path("heads.base.png").exists() and kept < files(here)
+    assert Path("reliability.png").exists() and kept < files(here)
 
 
 def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:
     options = ReportOptions(html="out.html", plots="pictures", card="README.md")
     with claimed_reports(options, names(document)) as reports:
-        planned = [str(path) for path in reports.planned()]
-        assert {"out.html", "README.md", "pictures/scores.hydra.png"} <= set(planned)
+        planned = [str(output.path) for output in reports.outputs.values()]
+        assert {"out.html", "README.md", "pictures/scores.png"} <= set(planned)
         with pytest.raises(OutputError, match="another process is writing"):
             Output("out.html")
     assert list(here.iterdir()) == []

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from hydractl.report.eval_html import best_lines, render
-from hydractl.report.pictures import Picture, inline_svgs
-from tests.report.examples import HOSTILE, SETS, answer_of, everything, sample, without_values
+from hydractl.report.eval_html import render
+from tests.report.examples import HOSTILE, SETS, answer_of, everything, sample, study_of, without_values
 from tests.report.pages import Node, parse
 
 
@@ -63,44 +62,38 @@ def test_nothing_is_loaded_and_nothing_runs(page: Node) -> None:
     assert not any(re.search("https?:", text) for node in page.walk() for text in (node.text(), *node.attrs.values()))
 
 
-def test_every_section_is_there_and_linked(page: Node) -> None:
-    wanted = [
-        "results",
-        "difference",
-        "ood",
-        "roc",
-        "scores",
-        "reliability",
-        "risk-coverage",
-        "cost",
-        "heads",
-        "training",
-        "members",
-    ]
-    wanted += ["diversity", "corruptions", "settings", "conventions", "provenance"]
-    assert [link.attrs["href"] for link in page.all("nav")[0].all("a")] == [f"#{name}" for name in wanted]
-    assert [section.attrs["id"] for section in page.all("section")] == ["summary", *wanted]
+OPEN = ["overview", "results", "reliability", "scores", "heads", "cost", "summary"]
+CLOSED = ["further", "difference", "ood", "selective", "members", "diversity", "corruptions", "settings"]
+CLOSED += ["conventions", "provenance"]
 
 
-def test_every_picture_is_there(page: Node) -> None:
-    models, sets = 3, len(SETS)
-    counts = {name: len(svgs(page.by_id(name))) for name in ("roc", "scores", "reliability", "risk-coverage", "cost")}
-    assert counts == {"roc": models, "scores": models * sets, "reliability": models, "risk-coverage": 1, "cost": 2}
-    assert len(svgs(page.by_id("heads"))) == 1 + 1 + 3  # a map for each member
-    assert len(svgs(page.by_id("training"))) == 2  # of the two rows that were trained
-    assert len(svgs(page.by_id("diversity"))) == 2 and len(svgs(page.by_id("corruptions"))) == 3
+def test_every_question_has_a_section_and_the_rest_is_closed(page: Node) -> None:
+    assert [section.attrs["id"] for section in page.all("section")] == OPEN
+    assert [section.attrs["id"] for section in page.all("details")] == CLOSED
+    assert not any("open" in section.attrs for section in page.all("details"))
+
+
+def test_every_picture_is_there_and_nothing_is_drawn_twice(page: Node) -> None:
+    counts = {name: len(svgs(page.by_id(name))) for name in OPEN + CLOSED}
+    assert {name: count for name, count in counts.items() if count} == {
+        "overview": 2,
+        "reliability": 2,
+        "scores": len(SETS),
+    }
+    tables = [tuple(map(tuple, cells(table))) for table in page.all("table")]
+    assert len(set(tables)) == len(tables)
 
 
 def test_pictures_are_named_and_their_texts_are_texts(page: Node) -> None:
     """Those who hear the page are told what each picture is; whoever searches it finds what is written in one."""
-    for section in ("roc", "scores", "reliability", "risk-coverage", "cost", "diversity", "corruptions"):
+    for section in ("overview", "scores", "reliability"):
         for picture in svgs(page.by_id(section)):
             said = " ".join(text.text() for text in picture.all("text"))
             assert "n = 200" in said, (section, said)
             assert " over " in picture.attrs["aria-label"] or "OOD" in picture.attrs["aria-label"]
-    assert svgs(page.by_id("roc"))[0].attrs["aria-label"] == "base: TPR over FPR of each OOD set"
+    assert svgs(page.by_id("overview"))[0].attrs["aria-label"] == "OOD detection against cost: AUROC over mult-adds"
     for n in (100, 110, 120):
-        assert f"n = {n}" in page.by_id("roc").text()
+        assert f"n = {n}" in page.by_id("scores").text()
 
 
 def test_identifiers_are_unique_and_those_used_are_there(page: Node) -> None:
@@ -119,77 +112,109 @@ def test_identifiers_are_unique_and_those_used_are_there(page: Node) -> None:
 # --- what the numbers are ---------------------------------------------------------------------------------------------
 
 
-def test_the_main_table_holds_and_marks_the_numbers(page: Node, document: dict[str, Any]) -> None:
+def test_the_table_holds_and_marks_the_numbers(page: Node, document: dict[str, Any]) -> None:
     table = page.by_id("results").all("table")[0]
     found = cells(table)
-    assert found[0][1] == "acc ↑" and found[0][2] == "nll ↓" and len(found) == 4
+    assert found[0] == ["model", "cost", "acc ↑", "nll ↓", "ece ↓", "auroc ↑", "fpr95 ↓"] and len(found) == 4
     for line, row in zip(found[1:], document["models"], strict=True):
         low, high = row["ci"]["id.accuracy"]
-        assert line[:3] == [
-            row["name"],
+        assert line[0].startswith(row["name"]) and "heads kept: " in line[0]
+        ratio = row["cost"]["macs"] / row["cost"]["single_macs"]
+        assert line[1:4] == [
+            f"{ratio:.2f}",
             f"{row['id']['accuracy']:.4f}{low:.4f}–{high:.4f}",
             f"{row['id']['nll']:.4f}",
         ]
-    for column, (key, best) in enumerate((("accuracy", max), ("nll", min), ("brier", min), ("ece", min)), start=0):
+    for column, (key, best) in enumerate((("accuracy", max), ("nll", min), ("ece", min)), start=1):
         values = [row["id"][key] for row in document["models"]]
         marked = [line.all("td")[column].attrs.get("class", "") for line in table.all("tr")[1:]]
         assert marked.index("best") == values.index(best(values))
         assert marked.index("second") == values.index(sorted(values, reverse=best is max)[1])
+    text = page.by_id("results").text()
+    assert "nll: negative log likelihood" in text and "the single model, all heads" in text
 
 
-def test_the_summary_names_what_was_measured_and_who_is_best(page: Node, document: dict[str, Any]) -> None:
+def test_the_metrics_that_the_table_leaves_out_are_below(page: Node, document: dict[str, Any]) -> None:
+    found = cells(page.by_id("further").all("table")[0])
+    assert found[0][1:] == ["brier ↓", "aece ↓", "aurc ↓", "aupr ↑", "mi", "disagr"]
+    assert [line[1] for line in found[1:]] == [f"{row['id']['brier']:.4f}" for row in document["models"]]
+
+
+def test_scores_are_explained_where_they_stand(document: dict[str, Any]) -> None:
+    explained = copy.deepcopy(document)
+    explained["conventions"]["ood_scores"] = {"msp": "OOD score: minus the highest p.", "knn": "not of a row"}
+    text = parse(render(answer_of(explained))).by_id("results").text()
+    assert "OOD score msp: minus the highest p." in text and "not of a row" not in text
+
+
+def test_the_summary_names_what_was_measured(page: Node) -> None:
     text = page.by_id("summary").text()
     assert "3 models were measured on 200 labelled samples of builtin:id/test" in text
     assert "letters (near OOD, n = 100); photos (far OOD, n = 110); noise (n = 120)" in text
     assert "Intervals cover 95 %, from 20 bootstrap resamples" in text
     assert "hydra was made with some of these samples: 12 of ID, 3 of letters." in text
-    best = max(document["models"], key=lambda row: row["id"]["accuracy"])
-    low, high = best["ci"]["id.accuracy"]
-    wanted = f"Accuracy (higher is better): {best['name']} with {best['id']['accuracy']:.4f} ({low:.4f} to {high:.4f})"
-    assert wanted in text
-    best = min(document["models"], key=lambda row: row["id"]["nll"])
-    assert f"Negative log likelihood (lower is better): {best['name']} with {best['id']['nll']:.4f}" in text
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_rows_that_tie_share_a_line_without_an_interval(document: dict[str, Any]) -> None:
-    same = copy.deepcopy(document)
-    for row in same["models"][:2]:
-        row["id"]["accuracy"] = 0.999
-    text = parse(render(answer_of(same))).by_id("summary").text()
-    assert "Accuracy (higher is better): base and taylor with 0.9990, then hydra with 0.9900" in text
+def test_a_study_begins_with_its_verdict(document: dict[str, Any]) -> None:
+    page = parse(render(answer_of(document), study_of(document, used="hydra")))
+    verdict = page.by_id("verdict")
+    assert page.all("section")[0] is verdict and verdict.all("p", "headline")[0].text() == "It helps."
+    assert [line.text() for line in verdict.all("details")[0].all("p")] == ["Not by much."]
+    single, _, hydra = document["models"]
+    found = cells(verdict.all("table")[0])
+    assert found[0] == ["", "now (MSP)", "hydra, msp", ""]
+    auroc = [f"{row['ood_avg']['auroc']:.3f}" for row in (single, hydra)]
+    assert found[1] == ["OOD AUROC", *auroc, "better"] and found[4] == ["mult-adds", "1.00", "2.00", ""]
+    assert [line[0] for line in cells(page.by_id("study").all("table")[1])[1:]] == ["base", "taylor", "hydra *"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_no_figure_of_a_study_is_compared_with_itself(document: dict[str, Any]) -> None:
+    page = parse(render(answer_of(document), study_of(document, used="base")))
+    assert not page.by_id("verdict").all("table")
 
 
 def test_ood_tables_by_set_and_by_group(page: Node, document: dict[str, Any]) -> None:
-    section = page.by_id("ood")
-    titles = [title.text() for title in section.all("h3")]
-    assert titles == ["letters", "photos", "noise", "Mean: near", "Mean: far", "Mean: all"]
-    for table, name in zip(section.all("table")[:3], SETS, strict=True):
-        for line, row in zip(cells(table)[1:], document["models"], strict=True):
-            assert line[2] == f"{row['ood'][name]['fpr95']:.4f}"
-    assert "near OOD, n = 100" in section.text() and "far OOD, n = 110" in section.text()
+    sets, means = page.by_id("ood").all("table")
+    wanted = [
+        [row["name"], name, entry["group"] or "-", str(entry["n"])]
+        for row in document["models"]
+        for name, entry in row["ood"].items()
+    ]
+    assert [line[:4] for line in cells(sets)[1:]] == wanted
+    for line, row in zip(cells(means)[1:], document["models"], strict=True):
+        assert line[2] == f"{row['near_avg']['fpr95']:.4f}" and line[5] == f"{row['far_avg']['fpr95']:.4f}"
 
 
-@pytest.mark.long
-def test_cost_is_a_ratio_to_the_single_model(
-    page: Node, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section = page.by_id("cost")
-    assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "1.000", "2.000"]
-    assert "the single model, all heads" in section.text()
+@pytest.mark.usefixtures("no_pictures")
+def test_cost_is_a_ratio_to_the_single_model_or_to_the_first_row(document: dict[str, Any]) -> None:
     other = copy.deepcopy(document)
     for row in other["models"]:
         del row["cost"]["single_macs"]
     other["models"][0]["cost"] = {"params": 1, "macs": 10**6}
+    page = parse(render(answer_of(other)))
+    assert [line[1] for line in cells(page.by_id("results").all("table")[0])[1:]] == ["1.00", "2.00", "4.00"]
+    assert "cost: mult-adds, times those of base" in page.by_id("results").text()
+    assert [line[2] for line in cells(page.by_id("cost").all("table")[0])[1:]] == ["1.00 M", "2.00 M", "4.00 M"]
 
-    def of_cost_alone(picture: Picture, salt: str) -> list[str]:
-        return inline_svgs(picture, salt) if picture.kind.startswith("cost") else []
 
-    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", of_cost_alone)
-    section = parse(render(answer_of(other))).by_id("cost")
-    assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "2.000", "4.000"]
-    said = [text.text() for text in svgs(section)[0].all("text")]
-    assert said[said.index("mult-adds, times those of") + 1] == "base"
+def test_heads_are_shown_one_by_one_for_members_that_were_pruned(page: Node, document: dict[str, Any]) -> None:
+    found = cells(page.by_id("heads").all("table")[0])
+    assert found[0] == ["site", *(f"hydra, member {member}" for member in range(3))]
+    for line, site in zip(found[1:], document["models"][2]["heads"], strict=True):
+        marks = ["".join("■" if head in kept else "·" for head in range(8)) for kept in site["kept"]]
+        assert line == [site["site"], *marks]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_sites_of_two_towers_are_named_apart(document: dict[str, Any]) -> None:
+    clip = copy.deepcopy(document)
+    site = {"site": "resblocks.1.attn", "heads": 4, "kept": [[0, 1]]}
+    clip["models"][0]["heads"] = [{**site, "tower": "visual"}, {**site, "tower": "text"}]
+    del clip["models"][2]["heads"]
+    found = cells(parse(render(answer_of(clip))).by_id("heads").all("table")[0])
+    assert [line[0] for line in found[1:]] == ["visual: resblocks.1.attn", "text: resblocks.1.attn"]
 
 
 def test_differences_pairs_corruptions_and_settings(page: Node, document: dict[str, Any]) -> None:
@@ -203,9 +228,9 @@ def test_differences_pairs_corruptions_and_settings(page: Node, document: dict[s
     assert len(pairs) == 3 * (1 + len(SETS))
     first = hydra["diversity"]["id"]["pairs"][0]
     assert pairs[0] == ["hydra", "ID", "0 and 1", f"{first['mi']:.4f}", f"{first['disagreement']:.4f}"]
-    corruptions = page.by_id("corruptions")
-    assert [title.text() for title in corruptions.all("h3")] == ["gaussian_noise", "fog", "Mean over the corruptions"]
-    assert cells(corruptions.all("table")[1])[0][1:4] == ["acc 1 ↑", "acc 2 ↑", "acc 3 ↑"]
+    accuracies, means = page.by_id("corruptions").all("table")
+    assert [line[:2] for line in cells(accuracies)[5:]] == [["hydra", "gaussian_noise"], ["hydra", "fog"]]
+    assert cells(means)[0][1:4] == ["acc 1 ↑", "acc 2 ↑", "acc 3 ↑"]
     settings = page.by_id("settings").text()
     assert "temperature 1.2500; fitted on builtin:val/train (n = 100)" in settings
     assert "91.0 % of the sets hold the label, wanted 90.0 %; mean size 1.34 classes, 2.0 % are empty" in settings
@@ -229,16 +254,12 @@ def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
 def test_one_bare_row() -> None:
     page = parse(render(answer_of({"schema": "hydractl.eval/2", "models": [{"name": "one", "id": {"n": 3}}]})))
     assert "The model one was measured on 3 samples without labels" in page.by_id("summary").text()
-    assert [section.attrs["id"] for section in page.all("section")] == ["summary", "results", "provenance"]
+    assert [section.attrs["id"] for section in page.all("section")] == ["results", "summary"]
+    assert [section.attrs["id"] for section in page.all("details")] == ["further", "provenance"]
     bare = parse(render(answer_of(sample({"one": 1}, sets={}, rounds=0))))
     assert "No out-of-distribution data was given." in bare.by_id("summary").text()
     sections = {section.attrs["id"] for section in bare.all("section")}
-    assert {"reliability", "risk-coverage", "heads"} <= sections and not sections & {
-        "ood",
-        "roc",
-        "scores",
-        "diversity",
-    }
+    assert sections == {"results", "reliability", "cost", "summary"}
     assert not bare.all("td", "best") and "auroc" not in bare.by_id("results").text()
 
 
@@ -246,7 +267,7 @@ def test_one_bare_row() -> None:
 def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
     page = parse(render(answer_of(without_values(document))))
     found = cells(page.by_id("results").all("table")[0])
-    assert found[1:] == [[row["name"], *["-"] * 11] for row in document["models"]]
+    assert [line[1:] for line in found[1:]] == [["-"] * 6] * 3
     assert not page.all("td", "best") and not re.search(r"\b(None|nan|inf)\b", page.text())
 
 
@@ -262,7 +283,7 @@ def test_hostile_names_are_only_texts() -> None:
     assert not page.all("script") and not page.all("img")
     text = data.decode()
     assert "\u202e" not in text and "\x1b" not in text and "\x00" not in text and "\u2066" not in text
-    names = [line[0] for line in cells(page.by_id("results").all("table")[0])[1:]]
+    names = [name.text() for name in page.by_id("results").all("bdi")]
     assert names[0] == HOSTILE[0] and names[1] == "a\\u202egnp.exe\\u2066" and len(set(names)) == len(HOSTILE)
     assert max(map(len, names)) <= 100
     assert "x" * 10_000 in page.by_id("provenance").text()  # in full, once
@@ -285,20 +306,3 @@ def test_same_document_same_bytes(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
     )  # fmt: skip
     assert run.stdout == hashlib.sha256(render(answer_of(document))).hexdigest() + "\n"
-
-
-def test_the_summary_judges_by_paired_differences() -> None:
-    """Intervals of two rows may overlap where the samples are the same and the difference is significant."""
-    rows: list[dict[str, Any]] = [
-        {"name": "base", "id": {"n": 9, "accuracy": 0.90}, "ci": {"id.accuracy": [0.85, 0.95]}},
-        {"name": "hydra", "id": {"n": 9, "accuracy": 0.93}, "ci": {"id.accuracy": [0.88, 0.98]}},
-    ]
-    rows[1]["difference"] = {"id.accuracy": {"value": 0.03, "ci": [0.01, 0.05]}}
-    (_, text) = best_lines(answer_of({"models": rows}))[0]
-    assert text.endswith("; significantly different from base (paired difference +0.0300, +0.0100 to +0.0500).")
-    rows[1]["difference"]["id.accuracy"]["ci"] = [-0.01, 0.07]
-    assert "; not significantly different from base (" in best_lines(answer_of({"models": rows}))[0][1]
-    rows[1]["id"]["accuracy"], rows[1]["difference"]["id.accuracy"] = 0.87, {"value": -0.03, "ci": [-0.05, -0.01]}
-    assert best_lines(answer_of({"models": rows}))[0][1].endswith(
-        "; paired differences to base are significant for 1 of 1 others."
-    )

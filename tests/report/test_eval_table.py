@@ -109,13 +109,6 @@ def test_all_that_was_asked_for_is_shown(width: int) -> None:
     assert "difference" not in "".join(lines(plain_document()))
 
 
-def test_where_intervals_do_not_fit_it_says_where_they_are() -> None:
-    document = everything()
-    narrow = sample({"a-name-of-twenty-letters": 1, "another-one-of-the-kind": 1}, n=60, rounds=3)
-    assert "95 % intervals: --json, or a wider terminal" in lines(narrow, 70)
-    assert not any("intervals" in line for line in lines(without_values(document), 80))
-
-
 NAMES = [["a"], [f"model-{n}" for n in (1, 9, 10, 11)], HOSTILE, ["m" * 60 + str(n) for n in (1, 2)]]
 
 

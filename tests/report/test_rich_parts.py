@@ -15,7 +15,8 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 
 from hydractl.files.verb_answers import FinetuneAnswer, KeptSite, RecipeSetting
-from hydractl.report.rich_parts import HeatMap, KeptMap, table
+from hydractl.report.rich_parts import HeatMap, KeptMap
+from hydractl.report.tables import table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
 from tests.answers import result_of
@@ -44,7 +45,7 @@ def test_without_colours_by_hand() -> None:
     # Four values: the ranks are 0, 1/3, 2/3 and 1, so their tenths are 0, 3, 6 and 9.
     assert drawn(HeatMap("importance", ROWS), console()) == [
         "importance",
-        "lowest 2.00e-07 0123456789 highest 3.0000   ■ kept   · removed",
+        "lowest 0.00000020 0123456789 highest 3.0000   ■ kept   · removed",
         "               0 1 2 3",
         "blocks.0.attn  3 · 9",
         "blocks.1.attn  ■ 0 3 6",

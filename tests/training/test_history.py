@@ -42,10 +42,6 @@ def test_eval_and_info_tell_the_course_of_a_training() -> None:
         run("eval", f"{name}.st", "--test", "test.npz", "--device", "cpu", "-q", "--predictions", f"{name}.kept.st")
     both = answer("eval", "ab=a.kept.st+b.kept.st", "-q", "-o", "kept.json")
     assert both["models"][0]["training"] == ab
-    run("report", "eval.json", "--html", "report.html", "-q")
-    page = Path("report.html").read_text()
-    assert page.count("validation accuracy\n(n = 11)") == 0  # a line break is drawn as two lines
-    assert page.count('<figure class="training') == 3 and "epoch (n = 3 to 9 steps)" in page
 
     kept, last = first["epochs"][first["kept_epoch"] - 1], first["epochs"][-1]
     said = f"epoch {kept['epoch']} of 3 kept, 9 steps, last loss {last['loss']:.4f}, "

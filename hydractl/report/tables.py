@@ -1,0 +1,166 @@
+"""The one form of all tables: what a terminal, a page, a card and a notebook show is described once, and drawn here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console, Group
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from hydractl.report.texts import drawn_names
+
+BEST = "best"
+SECOND = "second"
+UNKNOWN = "-"
+"""The text for a number that was not measured."""
+
+Ends = tuple[float, float] | None
+"""Both ends of an interval; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    Attributes:
+        text: plain text.
+        mark: ``best``, ``second`` or empty.
+        ends: the interval of the number.
+        signed: whether the number is a difference.
+        small: what a page explains below the text.
+    """
+
+    text: str
+    mark: str = ""
+    ends: Ends = None
+    signed: bool = False
+    small: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: a short heading; empty means none.
+        heads: the heading of each column, and which direction is better there: ``higher``, ``lower`` or empty.
+        rows: the cells of each row.
+        left: the number of first columns that are aligned to the left.
+        names: the number of first columns that name a row: all parts of a wide table have them, cut where long.
+        note: a sentence on the table, for a page.
+    """
+
+    title: str
+    heads: Sequence[tuple[str, str]]
+    rows: Sequence[Sequence[Cell]]
+    left: int = 1
+    names: int = 1
+    note: str = ""
+
+
+def text_table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    """Return a table of texts; ``-`` stands for no value."""
+    heads = [(label, "") for label in labels]
+    return Table(title, heads, [[Cell(text) for text in row] for row in rows], left)
+
+
+def table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> TerminalTable:
+    """Return a table of texts for a terminal of any width; columns in which no row has a value are left out."""
+    return _terminal_table(text_table(title, labels, rows, left))
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> TerminalTable:
+    """Return a table of names and values for a terminal."""
+    return table("", ("", ""), rows, left=2)
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------------
+
+_WIDEST_TITLE = 40
+_STYLES = {BEST: "bold", SECOND: "underline"}
+_LETTERS_OF_NAME = (40, 24, 14)
+"""The most letters of a name: the largest number with which a table fits is taken."""
+_ANY_WIDTH = Console(width=10**4)
+
+
+def needed_width(drawn: TerminalTable) -> int:
+    """Return the width of terminal that a table needs, in characters, without being cut."""
+    return _ANY_WIDTH.measure(drawn).maximum
+
+
+def fitted(shown: Table, width: int) -> Group:
+    """Return a table for a terminal of this width, with intervals below their numbers.
+
+    A table that is too wide is split into parts of as many columns as fit, below each other, with shorter names.
+    """
+    others = len(shown.heads) - shown.names
+    drawn: list[TerminalTable] = []
+    for parts in range(1, others + 1):
+        columns = math.ceil(others / parts)
+        for letters in _LETTERS_OF_NAME:
+            short = _with_short_names(shown, letters)
+            drawn = []
+            for start in range(shown.names, len(shown.heads), columns):
+                part = _some_columns(short, start, start + columns)
+                drawn.append(_terminal_table(part))
+            if max(map(needed_width, drawn)) <= width:
+                return Group(*drawn)
+    return Group(*drawn)
+
+
+def _some_columns(shown: Table, start: int, stop: int) -> Table:
+    """Return the columns of names and those from ``start`` to ``stop``; only the first part has the title."""
+    title = shown.title if start == shown.names else ""
+    heads = [*shown.heads[: shown.names], *shown.heads[start:stop]]
+    rows = [[*row[: shown.names], *row[start:stop]] for row in shown.rows]
+    return replace(shown, title=title, heads=heads, rows=rows)
+
+
+def _with_short_names(shown: Table, letters: int) -> Table:
+    """Return a table whose names have at most this many letters, and still differ."""
+    rows = [list(row) for row in shown.rows]
+    for column in range(shown.names):
+        names = list(dict.fromkeys(row[column].text for row in rows))
+        short_name = dict(zip(names, drawn_names(names, letters), strict=True))
+        for row in rows:
+            row[column] = replace(row[column], text=short_name[row[column].text])
+    return replace(shown, rows=rows)
+
+
+def _terminal_table(shown: Table) -> TerminalTable:
+    """Return a table for the terminal, without lines; columns that hold only dashes are left out."""
+    drawn = TerminalTable(
+        title=shown.title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    drawn.min_width = min(len(shown.title), _WIDEST_TITLE)  # rich would wrap a title at the width of its table
+    known = []
+    for index, (label, _) in enumerate(shown.heads):
+        if shown.rows and all(row[index].text == UNKNOWN for row in shown.rows):
+            continue
+        known.append(index)
+        is_text = index < shown.left
+        drawn.add_column(label, justify="left" if is_text else "right", no_wrap=not is_text)
+    for row in shown.rows:
+        drawn.add_row(*[_cell_text(row[index]) for index in known])
+    return drawn
+
+
+def _cell_text(cell: Cell) -> Text:
+    """Return a cell in the style of its mark; a deviation and an interval stand on lines of their own."""
+    text = Text(cell.text.replace(" ± ", "\n± "), _STYLES.get(cell.mark, ""))
+    if cell.ends is None:
+        return text
+    low, high = map(_short_number, cell.ends)
+    between = " to " if cell.signed else "-"  # a dash would look like the sign of the second number
+    return Text.assemble(text, "\n", (f"{low}{between}{high}", "not bold not underline"))
+
+
+def _short_number(value: float) -> str:
+    """Return a number with three decimals and without a zero before the point: an interval stands beside its number."""
+    text = f"{value:.3f}"
+    if -1 < value < 1:
+        return text.replace("0.", ".", 1)
+    return text
