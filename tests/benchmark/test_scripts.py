@@ -56,7 +56,6 @@ COMMANDS = {
     "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
     "start_up": ("--verbs", "predict", *ONCE, "-o", "out.json"),
     "verdict_words": ("--trials", "1", "-o", "out.json"),
-    "walks": ("-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
 # They take longer than the others.
@@ -67,7 +66,6 @@ BEFORE_A_RELEASE = [
     "start_up",
     "study_cost",
     "verdict_words",
-    "walks",
 ]
 SCRIPTS = [*(script for script in COMMANDS if script not in BEFORE_A_RELEASE), *marked_release(BEFORE_A_RELEASE)]
 TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases"}
