@@ -132,16 +132,16 @@ MUTATIONS = (
     ),
     Mutation(
         "a score on features of the first member",
-        "hydractl/studies/measured_rows.py",
-        "scores_of_members.mean(axis=0)",
-        "scores_of_members[0]",
+        "hydractl/evaluation/gathering.py",
+        "score: values.mean(axis=0) for score",
+        "score: values[0] for score",
         "tests/studies/test_measured_rows.py",
     ),
     Mutation(
         "labels of samples that were skipped",
-        "hydractl/studies/measured_rows.py",
-        "labels = labels[rows_read]",
-        "labels = labels[: len(rows_read)]",
+        "hydractl/evaluation/gathering.py",
+        "labels = dataset.labels[list(rows)]",
+        "labels = dataset.labels[: len(rows)]",
         "tests/studies/test_measured_rows.py",
     ),
     Mutation(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hydractl.evaluation.gathering import gather
+from hydractl.evaluation.options import RowScores
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
-from hydractl.evaluation.sets import ID, OOD
+from hydractl.evaluation.sets import ID, OOD, EvalSet
 from hydractl.files.eval_answer import RowMetrics
 from hydractl.files.model_records import CostRecord
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
@@ -19,7 +19,7 @@ from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.rows import row_blocks
-from hydractl.metrics.samples import Samples, samples_of
+from hydractl.metrics.samples import Samples
 from hydractl.studies.words import KINDS
 
 
@@ -121,10 +121,12 @@ def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
 def fitted_temperature(path: Path) -> Calibration:
     """Return the temperature that fits best to the labels of the first data set in a predictions file."""
     predictions = read_predictions(path)
-    first_set = _read_set(predictions, 0)
-    assert first_set.labels is not None  # the validation data of a study have labels
-    log_probs = pooled_log_probs(first_set.logits)
-    return fit_calibration("temperature", log_probs, first_set.labels)
+    batches = list(predictions.batches(0))
+    rows = np.concatenate([batch.rows for batch in batches])  # without samples that could not be read
+    logits = np.concatenate([batch.logits for batch in batches], axis=1)  # [M, N, C]
+    labels = predictions.sets[0].labels
+    assert labels is not None  # the validation data of a study have labels
+    return fit_calibration("temperature", pooled_log_probs(logits), labels[rows])
 
 
 def measure_row(
@@ -150,6 +152,8 @@ def measure_row(
     scores = SCORES.of_studies()
     if given_score is not None and given_score in SCORES and given_score not in scores:
         scores.append(given_score)
+    all_scores = RowScores("msp", [*scores, *predictions.scores])
+    name = predictions.model.name
 
     # Make the samples of each set, with all scores on logits and all stored scores on features.
     id_sets = []
@@ -158,23 +162,15 @@ def measure_row(
     for index, entry in enumerate(predictions.sets):
         if entry.role not in roles:
             continue
-        data_set = _read_set(predictions, index)
-        labels = None
-        if entry.role == id_role:  # labels of OOD sets, if any, name other classes
-            labels = data_set.labels
-        samples = samples_of(
-            data_set.logits,
-            labels,
-            beside=[*scores, *data_set.feature_scores],
-            fitted_scores=data_set.feature_scores,
-            calibration=calibration,
-            pairs=False,
-        )
+        labels = entry.labels if entry.role == id_role else None  # labels of OOD sets, if any, name other classes
+        data_set = EvalSet(**{**vars(entry), "labels": labels})
+        batches = predictions.batches(index)
+        gathered = gather(batches, data_set, name, scores=all_scores, calibration=calibration, pairs=False)
         if entry.role == ood_role:
-            outside[entry.name] = samples
+            outside[entry.name] = gathered.samples
             groups[entry.name] = entry.group
         else:
-            id_sets.append(samples)
+            id_sets.append(gathered.samples)
     (id_samples,) = id_sets
 
     members, _, _ = predictions.shape(0)
@@ -188,45 +184,3 @@ def measure_row(
         outside=outside,
         groups=groups,
     )
-
-
-class _StoredSet(NamedTuple):
-    """The predictions for one data set, without the samples that could not be read.
-
-    Attributes:
-        logits: ``[members, N, classes]``.
-        labels: ``[N]``; None for a set without labels.
-        feature_scores: OOD scores on features, ``[N]`` each, by name.
-    """
-
-    logits: NDArray[Any]
-    labels: NDArray[np.int64] | None
-    feature_scores: dict[str, Floats]
-
-
-def _read_set(predictions: Predictions, index: int) -> _StoredSet:
-    """Read all predictions for the data set at ``index`` in the file into memory."""
-    members, _, classes = predictions.shape(index)
-
-    # Each list begins with an empty array, because a set may have no batches.
-    row_batches = [np.zeros(0, dtype=np.int64)]
-    logit_batches = [np.zeros((members, 0, classes), dtype=np.float32)]
-    score_batches = {name: [np.zeros((members, 0))] for name in predictions.scores}
-    for rows, logits, scores in predictions.batches(index):
-        row_batches.append(np.asarray(rows, dtype=np.int64))
-        logit_batches.append(logits)
-        for name, batches_of_score in score_batches.items():
-            batches_of_score.append(scores[name])
-
-    labels = predictions.sets[index].labels
-    # Samples that could not be read have a label, but no prediction.
-    if labels is not None:
-        rows_read = np.concatenate(row_batches)
-        labels = labels[rows_read]
-
-    feature_scores = {}
-    for name, batches_of_score in score_batches.items():
-        scores_of_members = np.concatenate(batches_of_score, axis=1)  # [members, N]
-        feature_scores[name] = scores_of_members.mean(axis=0)  # the score of an ensemble, as eval defines it
-    all_logits = np.concatenate(logit_batches, axis=1)  # [members, N, classes]
-    return _StoredSet(all_logits, labels, feature_scores)
