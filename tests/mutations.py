@@ -297,9 +297,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the threshold of another score than the one chosen",
-        "hydractl/evaluation/choosing.py",
-        "fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen_score), read)",
-        "fitted = fit_on_validation(model, sets, options.fit, RowScores(scores.leading), read)",
+        "hydractl/evaluation/fitting.py",
+        "threshold=fitting.threshold(score, calibration, outside),",
+        "threshold=fitting.threshold(scores.leading, calibration, outside),",
         "tests/evaluation/test_calibrate.py",
     ),
     Mutation(

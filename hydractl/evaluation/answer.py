@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydractl.evaluation import mc_dropout
-from hydractl.evaluation.fitting import RowFit, unused_sets
+from hydractl.evaluation.fitted import Fit
+from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
@@ -30,7 +31,7 @@ def row_of(
     model: LogitsProvider,
     sets: Sequence[EvalSet],
     gathered: Mapping[str, Gathered],
-    fitted: RowFit,
+    fitted: Fit,
     score: str,
 ) -> EvalRow:
     """Return the row of a model with all metrics that every model has; the caller adds optional ones, e.g. intervals.
@@ -69,14 +70,14 @@ def row_of(
         heads=model.heads,
         cost=model.cost,
         training=model.training,
-        calibration=fitted.calibration_record(),
+        calibration=fitted.calibration_record(stored=fitted.stored),
         threshold=_measured_threshold(fitted, id_samples, ood_samples),
         corruptions=by_corruption,
         corruption_avg=_means_over_corruptions(by_corruption),
     )
 
 
-def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, Samples]) -> MeasuredThreshold | None:
+def _measured_threshold(fitted: Fit, inside: Samples, outside: Mapping[str, Samples]) -> MeasuredThreshold | None:
     """Return the threshold of a row with the shares of samples that it flags.
 
     None means that there is no threshold, or that the samples have no OOD score.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import cast
 
-from hydractl.evaluation.fitting import RowFit
+from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.predictions.header import ScoreDataEntry, StoredScoreEntry
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, fitted_entries
@@ -20,7 +20,7 @@ from hydractl.model.laplace import START as POSTERIOR
 
 def write_calibrated(
     model: RunningModel,
-    fitted: RowFit,
+    fitted: Fit,
     score: str | None,
     sets: Sequence[EvalSet],
     note: str | None,
@@ -42,9 +42,9 @@ def write_calibrated(
 
     # Copy all entries except those that `calibrate` chooses, and then write the new ones.
     extra = {key: value for key, value in description.extra.items() if key not in CHOSEN_BY_CALIBRATE}
-    calibration = fitted.calibration_record()
+    calibration = fitted.calibration_record(stored=True)
     if calibration is not None:
-        extra["calibration"] = calibration.model_copy(update={"stored": True}).to_dict()
+        extra["calibration"] = calibration.to_dict()
     if fitted.threshold is not None:
         extra["threshold"] = fitted.threshold
     conformal = kept_conformal(model, fitted)
@@ -69,7 +69,7 @@ def write_calibrated(
     write_checkpoint(output, tensors, calibrated.to_json())
 
 
-def kept_conformal(model: RunningModel, fitted: RowFit) -> Conformal | None:
+def kept_conformal(model: RunningModel, fitted: Fit) -> Conformal | None:
     """Return the fit of prediction sets for the new checkpoint; None if there is none.
 
     It is the one that was fitted now. Otherwise it is the one in the model's file, if the probabilities stay the same,

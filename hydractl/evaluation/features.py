@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -91,6 +92,17 @@ class FeaturesFile:
             write_tensors(handle, DictTensors(tensors), document)
 
         write_with(self._output, write_file)
+
+
+def open_features(path: Path, stack: ExitStack) -> FeaturesFile:
+    """Return the file that stores features: an existing file is read, otherwise a new one is claimed.
+
+    A new file becomes an output of ``stack``, which puts it in place at the end.
+    """
+    if path.exists():
+        return FeaturesFile(path)
+    output = stack.enter_context(Output(path))
+    return FeaturesFile(output)
 
 
 def _check_tensors(path: Path, header: Header, members: int, samples: int) -> None:

@@ -1,4 +1,4 @@
-"""Fits a calibration, a threshold and prediction sets on validation data."""
+"""Fits a calibration, a threshold, prediction sets and OOD scores of one model, and chooses one of several scores."""
 
 from __future__ import annotations
 
@@ -9,59 +9,22 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.evaluation.gathering import Logits, LogitsReader, gather
+from hydractl.evaluation.choosing import as_good_as_the_best, compare_scores
+from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.fitted import Fit
+from hydractl.evaluation.gathering import LogitsReader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.evaluation.providers.interface import LogitsProvider
-from hydractl.evaluation.sets import OOD_VAL, VAL, EvalSet, of_role
-from hydractl.files.model_records import CalibrationRecord, DataSetRecord
+from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
+from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import Conformal, fit_conformal
-from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
+from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.plausibility import calibration_warning, few_for_sets_warning, threshold_warning
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
 from hydractl.metrics.threshold import ThresholdEntry, choose_threshold, parse_rule
-
-
-@dataclass(frozen=True)
-class RowFit:
-    """The calibration, threshold and prediction sets with which one row is measured; a field is None if not used.
-
-    Attributes:
-        calibration: the calibration of the averaged prediction.
-        fitted_on: the record of the validation set to which the calibration was fitted.
-        stored: whether the calibration comes from the checkpoint.
-        threshold: the threshold of the OOD score.
-        conformal: the fit from which prediction sets are made.
-        validation: the uncalibrated predictions on the ID validation set; None if it was not needed.
-        warnings: sentences on what is odd about what was fitted, such as a temperature by few samples.
-    """
-
-    calibration: Calibration | None = None
-    fitted_on: DataEntry | None = None
-    stored: bool = False
-    threshold: ThresholdEntry | None = None
-    conformal: Conformal | None = None
-    validation: Samples | None = None
-    warnings: tuple[str, ...] = ()
-
-    def calibration_record(self) -> CalibrationRecord | None:
-        """Return the record of the calibration for the row; None if there is none."""
-        if self.calibration is None:
-            return None
-        fitted_on = None
-        if self.fitted_on is not None:
-            fitted_on = DataSetRecord.model_validate(self.fitted_on)
-        entry = self.calibration.to_json()
-        return CalibrationRecord(
-            kind=entry["kind"],
-            temperature=entry["temperature"],
-            scale=entry["scale"],
-            bias=entry["bias"],
-            fitted_on=fitted_on,
-            stored=self.stored,
-        )
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
@@ -76,20 +39,88 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     return unused
 
 
-def fit_on_validation(
-    model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: LogitsReader
-) -> RowFit:
-    """Fit the calibration, then the threshold and the prediction sets, which depend on it, as the options ask.
+def fit_scores(
+    model: LogitsProvider,
+    sets: Sequence[EvalSet],
+    what: FitOptions,
+    scores: RowScores,
+    features: FeaturesFile | None,
+    log: Log,
+) -> None:
+    """Fit the OOD scores of a row that are on features to the training data; warn of each that is constant.
 
     Args:
-        model: the model of the row.
+        model: the model of the row, whose ``detector`` is set.
         sets: all data sets of the command.
-        options: the options of fitting.
-        scores: the OOD scores of the row; the threshold is for the leading one.
-        read: returns the logits of a data set.
+        what: the options of fitting.
+        scores: the OOD scores of the row.
+        features: a file for the features of the training data; None means no file.
+        log: receives the warnings.
     """
-    fitting = _RowFitting(model, sets, options, scores.leading, read)
-    return fitting.fitted()
+    if not scores.on_features:
+        return
+    training = next(iter(of_role(sets, TRAIN)), None)
+    model.fit_scores(scores.on_features, training, what.knn_k, features)
+    if model.detector is None:
+        return
+    # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
+    if training is not None and what.knn_bank is not None:
+        model.detector = model.detector.with_bank(what.knn_bank)
+    for name in model.detector.constant:
+        log.warn(
+            f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it is "
+            "constant; give data that the model was not trained on"
+        )
+
+
+def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores: RowScores, read: LogitsReader) -> Fit:
+    """Fit what the options ask for, using only validation data.
+
+    The calibration comes first, because scores are compared with calibrated predictions; then the OOD score, if there
+    are several; then the threshold of this score and the prediction sets.
+
+    Args:
+        model: the model; its scores on features are fitted already.
+        sets: all data sets of the command.
+        what: the options of fitting.
+        scores: the OOD scores of the row. If there are several, one of them is chosen.
+        read: returns the logits of a data set.
+
+    Raises:
+        InputError: if all scores are constant for the model, or a set has no sample that can be read.
+    """
+    fitting = _Fitting(model, what, scores)
+    for validation_set in of_role(sets, VAL):
+        if what.uses_val or scores.beside:
+            fitting.read_validation(validation_set, read)
+    calibration, fitted_on, stored = fitting.calibration()
+
+    # Compare the scores. The threshold may need the same predictions on the OOD validation sets.
+    outside: dict[str, Samples] = {}
+    if scores.beside or what.needs_ood_val:
+        for dataset in of_role(sets, OOD_VAL):
+            gathered = gather(read(dataset), dataset, model.name, scores=scores, calibration=calibration, pairs=False)
+            outside[dataset.name] = gathered.samples
+    score = scores.leading
+    compared = {}
+    near_ties: Sequence[str] = ()
+    if scores.beside:
+        inside = fitting.calibrated_validation(calibration)
+        compared = compare_scores(scores.beside, inside, outside, model.members)
+        score, *near_ties = as_good_as_the_best(compared, model.name)
+
+    return Fit(
+        score=score,
+        calibration=calibration,
+        fitted_on=fitted_on,
+        stored=stored,
+        threshold=fitting.threshold(score, calibration, outside),
+        conformal=fitting.prediction_sets(calibration),
+        compared=compared,
+        near_ties=near_ties,
+        validation=fitting.validation.samples if fitting.validation is not None and what.uses_val else None,
+        warnings=fitting.warnings,
+    )
 
 
 @dataclass(frozen=True)
@@ -102,169 +133,146 @@ class _Validation:
     samples: Samples
 
 
-class _RowFitting:
-    """Fits everything for one row; the arguments are those of :func:`fit_on_validation`."""
+class _Fitting:
+    """Fits the parts for one model; the arguments are those of :func:`fit`.
 
-    def __init__(
-        self, model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, score: str, read: LogitsReader
-    ) -> None:
+    Attributes:
+        validation: the ID validation set; None as long as it was not read.
+        warnings: sentences on what is odd, which grow while the parts are fitted.
+    """
+
+    def __init__(self, model: LogitsProvider, what: FitOptions, scores: RowScores) -> None:
         self._model = model
-        self._sets = sets
-        self._options = options
-        self._score = score
-        self._read = read
-        self._warnings: list[str] = []  # grows while the parts are fitted
-        self._validation: _Validation | None = None
-        if options.uses_val and of_role(sets, VAL):
-            self._validation = self._read_validation()
+        self._what = what
+        self._scores = scores
+        self.validation: _Validation | None = None
+        self.warnings: list[str] = []
 
-    def fitted(self) -> RowFit:
-        """Fit everything that the options ask for."""
-        only_calibration = self._calibration_alone()
-        validation_samples = None
-        if self._validation is not None:
-            validation_samples = self._validation.samples
-        threshold = self._threshold_of_row(only_calibration.calibration)
-        conformal = self._fit_conformal_sets(only_calibration.calibration)
-        return RowFit(
-            calibration=only_calibration.calibration,
-            fitted_on=only_calibration.fitted_on,
-            stored=only_calibration.stored,
-            threshold=threshold,
-            conformal=conformal,
-            validation=validation_samples,
-            warnings=tuple(self._warnings),
-        )
-
-    def _note(self, warning: str | None) -> None:
-        """Keep a sentence on what was fitted; None is none."""
-        if warning is not None:
-            self._warnings.append(warning)
-
-    def _read_validation(self) -> _Validation:
+    def read_validation(self, val: EvalSet, read: LogitsReader) -> None:
         """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""
-        (val,) = of_role(self._sets, VAL)  # the settings require it
-        scores = RowScores(self._score)
-        logits_sink = Logits()  # stores all logits while gather() reads them
-        batches = self._read(val)
-        gathered = gather(batches, val, self._model.name, scores=scores, pairs=False, sinks=[logits_sink])
+        batches = list(read(val))
+        gathered = gather(iter(batches), val, self._model.name, scores=self._scores, pairs=False)
+        rows = np.concatenate([batch.rows for batch in batches])
+        logits = np.concatenate([batch.logits for batch in batches], axis=1)
+        in_order = logits[:, np.argsort(rows, kind="stable")]
         assert val.labels is not None  # opened with need_labels
         labels = val.labels[gathered.rows]  # without samples that could not be read
-        return _Validation(val, logits_sink.logits(), labels, gathered.samples)
+        self.validation = _Validation(val, in_order, labels, gathered.samples)
 
-    def _calibration_alone(self) -> RowFit:
-        """Return a fit with only the calibration that the option ``--temperature`` asks for."""
-        requested = self._options.temperature_of(self._model.name)
-        # Without the option: the calibration in the model's file, if there is one.
-        if requested is None:
-            stored_fit = self._model.stored
-            has_calibration = stored_fit.calibration is not None
-            return RowFit(stored_fit.calibration, stored_fit.fitted_on, stored=has_calibration)
+    def calibration(self) -> tuple[Calibration | None, DataEntry | None, bool]:
+        """Return the calibration, the record of the data it was fitted to, and whether it is in the model's file."""
+        requested = self._what.temperature_of(self._model.name)
+        if requested is None:  # the one in the model's file, if there is one
+            in_file = self._model.stored
+            return in_file.calibration, in_file.fitted_on, in_file.stored
         if requested == "none":
-            return RowFit()
-        # A number is the temperature itself.
-        is_number = requested not in ("fit", "vector")
-        if is_number:
-            calibration = Calibration.of_temperature(float(requested))
-            return RowFit(calibration)
+            return None, None, False
+        if requested not in ("fit", "vector"):  # a number is the temperature itself
+            return Calibration.of_temperature(float(requested)), None, False
 
-        # "fit" or "vector": fit to log p of the averaged prediction on the validation set.
-        validation = self._validation
+        # Fit to log p of the averaged prediction on the validation set.
+        validation = self.validation
         assert validation is not None
         log_probs = pooled_log_probs(validation.logits)  # [N, C]
-        if requested == "vector":
-            calibration = fit_calibration("vector", log_probs, validation.labels)
-        else:
-            calibration = fit_calibration("temperature", log_probs, validation.labels)
+        kind: Literal["vector", "temperature"] = "vector" if requested == "vector" else "temperature"
+        calibration = fit_calibration(kind, log_probs, validation.labels)
         self._note(calibration_warning(calibration, log_probs))
-        return RowFit(calibration, validation.source.to_json())
+        return calibration, validation.source.to_json(), False
 
-    def _threshold_of_row(self, calibration: Calibration | None) -> ThresholdEntry | None:
-        """Return the threshold of the OOD score that the option ``--threshold`` asks for; None if there is none.
+    def calibrated_validation(self, calibration: Calibration | None) -> Samples:
+        """Return the calibrated predictions on the ID validation set, with all scores."""
+        validation = self.validation
+        assert validation is not None
+        # Scores on features do not depend on the calibration, so take those of the uncalibrated predictions.
+        on_features: dict[str, Floats] = {}
+        for name in self._scores.on_features:
+            values = _values_of(validation.samples, name)
+            if values is not None:
+                on_features[name] = values
+        return samples_of(
+            validation.logits,
+            score=self._scores.leading,
+            beside=self._scores.beside,
+            fitted_scores=on_features,
+            calibration=calibration,
+            pairs=False,
+        )
+
+    def threshold(
+        self, score: str, calibration: Calibration | None, outside: dict[str, Samples]
+    ) -> ThresholdEntry | None:
+        """Return the threshold of an OOD score that the options ask for; None if there is none.
 
         Args:
+            score: the name of the score.
             calibration: the calibration of the predictions from which a threshold is chosen.
+            outside: the calibrated predictions on the OOD validation sets, by the name of the set.
         """
-        requested = self._options.threshold
-        # Without the option: the threshold in the model's file, if it is still valid.
+        requested = self._what.threshold
         if requested is None:
-            return self._stored_threshold()
+            return self._stored_threshold(score)
         # A constant score (e.g. mutual information of a single member) has no useful threshold.
-        if says_nothing(self._score, self._model.members):
+        if says_nothing(score, self._model.members):
             return None
         # score:0.5 is the threshold itself. Validation data, if there are some, only tell what it flags.
         side, _, number = requested.partition(":")
         if side == "score":
             value = float(number)
-            if self._validation is not None:
-                id_scores = self._validation_scores("id", calibration)
+            if self.validation is not None:
+                id_scores = _joined_values([self.calibrated_validation(calibration)], score)
                 self._note(threshold_warning(None, value, id_scores, "--val"))
-            return {"score": self._score, "value": value, "rule": "given"}
+            return {"score": score, "value": value, "rule": "given"}
 
         # A rule such as ood:0.95: choose the threshold on validation data.
         rule = parse_rule(requested)
-        scores = self._validation_scores(rule.side, calibration)
+        samples_by_set = list(outside.values())
+        option = "--ood-val"
+        if rule.side == "id":
+            samples_by_set = [self.calibrated_validation(calibration)]
+            option = "--val"
+        scores = _joined_values(samples_by_set, score)
         value = choose_threshold(rule, scores)
-        option = "--val" if rule.side == "id" else "--ood-val"
         self._note(threshold_warning(rule, value, scores, option))
-        return {"score": self._score, "value": value, "rule": str(rule)}
+        return {"score": score, "value": value, "rule": str(rule)}
 
-    def _stored_threshold(self) -> ThresholdEntry | None:
+    def _stored_threshold(self, score: str) -> ThresholdEntry | None:
         """Return the threshold in the model's file; None if it is for another OOD score or another calibration."""
         stored_threshold = self._model.stored.threshold
-        if stored_threshold is None:
+        if stored_threshold is None or stored_threshold["score"] != score:
             return None
-        if stored_threshold["score"] != self._score:
-            return None
-        is_recalibrated = self._options.temperature_of(self._model.name) is not None
+        is_recalibrated = self._what.temperature_of(self._model.name) is not None
         if is_recalibrated:
             return None
         return stored_threshold
 
-    def _validation_scores(self, side: Literal["id", "ood"], calibration: Calibration | None) -> Floats:
-        """Return the OOD scores of the validation samples from which a rule chooses a threshold, ``[N]``.
-
-        Args:
-            side: whether these are the samples of the ID validation set or of all OOD ones.
-            calibration: the calibration of the predictions.
-        """
-        samples_by_set = []
-        if side == "ood":
-            for dataset in of_role(self._sets, OOD_VAL):
-                samples_by_set.append(self._calibrated_ood_samples(dataset, calibration))
-        else:
-            samples_by_set.append(self._calibrated_id_samples(calibration))
-        scores = [samples.score for samples in samples_by_set if samples.score is not None]
-        return np.concatenate(scores)
-
-    def _calibrated_id_samples(self, calibration: Calibration | None) -> Samples:
-        """Return the calibrated predictions on the ID validation set."""
-        validation = self._validation
-        assert validation is not None
-        # Scores on features do not depend on the calibration, so take those of the uncalibrated predictions.
-        feature_scores: dict[str, Floats] = {}
-        if self._score in ON_FEATURES and validation.samples.score is not None:
-            feature_scores[self._score] = validation.samples.score
-        return samples_of(validation.logits, score=self._score, fitted_scores=feature_scores, calibration=calibration)
-
-    def _calibrated_ood_samples(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
-        """Return the calibrated predictions on one OOD validation set, whose logits are read now."""
-        scores = RowScores(self._score)
-        gathered = gather(
-            self._read(dataset), dataset, self._model.name, scores=scores, calibration=calibration, pairs=False
-        )
-        return gathered.samples
-
-    def _fit_conformal_sets(self, calibration: Calibration | None) -> Conformal | None:
+    def prediction_sets(self, calibration: Calibration | None) -> Conformal | None:
         """Fit prediction sets on the ID validation set; return None if the options ask for none."""
-        alpha = self._options.conformal
+        alpha = self._what.conformal
         if alpha is None:
             return None
-        validation = self._validation
+        validation = self.validation
         assert validation is not None
-        method = cast('Literal["lac", "aps"]', self._options.conformal_score)
+        method = cast('Literal["lac", "aps"]', self._what.conformal_score)
         fitted = fit_conformal(
             validation.logits, validation.labels, method=method, alpha=alpha, calibration=calibration
         )
         self._note(few_for_sets_warning(fitted, self._model.classes))
         return fitted
+
+    def _note(self, warning: str | None) -> None:
+        """Keep a sentence on what was fitted; None is none."""
+        if warning is not None:
+            self.warnings.append(warning)
+
+
+def _values_of(samples: Samples, score: str) -> Floats | None:
+    """Return one OOD score of samples, ``[N]``; None if it is constant."""
+    if samples.leading == score:
+        return samples.score
+    return samples.scores[score]
+
+
+def _joined_values(samples_by_set: Sequence[Samples], score: str) -> Floats:
+    """Return one OOD score of the samples of several sets, ``[N]``."""
+    values_by_set = [_values_of(samples, score) for samples in samples_by_set]
+    return np.concatenate([values for values in values_by_set if values is not None])

@@ -24,9 +24,6 @@ from hydractl.metrics.samples import Samples, samples_and_members
 LogitsReader = Callable[[EvalSet], LogitsBatches]
 """A function that returns the logits of a data set, batch by batch."""
 
-LogitsSink = Callable[[Sequence[int], npt.NDArray[Any]], None]
-"""A function that receives the indices of the samples, ``[B]``, and the logits, ``[M, B, C]``, of each batch."""
-
 
 @dataclass
 class Gathered:
@@ -55,7 +52,6 @@ def gather(
     calibration: Calibration | None = None,
     alone: bool = False,
     pairs: bool = True,
-    sinks: Sequence[LogitsSink] = (),
 ) -> Gathered:
     """Reduce the logits of a data set to predictions, scores and so on for each sample, batch by batch.
 
@@ -67,7 +63,6 @@ def gather(
         calibration: the calibration of the averaged prediction; None if there is none.
         alone: whether to reduce the logits of each member separately as well.
         pairs: whether to compare each pair of members.
-        sinks: functions that receive the logits of each batch as well.
 
     Raises:
         InputError: if no sample could be read.
@@ -97,8 +92,6 @@ def gather(
         batch_rows.append(np.asarray(rows, dtype=np.int64))
         batch_samples.append(samples)
         batch_members.append(members)
-        for sink in sinks:
-            sink(rows, logits)
     if not batch_rows:
         raise InputError(
             f"{name} has no predictions of {option_of(dataset)}: none of its {len(dataset)} samples could be read"
@@ -188,29 +181,6 @@ def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], ids: Seque
         f"the first is {ids[int(first_bad_row)]}",
         hint="run with --dtype float32, or check the checkpoint's weights",
     )
-
-
-# --- sinks ------------------------------------------------------------------------------------------------------------
-
-
-class Logits:
-    """A sink that stores all logits; used for validation data, which are few."""
-
-    def __init__(self) -> None:
-        self._rows: list[npt.NDArray[np.int64]] = []
-        self._logits: list[npt.NDArray[Any]] = []
-
-    def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
-        """Store one batch."""
-        self._rows.append(np.asarray(rows, dtype=np.int64))
-        self._logits.append(logits)
-
-    def logits(self) -> npt.NDArray[Any]:
-        """Return all stored logits, ``[M, N, C]``, in the order of the data set."""
-        rows_as_read = np.concatenate(self._rows)
-        logits_as_read = np.concatenate(self._logits, axis=1)
-        order = np.argsort(rows_as_read, kind="stable")
-        return logits_as_read[:, order]
 
 
 # --- where logits come from -------------------------------------------------------------------------------------------

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
+from dataclasses import replace
 
 from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.features import FeaturesFile
-from hydractl.evaluation.fitting import RowFit, fit_on_validation
-from hydractl.evaluation.gathering import Gathered, LogitsSink, Reading, gather
+from hydractl.evaluation.fitting import fit, fit_scores
+from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.plausibility import (
     unsuited,
     warning_of_unsuited,
-    warnings_of_constants,
     warnings_of_row,
 )
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
-from hydractl.evaluation.providers.interface import LogitsProvider
+from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
@@ -36,19 +31,6 @@ from hydractl.metrics.conformal import SetCounts
 from hydractl.metrics.ood_scores import says_nothing
 
 
-@dataclass
-class _OnTests:
-    """The results of one model on the test sets.
-
-    Attributes:
-        gathered: the predictions on each set, by the name of the set.
-        counts: the counts of prediction sets on the ID set; None if there are no prediction sets.
-    """
-
-    gathered: dict[str, Gathered] = field(default_factory=dict)
-    counts: SetCounts | None = None
-
-
 class Measuring:
     """Measures the rows of one command, one after another.
 
@@ -59,21 +41,20 @@ class Measuring:
     """
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
+        self._all_sets = sets
         self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
-        self._training = _only_set(sets, TRAIN)
         self._options = options
         self._log = log
         # State that grows from row to row.
         self._warned_of: set[str] = set()  # names of scores with a warning in any row
         self._resampled_first_row: bootstrap.Resampled | None = None  # set by the first row with intervals
-        self._fitted: dict[str, RowFit] = {}  # by the name of the row
 
     def row(
         self,
         model: LogitsProvider,
         output: Output | None,
         seen: Mapping[str, int],
-        features: Path | Output | None = None,
+        features: FeaturesFile | None = None,
     ) -> EvalRow:
         """Measure one model, write its predictions if they are asked for, and release its weights.
 
@@ -81,21 +62,16 @@ class Measuring:
             model: the model.
             output: the file for its predictions; None if none are written.
             seen: the number of samples that it has seen, by the name of the data set.
-            features: an existing file with its features of the training data, or the output of a new one; None means
-                no file.
+            features: a file for its features of the training data; None means no file.
 
         Raises:
             NonFiniteError: if a logit is not finite.
         """
-        # Prepare the file of features and the predictions file.
-        features_file = None
-        if features is not None:
-            features_file = FeaturesFile(features)
         writer = None
         if output is not None and self._options.keep_logits:
             writer = self._open_writer(model, output, seen)
         try:
-            row, id_predictions = self._measure(model, writer, seen, features_file)
+            row, id_predictions = self._measure(model, writer, seen, features)
         finally:
             model.release()
             if writer is not None:
@@ -105,15 +81,13 @@ class Measuring:
         if output is None:
             return row
         if writer is None:  # the output has one line for each sample instead of logits
-            self._write_lines(model, id_predictions, output)
-            return row
-        was_finished_before = writer.path == output.target  # an earlier run had already completed the file
-        if not was_finished_before:
+            threshold = None if row.threshold is None else row.threshold.value
+            ids = [self._sets[0].ids[index] for index in id_predictions.rows]
+            write_lines(output, id_predictions.samples, ids, model.labels, threshold)
+        elif writer.path != output.target:  # else an earlier run had already completed the file
             output.adopt(writer.path)
             output.commit()
         return row
-
-    # --- predictions --------------------------------------------------------------------------------------------------
 
     def _open_writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
         """Open the predictions file of a row: a new one, or with ``--resume`` the file of a stopped run.
@@ -125,21 +99,10 @@ class Measuring:
         """
         assert isinstance(model, RunningModel)  # check_writable() allows no others
         scores = row_scores(model, self._options).on_features
-        fitted_on = model.fit_record(scores, self._training, self._options.fit.knn_k)
+        training = next(iter(of_role(self._all_sets, TRAIN)), None)
+        fitted_on = model.fit_record(scores, training, self._options.fit.knn_k)
         sets = [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in self._sets]
         return open_writer(model, sets, scores, fitted_on, output, self._options.resume, self._log)
-
-    def _write_lines(self, model: LogitsProvider, inside: Gathered, output: Output) -> None:
-        """Write the predictions on the ID test data with one line per sample, and flags if there is a threshold."""
-        threshold = self._fitted[model.name].threshold
-        threshold_value = None
-        if threshold is not None:
-            threshold_value = float(threshold["value"])
-        id_set = self._sets[0]
-        ids = [id_set.ids[row] for row in inside.rows]
-        write_lines(output, inside.samples, ids, model.labels, threshold_value)
-
-    # --- one row ------------------------------------------------------------------------------------------------------
 
     def _measure(
         self,
@@ -162,39 +125,49 @@ class Measuring:
         # Fit on training and validation data.
         read = Reading(model, self._sets, writer, self._log)
         scores = self._row_scores(model)
-        if scores.on_features:
-            self._fit_scores(model, scores, kept_features)
-        fitted = fit_on_validation(model, self._sets, self._options.fit, scores, read)
-        self._fitted[model.name] = fitted
+        fit_scores(model, self._all_sets, self._options.fit, scores, kept_features, self._log)
+        fitted = fit(model, self._sets, self._options.fit, RowScores(scores.leading), read)
 
-        # Run the clean test sets, then the corrupted ones.
+        # Run the clean test sets, the ID set first. Two things need its labels: metrics of each member alone, and the
+        # counts of prediction sets.
         test_sets = tested(self._sets)
-        on_tests = self._gather_tests(model, fitted, scores, read)
-        gathered = on_tests.gathered
         id_set = test_sets[0]
+        counts = None
+        if id_set.labels is not None and fitted.conformal is not None:
+            counts = SetCounts(fitted.conformal, fitted.calibration)
+        gathered: dict[str, Gathered] = {}
+        for dataset in test_sets:
+            is_id = dataset is id_set
+            batches = read(dataset)
+            if is_id and counts is not None:
+                batches = _counted(batches, counts, dataset)
+            gathered[dataset.name] = gather(
+                batches,
+                dataset,
+                model.name,
+                scores=scores,
+                calibration=fitted.calibration,
+                alone=is_id and dataset.labels is not None,
+                pairs=model.mc_dropout is None,  # passes of MC dropout are alike, so comparing pairs says nothing
+            )
         id_predictions = gathered[id_set.name]
 
         # Stored logits are calibrated by the command that reads them, as in a study.
         no_temperature_was_fitted = fitted.fitted_on is None and not self._options.keep_logits
         warnings = warnings_of_row(
-            model,
-            id_predictions.samples,
-            fitted,
-            on_tests.counts,
-            test_sets,
-            advises_temperature=no_temperature_was_fitted,
+            model, id_predictions.samples, fitted, counts, test_sets, advises_temperature=no_temperature_was_fitted
         )
+        unsuited_scores = [name for name in unsuited(model, scores.on_features) if name not in self._warned_of]
+        if unsuited_scores:
+            warnings.append(warning_of_unsuited(model.name, unsuited_scores))
+            self._warned_of.update(unsuited_scores)
         for warning in warnings:
             self._log.warn(warning)
-        self._warn_of_unsuited_scores(model)
+
+        # Then the corrupted test sets.
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
-                read(dataset),
-                dataset,
-                model.name,
-                scores=scores,
-                calibration=fitted.calibration,
-                pairs=False,
+                read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration, pairs=False
             )
 
         # A predictions file contains all sets, so run those that nothing else needed. Reading also writes them.
@@ -204,8 +177,8 @@ class Measuring:
 
         # Make the row: first the metrics that every model has, then entries that depend on the model and the options.
         prediction_sets = None
-        if on_tests.counts is not None:
-            prediction_sets = ConformalSets.model_validate(on_tests.counts.to_json())
+        if counts is not None:
+            prediction_sets = ConformalSets.model_validate(counts.to_json())
         row = row_of(model, self._sets, gathered, fitted, scores.leading)
         row = row.model_copy(
             update={
@@ -235,57 +208,6 @@ class Measuring:
             names = " and ".join(constant_scores)
             self._log.warn(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")
         return scores
-
-    def _fit_scores(self, model: LogitsProvider, scores: RowScores, kept_features: FeaturesFile | None) -> None:
-        """Fit the OOD scores on features to the training data, and warn of each that is constant."""
-        model.fit_scores(scores.on_features, self._training, self._options.fit.knn_k, kept_features)
-        for warning in warnings_of_constants(model):
-            self._log.warn(warning)
-
-    def _warn_of_unsuited_scores(self, model: LogitsProvider) -> None:
-        """Warn of scores that expect features that are not negative, of each in the first row that it does not suit."""
-        scores = row_scores(model, self._options)
-        unsuited_scores = [name for name in unsuited(model, scores.on_features) if name not in self._warned_of]
-        if unsuited_scores:
-            self._log.warn(warning_of_unsuited(model.name, unsuited_scores))
-            self._warned_of.update(unsuited_scores)
-
-    def _gather_tests(self, model: LogitsProvider, fitted: RowFit, scores: RowScores, read: Reading) -> _OnTests:
-        """Run the clean test sets, the ID set first; return the predictions and everything that is counted meanwhile.
-
-        Args:
-            model: the model.
-            fitted: its calibration and its fit of prediction sets.
-            scores: its OOD scores.
-            read: returns the logits of a data set.
-        """
-        test_sets = tested(self._sets)
-        id_set = test_sets[0]
-        on_tests = _OnTests()
-
-        # Two things need the labels of the ID set: the counts of prediction sets, and metrics of each member alone.
-        id_sinks: list[LogitsSink] = []
-        measure_members = id_set.labels is not None
-        if id_set.labels is not None and fitted.conformal is not None:
-            on_tests.counts = SetCounts(fitted.conformal, fitted.calibration)
-            id_sinks.append(_counting_sink(on_tests.counts, id_set.labels))
-
-        for dataset in test_sets:
-            is_id = dataset is id_set
-            sinks: list[LogitsSink] = []  # each receives the logits of every batch
-            if is_id:
-                sinks += id_sinks
-            on_tests.gathered[dataset.name] = gather(
-                read(dataset),
-                dataset,
-                model.name,
-                scores=scores,
-                calibration=fitted.calibration,
-                alone=measure_members and is_id,
-                pairs=model.mc_dropout is None,  # passes of MC dropout are alike, so comparing pairs says nothing
-                sinks=sinks,
-            )
-        return on_tests
 
     def _with_intervals(self, row: EvalRow, test_sets: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> EvalRow:
         """Return a row with bootstrap confidence intervals and, except for the first row, paired differences to it.
@@ -339,24 +261,9 @@ def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
     return ScoreDataRecord.model_validate(entry)
 
 
-def _counting_sink(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:
-    """Return a sink (a function that receives the logits of each batch) that counts prediction sets.
-
-    Args:
-        counts: the counts to which each batch is added.
-        labels: the labels of the whole data set, ``[N]``.
-    """
-
-    def add_batch(rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
-        batch_labels = labels[list(rows)]
-        counts.add(logits, batch_labels)
-
-    return add_batch
-
-
-def _only_set(sets: Sequence[EvalSet], role: str) -> EvalSet | None:
-    """Return the only data set with a role (e.g. ``val``); None if there is none."""
-    sets_of_role = of_role(sets, role)
-    if not sets_of_role:
-        return None
-    return sets_of_role[0]
+def _counted(batches: LogitsBatches, counts: SetCounts, dataset: EvalSet) -> LogitsBatches:
+    """Yield the batches of a labelled data set, and count the prediction sets of each."""
+    assert dataset.labels is not None
+    for batch in batches:
+        yield batch
+        counts.add(batch.logits, dataset.labels[list(batch.rows)])

@@ -9,7 +9,8 @@ from hydractl.data.overlap import GivenSet, trained_on_warning
 from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.text import report_cut
-from hydractl.evaluation.fitting import RowFit, unused_sets
+from hydractl.evaluation.fitted import Fit
+from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
@@ -100,7 +101,7 @@ def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalS
 def warnings_of_row(
     model: LogitsProvider,
     inside: Samples,
-    fitted: RowFit,
+    fitted: Fit,
     counts: Counted | None,
     sets: Sequence[EvalSet],
     *,
@@ -139,7 +140,7 @@ def warnings_of_row(
     return [f"{model.name}: {warning}" for warning in warnings if warning is not None]
 
 
-def warnings_of_fit(model: LogitsProvider, fitted: RowFit) -> list[str]:
+def warnings_of_fit(model: LogitsProvider, fitted: Fit) -> list[str]:
     """Return the warnings about what was fitted for a model that is not measured.
 
     Args:
@@ -150,7 +151,7 @@ def warnings_of_fit(model: LogitsProvider, fitted: RowFit) -> list[str]:
     return [f"{model.name}: {warning}" for warning in _warnings_of_validation(model, fitted, recorded)]
 
 
-def _warnings_of_validation(model: LogitsProvider, fitted: RowFit, expected: ExpectedAccuracy | None) -> list[str]:
+def _warnings_of_validation(model: LogitsProvider, fitted: Fit, expected: ExpectedAccuracy | None) -> list[str]:
     """Return the warnings about the accuracy on the validation data, and about what was fitted to them.
 
     Args:
@@ -165,19 +166,6 @@ def _warnings_of_validation(model: LogitsProvider, fitted: RowFit, expected: Exp
         if warning is not None:
             warnings.append(f"--val: {warning}")
     return [*warnings, *fitted.warnings]
-
-
-def warnings_of_constants(model: LogitsProvider) -> list[str]:
-    """Return a warning for each OOD score on features that the training data make constant."""
-    if model.detector is None:
-        return []
-    warnings = []
-    for name in model.detector.constant:
-        warnings.append(
-            f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it is "
-            "constant; give data that the model was not trained on"
-        )
-    return warnings
 
 
 def unsuited(model: LogitsProvider, scores: Collection[str]) -> list[str]:

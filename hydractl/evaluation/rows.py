@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.fitted import warn_of_left_out
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.providers.stored_fit import warn_of_left_out
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.expressions.models import ModelRef
 from hydractl.files.header import read_header

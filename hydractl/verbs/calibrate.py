@@ -9,14 +9,21 @@ from pathlib import Path
 from hydractl.data.base import report_skipped
 from hydractl.evaluation.answer import records_of_sets
 from hydractl.evaluation.calibrated import kept_conformal, write_calibrated
-from hydractl.evaluation.choosing import Choice, choose_for
-from hydractl.evaluation.features import FeaturesFile
-from hydractl.evaluation.fitting import unused_sets
+from hydractl.evaluation.features import open_features
+from hydractl.evaluation.fitted import Fit
+from hydractl.evaluation.fitting import fit, fit_scores, unused_sets
+from hydractl.evaluation.gathering import Reading
 from hydractl.evaluation.options import EvalOptions
-from hydractl.evaluation.plausibility import report_cut_texts, warnings_before, warnings_of_fit
+from hydractl.evaluation.plausibility import (
+    report_cut_texts,
+    unsuited,
+    warning_of_unsuited,
+    warnings_before,
+    warnings_of_fit,
+)
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
-from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
+from hydractl.evaluation.rows import check_scores, find_row_to_calibrate, row_scores
+from hydractl.evaluation.sets import TRAIN, OpenedSets, open_fitted_sets, option_of
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.calibrate_answer import (
@@ -82,7 +89,7 @@ def run(
         checkpoint = stack.enter_context(Output(path, force=force))
         features_file = None
         if features_path is not None:
-            features_file = _open_features(features_path, stack)
+            features_file = open_features(features_path, stack)
         report_cut_texts([model], opened.sets, log)
         compares_scores = len(options.fit.scores.names) > 1  # for which all validation sets are run
         if not compares_scores:
@@ -91,40 +98,46 @@ def run(
 
         # Choose. Comparing scores may leave several that are equally good.
         try:
-            choice = choose_for(model, opened.sets, options, features_file, log)
+            scores = row_scores(model, options)
+            fit_scores(model, opened.sets, options.fit, scores, features_file, log)
+            validation_sets = [dataset for dataset in opened.sets if dataset.role != TRAIN]
+            fitted = fit(model, opened.sets, options.fit, scores, Reading(model, validation_sets, None, log))
         finally:
             model.release()
-        if choice.near_ties:
-            ties = ", ".join(choice.near_ties)
-            log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
+        unsuited_scores = unsuited(model, scores.beside or [scores.leading])
+        if unsuited_scores:
+            log.warn(warning_of_unsuited(model.name, unsuited_scores))
+        if fitted.near_ties:
+            ties = ", ".join(fitted.near_ties)
+            log.warn(f"{fitted.score} was named first and is taken; as good on the validation data: {ties}")
 
-        for warning in warnings_of_fit(model, choice.fitted):
+        for warning in warnings_of_fit(model, fitted):
             log.warn(warning)
-        left_out = _left_out(model, choice, options)
+        left_out = _left_out(model, fitted, options)
         if left_out is not None:
             log.warn(left_out)
 
         # Write the checkpoint. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
         if options.fit.scores.are_named or model.stored.score:
-            score = choice.score
-        write_calibrated(model, choice.fitted, score, opened.sets, note, checkpoint)
+            score = fitted.score
+        write_calibrated(model, fitted, score, opened.sets, note, checkpoint)
     for eval_set in opened.sets:
         if eval_set.dataset is not None:
             report_skipped(eval_set.dataset, log)
-    answer = _make_answer(model, opened, choice, score, options, note, log.warnings)
+    answer = _make_answer(model, opened, fitted, score, options, note, log.warnings)
     return Outcome(answer, files=[path])
 
 
-def _left_out(model: RunningModel, choice: Choice, options: EvalOptions) -> str | None:
+def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | None:
     """Return a sentence on what the model's file holds and the new one will not, as it fits no longer; or None."""
     (source,) = model.argument.sources
     stored = source.description.extra
     flag_by_name = {}
-    has_no_threshold = choice.fitted.threshold is None and options.fit.threshold is None
+    has_no_threshold = fitted.threshold is None and options.fit.threshold is None
     if "threshold" in stored and has_no_threshold:
         flag_by_name["threshold"] = "--threshold"
-    if "conformal" in stored and kept_conformal(model, choice.fitted) is None:
+    if "conformal" in stored and kept_conformal(model, fitted) is None:
         flag_by_name["prediction sets"] = "--conformal"
     if not flag_by_name:
         return None
@@ -134,17 +147,6 @@ def _left_out(model: RunningModel, choice: Choice, options: EvalOptions) -> str 
         f"{model.name}: {names} in its file were chosen with another calibration or OOD score, and are left out; to "
         f"choose anew: {flags}"
     )
-
-
-def _open_features(path: Path, stack: ExitStack) -> FeaturesFile:
-    """Return the file that stores features: an existing file is read, otherwise a new one is claimed.
-
-    A new file becomes an output of ``stack``, which puts it in place at the end.
-    """
-    if path.exists():
-        return FeaturesFile(path)
-    output = stack.enter_context(Output(path))
-    return FeaturesFile(output)
 
 
 def _dry_run(model: RunningModel, opened: OpenedSets, path: Path, features: Path | None, log: Log) -> Outcome:
@@ -170,7 +172,7 @@ def _dry_run(model: RunningModel, opened: OpenedSets, path: Path, features: Path
 def _make_answer(
     model: RunningModel,
     opened: OpenedSets,
-    choice: Choice,
+    fitted: Fit,
     score: str | None,
     options: EvalOptions,
     note: str | None,
@@ -181,28 +183,27 @@ def _make_answer(
     Args:
         model: the calibrated model.
         opened: the data sets.
-        choice: what was chosen on them.
+        fitted: what was chosen on them.
         score: the OOD score that was written to the checkpoint; None if none was.
         options: the options of the choice.
         note: a text that the checkpoint keeps; None for none.
         warnings: all warnings of the run.
     """
-    fitted = choice.fitted
-    records = records_of_sets(opened.sets, options, all_used=bool(choice.compared))
+    records = records_of_sets(opened.sets, options, all_used=bool(fitted.compared))
     compared = {}
-    for name, aurocs in choice.compared.items():
+    for name, aurocs in fitted.compared.items():
         compared[name] = ComparedScoreRecord(auroc=aurocs.mean, by_set=dict(aurocs.by_set))
     threshold = None
     if fitted.threshold is not None:
         threshold = ThresholdRecord.model_validate(fitted.threshold)
     return CalibrateAnswer(
         model=CalibratedModelRecord(name=model.name, sha256=model.argument.sources[0].sha256),
-        calibration=fitted.calibration_record(),
+        calibration=fitted.calibration_record(stored=fitted.stored),
         threshold=threshold,
         conformal=_conformal_record(fitted.conformal),
         ood_score=score,
         compared=compared or None,
-        near_ties=list(choice.near_ties) or None,
+        near_ties=list(fitted.near_ties) or None,
         val=records.val,
         ood_val=records.ood_val or None,
         train=records.train,

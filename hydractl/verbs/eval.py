@@ -269,6 +269,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
     Returns:
         The answer, the files that were written, with the answer first, and the requirements that are not met.
     """
+    from hydractl.evaluation.features import open_features
     from hydractl.evaluation.measuring import Measuring
 
     with ExitStack() as stack:
@@ -277,10 +278,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         for file in plan.files():
             may_replace = plan.replaceable(file)
             outputs[file] = stack.enter_context(Output(file, force=may_replace))
-        features_by_row: dict[str, Path | Output] = dict(plan.features)
-        for name, path in plan.features.items():
-            if not path.exists():  # an existing file is read
-                features_by_row[name] = stack.enter_context(Output(path))
+        features_by_row = {name: open_features(path, stack) for name, path in plan.features.items()}
         _report_before(plan, log)
 
         # Measure row after row.

@@ -11,7 +11,8 @@ import pytest
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.evaluation.choosing import ComparedScore, _as_good_as_the_best
+from hydractl.evaluation.choosing import as_good_as_the_best
+from hydractl.evaluation.fitted import ComparedScore
 from hydractl.model.source import open_source
 from tests.evaluation.stored import write_predictions
 from tests.running import evaluated, tensors
@@ -89,8 +90,8 @@ def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(capsys: pytes
 def test_near_ties_are_told_and_the_order_given_decides() -> None:
     means = {"msp": 0.9, "mi": None, "energy": 0.904, "gen": 0.88}
     compared = {name: ComparedScore(mean, {}) for name, mean in means.items()}
-    assert _as_good_as_the_best(compared, "m") == ["msp", "energy"]
-    assert _as_good_as_the_best({"energy": compared["energy"], "msp": compared["msp"]}, "m") == ["energy", "msp"]
+    assert as_good_as_the_best(compared, "m") == ["msp", "energy"]
+    assert as_good_as_the_best({"energy": compared["energy"], "msp": compared["msp"]}, "m") == ["energy", "msp"]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from hydractl.errors import UsageError
 from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.predictions.header import Asking
 from hydractl.evaluation.predictions.store import LogitsBatch
-from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import (
@@ -58,7 +58,7 @@ class LogitsProvider(ABC):
     heads: Sequence[PredictedSiteRecord]
     cost: CostRecord
     seen: Sequence[Entry]
-    stored: StoredFit
+    stored: Fit
     conventions: Asking
     training: Sequence[TrainingRecord] = ()
     mc_dropout: DropoutRecord | None = None

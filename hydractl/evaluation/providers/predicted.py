@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hydractl.errors import InputError
+from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.predictions.header import Asking
 from hydractl.evaluation.predictions.reading import Predictions
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
-from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
 from hydractl.files.model_records import CostRecord
 from hydractl.files.predictions_header import DecisiveRecord
@@ -43,7 +43,7 @@ class PredictedModel(LogitsProvider):
         self.training = model.training
 
         # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
-        self.stored = StoredFit.from_description(model.to_dict(), predictions.origin)
+        self.stored = Fit.in_file(model.to_dict(), predictions.origin)
         self.on_features = predictions.scores
 
         # The settings that decided the logits, e.g. the length at which texts were cut.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hydractl.data.batching import Batch, TimedBatches
 from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.fitted import Fit, warn_of_left_out
 from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
@@ -19,7 +20,6 @@ from hydractl.evaluation.predictions.header import Asking, ScoreDataEntry
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.predicted import PredictedModel
-from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
 from hydractl.evaluation.sets import EvalSet
 from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.description import Description
@@ -96,11 +96,11 @@ class RunningModel(LogitsProvider):
         # What was fitted for it before. It fits a single file only that answers in the usual way.
         extras = [description.extra for description in descriptions]
         if options.dropout is None and len(extras) == 1:
-            self.stored = StoredFit.from_description(extras[0], self.name)
+            self.stored = Fit.in_file(extras[0], self.name)
         else:
             chosen_for = "of one model alone" if options.dropout is None else "without dropout"
             warn_of_left_out(self.name, extras, fit, log, chosen_for)
-            self.stored = StoredFit()
+            self.stored = Fit()
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
 
@@ -145,7 +145,7 @@ class RunningModel(LogitsProvider):
             training=self.training,
             cost=self.cost,
             **dict(self.decisive()),
-            calibration=stored.calibration_record(),
+            calibration=stored.calibration_record(stored=None),
             threshold=threshold,
             ood_score=None if stored.score is None else StoredScoreRecord(score=stored.score),
             feature_scores=feature_scores or None,

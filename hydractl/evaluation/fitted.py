@@ -1,39 +1,61 @@
-"""The calibration, threshold and OOD score that were chosen for a model before and stored in its file."""
+"""What is fitted for one model: its calibration, threshold, prediction sets and OOD score, now or in its file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.options import FitOptions
 from hydractl.evaluation.predictions.header import DataEntry
-from hydractl.files.model_records import CalibrationRecord, FittedOnRecord
+from hydractl.files.model_records import CalibrationRecord, DataSetRecord, FittedOnRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import ThresholdEntry, stored_score, stored_threshold
 
 
 @dataclass(frozen=True)
-class StoredFit:
-    """What was fitted for a model before; each field is None if the file does not have it.
+class ComparedScore:
+    """The AUROCs of one OOD score by OOD validation set, and their unweighted mean; None for a constant score."""
+
+    mean: float | None
+    by_set: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was fitted for one model; a field is None or empty if it was not.
 
     Attributes:
-        calibration: the calibration of the averaged prediction.
-        threshold: the threshold of the OOD score.
-        fitted_on: the record of the data to which the calibration was fitted.
         score: the name of the OOD score.
+        calibration: the calibration of the averaged prediction.
+        fitted_on: the record of the validation set to which the calibration was fitted.
+        stored: whether the calibration comes from the model's file.
+        threshold: the threshold of the OOD score.
+        conformal: the fit from which prediction sets are made.
+        compared: the AUROCs of all scores from which the score was chosen, by name; empty if there was no choice.
+        near_ties: other scores that are about as good as the chosen one.
+        validation: the uncalibrated predictions on the ID validation set; None if they were not needed.
+        warnings: sentences on what is odd about what was fitted, such as a temperature by few samples.
     """
 
-    calibration: Calibration | None = None
-    threshold: ThresholdEntry | None = None
-    fitted_on: DataEntry | None = None
     score: str | None = None
+    calibration: Calibration | None = None
+    fitted_on: DataEntry | None = None
+    stored: bool = False
+    threshold: ThresholdEntry | None = None
+    conformal: Conformal | None = None
+    compared: Mapping[str, ComparedScore] = field(default_factory=dict)
+    near_ties: Sequence[str] = ()
+    validation: Samples | None = None
+    warnings: Sequence[str] = ()
 
     @classmethod
-    def from_description(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
-        """Read the calibration, threshold and OOD score from the description of a file.
+    def in_file(cls, document: Mapping[str, Any], origin: str) -> Fit:
+        """Read the calibration, threshold and OOD score in a file.
 
         Args:
             document: the description of a checkpoint, or the record of the model in a predictions file.
@@ -46,30 +68,29 @@ class StoredFit:
             # If several entries are wrong, the first in this order is reported.
             threshold = stored_threshold(document.get("threshold"))
             score = stored_score(document)
-            calibration, fitted_on = _stored_calibration(document.get("calibration"))
+            entry = document.get("calibration")
+            if entry is None:
+                return cls(score=score, threshold=threshold)
+            calibration = Calibration.from_json(entry)
+            fitted_on = entry.get("fitted_on")
+            if fitted_on is not None:
+                FittedOnRecord.checked(fitted_on, "what its calibration was fitted on is no data set")
         except InputError as error:
             raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
-        return cls(calibration, threshold, fitted_on, score)
+        return cls(score, calibration, fitted_on, stored=True, threshold=threshold)
 
-    def calibration_record(self) -> CalibrationRecord | None:
-        """Return the record of the calibration; None if there is none."""
+    def calibration_record(self, *, stored: bool | None) -> CalibrationRecord | None:
+        """Return the record of the calibration; None if there is none.
+
+        Args:
+            stored: what the record says on whether it stands in the model's file.
+        """
         if self.calibration is None:
             return None
-        document: dict[str, object] = {**self.calibration.to_json()}
+        fitted_on = None
         if self.fitted_on is not None:
-            document["fitted_on"] = self.fitted_on
-        return CalibrationRecord.model_validate(document)
-
-
-def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | None]:
-    """Return the calibration in an entry, and the record of the data to which it was fitted; None if missing."""
-    if entry is None:
-        return None, None
-    calibration = Calibration.from_json(entry)
-    fitted_on = entry.get("fitted_on")
-    if fitted_on is not None:
-        FittedOnRecord.checked(fitted_on, "what its calibration was fitted on is no data set")
-    return calibration, fitted_on
+            fitted_on = DataSetRecord.model_validate(self.fitted_on)
+        return CalibrationRecord(**self.calibration.to_json(), fitted_on=fitted_on, stored=stored)
 
 
 def warn_of_left_out(
