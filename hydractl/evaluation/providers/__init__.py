@@ -1,6 +1,4 @@
-"""Providers of member logits: everything that an evaluation can measure as a row.
+"""What the rows of an evaluation get their logits from: a model that runs, or predictions of an earlier run.
 
-``interface`` is the interface of all providers. ``running`` is a model that runs; ``answering`` and ``dropout`` are the
-two ways in which it can answer: once, or several times with dropout. ``predicted`` reads logits that were stored in a
-file. ``stored_fit`` is the calibration and threshold in the file of a model or of predictions.
+``interface`` says what an evaluation needs of them.
 """
