@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.report import eval_tables as tables
@@ -35,27 +35,17 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
     row = answer.models[index]
     task = _hub_task(answer, row)
     results = list(_all_eval_results(answer, row, task))
-    model_name = None
-    if results:  # the library accepts a name only together with results
-        model_name = shown_name(row.name)
+    tags = ["hydractl", "uncertainty", "out-of-distribution-detection", *(["ensemble"] if row.members else ())]
     data = ModelCardData(
         library_name="hydractl",
         pipeline_tag=task,
-        tags=_tags(fused=bool(row.members)),
-        model_name=model_name,
+        tags=tags,
+        model_name=shown_name(row.name) if results else None,  # the library accepts a name only together with results
         eval_results=results or None,
     )
-
     page = template("card.md.j2", plain, _FILTERS, keep_trailing_newline=True)
     text = page.render(_template_values(answer, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
-
-
-def _tags(fused: bool) -> list[str]:
-    tags = ["hydractl", "uncertainty", "out-of-distribution-detection"]
-    if fused:
-        tags.append("ensemble")
-    return tags
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
@@ -78,80 +68,35 @@ def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[E
         row: the row that the card is about.
         task: the Hub's name of the model's task.
     """
+    from huggingface_hub import EvalResult
+
     earlier_types: set[str] = set()
     for name in ("id", *row.ood):
         spec = _data_spec(answer, name)
-        data_title = shown_name(name)
-        if spec:
-            data_title = data_name(spec)
+        data_title = data_name(spec) if spec else shown_name(name)
         data_type = _data_type(spec, data_title)
-
         # The Hub would merge two results on the same data set, so the second one gets a configuration.
-        configuration = None
-        if data_type in earlier_types:
-            configuration = shown_name(name)
+        configuration = shown_name(name) if data_type in earlier_types else None
         earlier_types.add(data_type)
-
-        if name == "id":
-            data_set = _HubDataSet(data_title, data_type, configuration)
-            yield from _eval_results(row, tables.ID_COLUMNS, task, "Classification", data_set)
-        else:
-            data_set = _HubDataSet(shown_name(name), data_type, configuration)
-            shown = tables.columns(tables.OOD_METRICS, "ood", name)
-            yield from _eval_results(row, shown, task, "Out-of-distribution detection", data_set)
+        measured = tables.ID_COLUMNS if name == "id" else tables.columns(tables.OOD_METRICS, "ood", name)
+        for column in measured:
+            value = column.value(row)
+            if value is not None:
+                yield EvalResult(
+                    task_type=task,
+                    task_name="Classification" if name == "id" else "Out-of-distribution detection",
+                    dataset_name=data_title if name == "id" else shown_name(name),
+                    dataset_type=data_type,
+                    dataset_config=configuration,
+                    metric_type=_TYPES.get(column.metric.key, column.metric.key),
+                    metric_name=_sentence(column.metric.words),
+                    metric_value=value,
+                )
 
 
 def _data_spec(answer: EvalAnswer, name: str) -> str | None:
     """Return the data spec of a test set; None if it is not known."""
-    data = answer.test.get(name)
-    if data is None:
-        return None
-    return data.spec
-
-
-class _HubDataSet(NamedTuple):
-    """A data set in the form of the Hub's model index.
-
-    Attributes:
-        name: the name for a person.
-        kind: the repository, or a name in its form.
-        configuration: tells results on two data sets of the same kind apart; None if that is not needed.
-    """
-
-    name: str
-    kind: str
-    configuration: str | None
-
-
-def _eval_results(
-    row: EvalRow, shown: Sequence[tables.Column], task: str, title: str, data_set: _HubDataSet
-) -> Iterator[EvalResult]:
-    """Yield the known numbers of a row on one data set.
-
-    Args:
-        row: the row of the model.
-        shown: the columns of the numbers.
-        task: the Hub's name of the model's task.
-        title: what was measured, for a person.
-        data_set: the data set.
-    """
-    from huggingface_hub import EvalResult
-
-    for column in shown:
-        value = column.value(row)
-        if value is None:
-            continue
-        key = column.metric.key
-        yield EvalResult(
-            task_type=task,
-            task_name=title,
-            dataset_name=data_set.name,
-            dataset_type=data_set.kind,
-            dataset_config=data_set.configuration,
-            metric_type=_TYPES.get(key, key),
-            metric_name=_sentence(column.metric.words),
-            metric_value=value,
-        )
+    return answer.test[name].spec if name in answer.test else None
 
 
 def data_name(spec: str) -> str:
@@ -166,9 +111,7 @@ def data_name(spec: str) -> str:
 def _data_type(spec: str | None, name: str) -> str:
     """Return the repository of a data set on the Hub, else its name with the characters that the Hub allows."""
     match = _REPOSITORY.match(spec or "")
-    if match:
-        return match[1]
-    return re.sub(r"[^\w.-]+", "-", name).strip("-") or "data"
+    return match[1] if match else re.sub(r"[^\w.-]+", "-", name).strip("-") or "data"
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -176,9 +119,7 @@ def _data_type(spec: str | None, name: str) -> str:
 
 def plain(text: object) -> str:
     """Escape a text, so that Markdown shows it as it is."""
-    seen = visible(text)
-    without_markdown = _MARKS.sub(r"\\\1", seen)
-    return escape(without_markdown, quote=False)
+    return escape(_MARKS.sub(r"\\\1", visible(text)), quote=False)
 
 
 def _markdown_code(text: str) -> Markup:
@@ -190,8 +131,7 @@ def _markdown_code(text: str) -> Markup:
 
 
 def _sentence(text: str) -> str:
-    first = text[0].upper()
-    return first + text[1:]
+    return text[0].upper() + text[1:]
 
 
 _FILTERS: Mapping[str, Callable[..., object]] = {
@@ -212,8 +152,6 @@ def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
     """
     # Each number on ID data with its column, and the means over OOD sets.
     id_cells = [(column, _unmarked_cell(row, column)) for column in tables.ID_COLUMNS]
-    ood_means = [_unmarked_cell(row, column) for column in tables.OOD_AVERAGE]
-
     return {
         "name": row.name,
         "about": f"{_sentence(tables.kind_words(row))}.",
@@ -225,7 +163,7 @@ def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
         "id_cells": id_cells,
         "score": tables.score_name(answer, row),
         "ood": tables.every_set_table([row]),
-        "ood_mean": ood_means,
+        "ood_mean": [_unmarked_cell(row, column) for column in tables.OOD_AVERAGE],
         "cost": _known_costs(row),
         "seen": tables.seen_text(row),
         "note": answer.note,
@@ -257,8 +195,4 @@ def _known_costs(row: EvalRow) -> list[tuple[str, str]]:
 
 def _single_sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
     """Return the conventions that are one sentence or number, which is the same for all rows."""
-    sentences = {}
-    for key, convention in conventions.items():
-        if isinstance(convention, (str, int, float)):
-            sentences[key] = convention
-    return sentences
+    return {key: said for key, said in conventions.items() if isinstance(said, (str, int, float))}

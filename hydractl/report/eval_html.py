@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.files.model_records import DataSetRecord
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import pictures, rows_looked_at
@@ -63,7 +62,6 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         title=_title(answer, study),
         verdict=() if study is None else study.verdict.lines,
         glance=None if study is None else glance(study),
-        measured=measured(answer),
         sections=[section for section in _sections(answer, study) if not section.is_empty],
         details=[section for section in _details(answer, study) if not section.is_empty],
         arrows=_ARROWS,
@@ -133,6 +131,8 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         tables=[tables.heads_table(rows)],
     )
     yield _Section("cost", "What does it cost?", "For one sample, all members.", tables=[tables.cost_table(rows)])
+    cautions = " ".join(_cautions(answer))
+    yield _Section("summary", "What was it measured on?", cautions, tables=[tables.data_table(answer)])
 
 
 def _details(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section]:
@@ -185,78 +185,23 @@ def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
     for row in answer.models:
         yield f"model {row.name}", row.files or ["no sha256"]
     for name, data in answer.test.items():
-        yield f"data {name}", _data_lines(data)
+        yield f"data {name}", [f"fingerprint {data.fingerprint or '-'}"]
     if answer.bootstrap is not None:
         options = answer.bootstrap.to_dict()
         yield "bootstrap", [", ".join(f"{key} {value}" for key, value in options.items())]
     yield "form", [answer.schema]
 
 
-def _data_lines(data: DataSetRecord) -> list[str]:
-    """Return the spec of a data set, and a line with its size, if known, and its fingerprint."""
-    facts = f"fingerprint {data.fingerprint or '-'}"
-    if data.n is not None:
-        facts = f"n = {data.n}, {facts}"
-    return [data.spec or "-", facts]
-
-
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
-def measured(answer: EvalAnswer) -> list[str]:
-    """Return sentences on what was measured: models, data, intervals, and what to be careful about."""
-    rows = answer.models
-    sentences = [_id_data_sentence(answer)]
-    sets = [_set_text(name, answer) for name in tables.ood_names(rows)]
-    if sets:
-        sentences.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
-    else:
-        sentences.append("No out-of-distribution data was given.")
-    sentences.append(_interval_sentence(answer))
-    for row in rows:
+def _cautions(answer: EvalAnswer) -> Iterator[str]:
+    """Yield sentences on what intervals cover, and on what makes numbers look better than they are."""
+    yield _interval_sentence(answer)
+    for row in answer.models:
         seen = tables.seen_text(row)
         if seen:
-            sentences.append(f"{shown_name(row.name)} was made with some of these samples: {seen}.")
-    return sentences
-
-
-def _id_data_sentence(answer: EvalAnswer) -> str:
-    """Return the sentence that says which models were measured on which ID data."""
-    rows = answer.models
-    models = f"{len(rows)} models were"
-    if len(rows) == 1:
-        models = f"The model {shown_name(rows[0].name)} was"
-    kind = "samples without labels"
-    if any(tables.ACCURACY.value(row) is not None for row in rows):
-        kind = "labelled samples"
-    spec = ""
-    data = answer.test.get("id")
-    if data is not None and data.spec:
-        spec = f" of {shown_name(data.spec)}"
-    size = _size_of_set(rows[0].id.n, data)
-    return f"{models} measured on {size or 'an unknown number of'} {kind}{spec} (in distribution, ID)."
-
-
-def _set_text(name: str, answer: EvalAnswer) -> str:
-    """Return the name of an OOD set, with its group and its size if they are known."""
-    facts = []
-    group = tables.ood_group(answer.models, name)
-    if group:
-        facts.append(f"{group} OOD")
-    sizes = [tables.sample_count_of(row, name) for row in answer.models if name in row.ood]
-    size = _size_of_set(sizes[0], answer.test.get(name))
-    if size is not None:
-        facts.append(f"n = {size}")
-    if not facts:
-        return shown_name(name)
-    return f"{shown_name(name)} ({', '.join(facts)})"
-
-
-def _size_of_set(in_row: int | None, data: DataSetRecord | None) -> int | None:
-    """Return the size of a data set: from a row that has the set, else from the list of data sets."""
-    if in_row is None and data is not None:
-        return data.n
-    return in_row
+            yield f"{shown_name(row.name)} was made with some of these samples: {seen}."
 
 
 def _interval_sentence(answer: EvalAnswer) -> str:

@@ -116,12 +116,12 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
 
 
 def overview_of_study(study: StudyAnswer) -> Picture | None:
-    """Return the same picture from a study alone, which has no intervals: every row under its own score."""
+    """Return the same picture from a study alone, which has no intervals: all rows under the single model's score."""
     reached = []
     for row in study.rows:
         if row.mac_ratio is not None:
             chosen = row.name == study.use.row
-            reached.append(Reached(row.name, row.mac_ratio, _means(row.test), chosen=chosen))
+            reached.append(Reached(row.name, row.mac_ratio, _means(row.common or row.test), chosen=chosen))
     single = study.rows[0]
     levels = {f"{single.name}, MSP": _means(study.baseline), f"{single.name}, {single.score}": _means(single.test)}
     return drawn_overview(reached, levels, "the single model", "")
@@ -234,11 +234,12 @@ class _Labels:
     def write(self, name: str, x: float, y: float, bold: bool) -> None:
         """Write a name at the place beside its point that covers least."""
         across, up = self._inches(x, y)
-        width = len(name) * INCHES_A_LETTER
+        width = len(name) * INCHES_A_LETTER * (1.2 if bold else 1)
+        beside = 0.14 if bold else 0.09
         boxes = []
         for step in (0, 1, -1, 2, -2):
             bottom = up + INCHES_A_LINE * (step - 0.5)
-            for left in (across + 0.09, across - 0.09 - width, across - width / 2):
+            for left in (across + beside, across - beside - width, across - width / 2):
                 boxes.append((left, bottom, left + width, bottom + INCHES_A_LINE))
         # Of equal places the first is taken, so that names stand to the right of their points where there is room.
         box = min(boxes, key=self._covered)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hydractl.files.eval_answer import EvalAnswer, EvalRow, MemberDiversity, MetricBlock
+from hydractl.files.model_records import DataSetRecord
 from hydractl.files.results import Interval, Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.tables import BEST, SECOND, Cell, Ends, Table
@@ -419,6 +420,19 @@ def signed_number(value: float) -> str:
     """Return a difference as text, with its sign."""
     sign = "+" if value > 0 else ""
     return sign + number(value)
+
+
+def data_table(answer: EvalAnswer) -> Table:
+    """Return the table of the data sets that rows were measured on: the spec, the group and the size of each."""
+    rows = answer.models
+    lines = []
+    for name in distinct_entries([["id"], ood_names(rows), answer.test]):
+        data = answer.test.get(name, DataSetRecord())
+        sizes = [sample_count_of(row, name) for row in rows] + [data.n]
+        size = next((str(size) for size in sizes if size is not None), "-")
+        group = "in distribution" if name == "id" else ood_group(rows, name) or "-"
+        lines.append([Cell(set_title(name)), Cell(data.spec or "-"), Cell(group), Cell(size)])
+    return Table("", _plain_headings("data set", "", "group", "n"), lines, left=3)
 
 
 # --- members, coverage, cost, diversity -------------------------------------------------------------------------------

@@ -71,10 +71,8 @@ class HeatMap:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines of the map for a console, in colour if it has 256 colours or more."""
-        has_colors = console.color_system in ("256", "truecolor")
-        colored = has_colors and not console.no_color
-        lines = self._lines(options.max_width, colored)
-        yield from _cropped(lines, options)
+        colored = console.color_system in ("256", "truecolor") and not console.no_color
+        yield from _cropped(self._lines(options.max_width, colored), options)
 
     def _lines(self, width: int, colored: bool) -> Iterator[Text]:
         """Yield the title, the legend and the map.
@@ -85,10 +83,7 @@ class HeatMap:
         yield Text(self.title)
         yield self._legend(values, colored)
 
-        heads = 0
-        for _, row in self.rows:
-            heads = max(heads, len(row))
-
+        heads = max((len(row) for _, row in self.rows), default=0)
         # Split the heads into parts that fit a line.
         layout = self._layout(width, heads)
         ranks = _rank_of_values(values)
@@ -108,17 +103,11 @@ class HeatMap:
 
         # A head takes two characters if all heads then fit beside names of a few letters, else one.
         shortest_label = min(longest_name, _LEAST_NAME)
-        needed_for_two = 2 * heads + _GAP + shortest_label
-        cell = 1
-        if needed_for_two <= width:
-            cell = 2
+        cell = 2 if 2 * heads + _GAP + shortest_label <= width else 1
 
         # Names get the rest of the line, but at least a few letters. Then as many heads as fit beside them.
-        room_for_label = max(width - _GAP - cell * heads, _LEAST_NAME)
-        label = min(longest_name, room_for_label)
-        room_for_heads = width - _GAP - label
-        heads_of_part = max(room_for_heads // cell, 1)
-        return _MapLayout(label, cell, heads_of_part)
+        label = min(longest_name, max(width - _GAP - cell * heads, _LEAST_NAME))
+        return _MapLayout(label, cell, max((width - _GAP - label) // cell, 1))
 
     def _map_part(
         self, start: int, stop: int, layout: _MapLayout, ranks: Mapping[float, float], colored: bool
@@ -134,28 +123,20 @@ class HeatMap:
         # The indices of the heads stand above their cells, behind the width of the names.
         cell = layout.cell
         letters_before_heads = layout.label + _GAP
-        margin = " " * letters_before_heads
         for digits in _column_numbers(start, stop):
-            cells = "".join(digit.ljust(cell) for digit in digits)
-            yield Text(margin + cells)
+            yield Text(" " * letters_before_heads + "".join(digit.ljust(cell) for digit in digits))
 
-        names = [name for name, _ in self.rows]
-        labels = short_names(names, layout.label)
+        labels = short_names([name for name, _ in self.rows], layout.label)
         for label, (_, values) in zip(labels, self.rows, strict=True):
-            padded = label.ljust(letters_before_heads)
-            line = Text(padded)
+            line = Text(label.ljust(letters_before_heads))
             for value in values[start:stop]:
                 _append_cell(line, value, ranks, cell, colored)
             yield line
 
     def _values_to_shade(self) -> list[float]:
         """Return the distinct finite values in rising order."""
-        values = set()
-        for _, row in self.rows:
-            for value in row:
-                if value is not None and math.isfinite(value):
-                    values.add(value)
-        return sorted(values)
+        values = {value for _, row in self.rows for value in row if value is not None}
+        return sorted(filter(math.isfinite, values))
 
     def _legend(self, values: Sequence[float], colored: bool) -> Text:
         """Return the scale between its two ends, if values are shaded, and the meaning of the marks in the map.
@@ -166,12 +147,9 @@ class HeatMap:
         """
         line = Text()
         if values:
-            lowest = self.form(values[0])
-            highest = self.form(values[-1])
-            line.append(f"{self.low} {lowest} ")
+            line.append(f"{self.low} {self.form(values[0])} ")
             _append_scale(line, colored)
-            line.append(f" {self.high} {highest}")
-            line.append("   ")
+            line.append(f" {self.high} {self.form(values[-1])}   ")
 
         # Explain a mark only if the map has it.
         marks = []
@@ -192,11 +170,7 @@ def _rank_of_values(values: Sequence[float]) -> dict[float, float]:
     """
     if len(values) == 1:
         return {values[0]: 0.5}
-    last = len(values) - 1
-    ranks = {}
-    for index, value in enumerate(values):
-        ranks[value] = index / last
-    return ranks
+    return {value: index / (len(values) - 1) for index, value in enumerate(values)}
 
 
 def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], cell: int, colored: bool) -> None:
@@ -216,8 +190,7 @@ def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], 
     elif colored:
         line.append(" " * cell, _background(ranks[value]))
     else:
-        tenth = min(int(10 * ranks[value]), 9)
-        line.append(_DIGITS[tenth].ljust(cell))
+        line.append(_DIGITS[min(int(10 * ranks[value]), 9)].ljust(cell))
 
 
 def _append_scale(line: Text, colored: bool) -> None:
@@ -225,9 +198,8 @@ def _append_scale(line: Text, colored: bool) -> None:
     if not colored:
         line.append(_DIGITS)
         return
-    last = _LEGEND_CELLS - 1
     for index in range(_LEGEND_CELLS):
-        line.append(" ", _background(index / last))
+        line.append(" ", _background(index / (_LEGEND_CELLS - 1)))
 
 
 def _background(place: float) -> Style:
@@ -238,28 +210,16 @@ def _background(place: float) -> Style:
     # The position lies between two colours of the list; the fraction is the weight of the next one.
     last = len(_VIRIDIS) - 1
     steps, weight_of_next = divmod(place * last, 1)
-    index = int(steps)
-    nearest_below = _VIRIDIS[index]
-    next_index = min(index + 1, last)
-    nearest_above = _VIRIDIS[next_index]
-    mixed = []
-    for level_below, level_above in zip(nearest_below, nearest_above, strict=True):
-        difference = level_above - level_below
-        level = level_below + difference * weight_of_next
-        mixed.append(round(level))
-    color = Color.from_rgb(*mixed)
-    return Style(bgcolor=color)
+    below, above = _VIRIDIS[int(steps)], _VIRIDIS[min(int(steps) + 1, last)]
+    mixed = [round(low + (high - low) * weight_of_next) for low, high in zip(below, above, strict=True)]
+    return Style(bgcolor=Color.from_rgb(*mixed))
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
     """Return the column numbers from ``start`` to ``stop``, each written downwards: a list of digits per line."""
     numbers = list(map(str, range(start, stop)))
     most_digits = max(map(len, numbers), default=0)
-    right_aligned = [number.rjust(most_digits) for number in numbers]
-    lines = []
-    for level in range(most_digits):
-        lines.append([number[level] for number in right_aligned])
-    return lines
+    return [[number.rjust(most_digits)[level] for number in numbers] for level in range(most_digits)]
 
 
 def _cropped(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
@@ -279,19 +239,13 @@ class KeptMap:
     sites: Sequence[KeptSite]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = self._lines()
-        yield from _cropped(lines, options)
+        yield from _cropped(self._lines(), options)
 
     def _lines(self) -> Iterator[Text]:
         """Yield the line of each site: its name, the marks of its heads, and the numbers of kept and of all heads."""
-        longest_name = max((len(site.site) for site in self.sites), default=0)
-        letters = min(_LONGEST_SITE, longest_name)
+        letters = min(_LONGEST_SITE, max((len(site.site) for site in self.sites), default=0))
         for site in self.sites:
-            name = site.site.ljust(letters)
             kept = site.kept or ()
-            marks = ""
-            heads = "?"
-            if site.heads is not None:
-                marks = head_marks(site.heads, kept)
-                heads = str(site.heads)
-            yield Text(f"{name}  {marks}  {len(kept)}/{heads}")
+            marks = "" if site.heads is None else head_marks(site.heads, kept)
+            heads = "?" if site.heads is None else site.heads
+            yield Text(f"{site.site.ljust(letters)}  {marks}  {len(kept)}/{heads}")

@@ -19,7 +19,7 @@ from hydractl.files.verb_answers import (
     RecipeSetting,
     TrainedMember,
 )
-from hydractl.report.study_figures import study_tables
+from hydractl.report.study_figures import glance, study_tables
 from hydractl.report.tables import UNKNOWN, fitted, table
 from hydractl.report.texts import (
     bytes_text,
@@ -282,7 +282,12 @@ def three_digits(value: float) -> str:
 def study_table(answer: StudyAnswer, width: int) -> RenderableType:
     """Return a finished study: the verdict, the rows on test data, the time of the best, and the next commands."""
     verdict = answer.verdict
-    parts: list[RenderableType] = [Text(line) for line in verdict.lines]
+    at_a_glance = glance(answer)
+    headline, *sentences = map(Text, verdict.lines)
+    parts: list[RenderableType] = [headline]
+    if at_a_glance is not None:
+        parts += [Text(""), fitted(at_a_glance, width), Text("")]
+    parts += sentences
     for study in study_tables(answer):
         heads = [(label.replace(" ", "\n"), "") for label, _ in study.heads]
         parts += [Text(""), fitted(replace(study, heads=heads), width)]

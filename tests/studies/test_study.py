@@ -201,7 +201,7 @@ def shown(document: dict[str, Any], width: int) -> str:
 def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None:
     document = json.loads((made / "runs/study.json").read_text())
     page = html.unescape((made / "runs/report.html").read_text())
-    assert "labelled samples of test.npz" in page and "pred.st" not in page  # it was measured from predictions
+    assert "test.npz</td>" in page and "pred.st" not in page  # it was measured from predictions
     best = json.loads((made / "runs/best.json").read_text())["models"][0]
     words = shown(document, 300).split()
     for sentence in document["verdict"]["lines"]:

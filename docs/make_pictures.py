@@ -1,0 +1,37 @@
+"""Draw the picture of each study whose answer is kept in docs/results/, as reports do: OOD detection against cost.
+
+    python docs/make_pictures.py
+
+The pages of the studies and README.md show them. Whoever runs it looks at what changed: other versions of matplotlib
+write other bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from PIL import Image
+
+from hydractl.files.study_answer import StudyAnswer
+from hydractl.report.eval_pictures import overview_of_study
+from hydractl.report.pictures import save_png
+
+DOCS = Path(__file__).resolve().parent
+STUDIES = ("clip", "digits", "fashion-mnist", "sst2")
+
+
+def main() -> None:
+    """Write ``docs/numbers/study-NAME.png`` of each study."""
+    for name in STUDIES:
+        study = StudyAnswer.read(str(DOCS / "results" / f"{name}.json"))
+        picture = overview_of_study(study)
+        assert picture is not None  # rows of a study have mult-adds
+        drawn = io.BytesIO()
+        save_png(picture, drawn)
+        few_colours = Image.open(drawn).convert("RGB").quantize(128)
+        few_colours.save(DOCS / "numbers" / f"study-{name}.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
