@@ -106,8 +106,12 @@ def is_panic(error: BaseException) -> bool:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is spelled most like a wrong word; None if none is similar."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    """Return the known word that a wrong word begins, or else is spelled most like; None if none is similar."""
+    words = list(known)
+    begun = sorted((candidate for candidate in words if word and candidate.startswith(word)), key=len)
+    if begun and all(candidate.startswith(begun[0]) for candidate in begun):  # id.acc: id.accuracy, id.accuracy_at.0.90
+        return begun[0]
+    near = difflib.get_close_matches(word, words, n=1)
     if not near:
         return None
     return near[0]

@@ -158,6 +158,8 @@ def read_json_file(path: str | Path) -> Any:
     """
     import sys
 
+    if str(path).endswith((".st", ".safetensors")):
+        raise InputError(f"{path} is a file of weights, not JSON", hint=f"hydractl --info {path} says what it holds")
     if str(path) == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed")

@@ -77,7 +77,7 @@ class JoinedSets(Dataset):
 
 
 def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
-    """Return the ids of the samples of all sets. If two are equal, put the SPEC of its set in front of every id."""
+    """Return the ids of all sets. If two are equal, every id gets the SPEC of its set, and repeats are numbered."""
     ids = []
     for part in parts:
         ids += part.ids
@@ -86,7 +86,7 @@ def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
     ids_with_spec = []
     for part in parts:
         ids_with_spec += [f"{part.spec}:{sample_id}" for sample_id in part.ids]
-    return ids_with_spec
+    return with_numbers_if_repeated(ids_with_spec)
 
 
 def _labels_or_minus_one(part: Dataset) -> np.ndarray:

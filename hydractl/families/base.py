@@ -460,6 +460,8 @@ class LoadedModel:
         left: names of stored tensors that the model does not use, e.g. of a head for another task; a name may end in a
             star, which stands for any rest.
         origin: the repository and commit on the hub, as ``ORG/NAME@COMMIT``; None for a local model.
+        removed: by the index of a site, the heads that the stored weights lack.
+        warnings: what is odd about the model.
     """
 
     arch: str
@@ -469,6 +471,8 @@ class LoadedModel:
     labels: list[str] | None
     left: Sequence[str] = ()
     origin: str | None = None
+    removed: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 class ModelFamily(ABC):
@@ -482,6 +486,8 @@ class ModelFamily(ABC):
     """A published folder is offered first to the families with higher priority."""
     builds_by_name: bool = False
     """Whether an architecture can be built from its name alone (``--arch``)."""
+    hint_of_positions: str | None = None
+    """What to do where the positions in a file are those of another image size."""
     scaled: Mapping[str, str] = {}
     """Names of vectors that a block holds itself and multiplies its hidden state by (if they are not None), each with
     the name of the module that receives the product."""
@@ -498,6 +504,10 @@ class ModelFamily(ABC):
     @abstractmethod
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """Load a published folder of this library; return None if the folder is not a model of this library."""
+
+    def has_architecture(self, name: str) -> bool:
+        """Return whether a name without the family's is probably meant for this family, for a hint."""
+        return False
 
     @abstractmethod
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel | Path:

@@ -96,6 +96,7 @@ class TimmViT(ModelFamily):
     name = "timm"
     version = timm.__version__
     builds_by_name = True
+    hint_of_positions = "say the size of the images that it was trained on, as in --arch 'timm:NAME?img_size=384'"
     parts = {  # noqa: RUF012 - as the protocol declares it
         "attention": r"(layers\.\d+\.)?blocks\.\d+\.attn\.",
         "mlp": r"(layers\.\d+\.)?blocks\.\d+\.mlp\.",
@@ -127,6 +128,10 @@ class TimmViT(ModelFamily):
             preprocess=_preprocess_of(model, str(folder), crop=None),
             labels=_class_names(model, config),
         )
+
+    def has_architecture(self, name: str) -> bool:
+        """Return whether timm has an architecture of this name; a tag of weights may follow a dot."""
+        return bool(timm.is_model(name.partition(".")[0]))
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         """Download the model ``timm:NAME`` from the hub, or draw random weights if ``pretrained=0``.

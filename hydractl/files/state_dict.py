@@ -1,8 +1,9 @@
-"""The tensors of a state dict as torch saves it (``.pth``), read by torch's reader of weights, which runs no code.
+"""The tensors of a state dict as torch saves it, read by torch's reader of weights, which runs no code.
 
 A file may hold the state dict itself, or keep it as one entry of a dictionary. Many published files do so, e.g. DeiT's,
 and the checkpoints of the training scripts of timm (``train.py``, which writes ``.pth.tar``) and torchvision
 (``references/classification/train.py``), which also hold the state of the optimiser and the script's arguments.
+Lightning's (``.ckpt``) do, too, and have the model's attribute of the module, such as ``model.``, before each name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from hydractl.errors import InputError
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.header import MAX_TENSORS, tensor_info
 
-STATE_DICTS = (".pth", ".pth.tar")
+STATE_DICTS = (".pth", ".pth.tar", ".pt", ".ckpt")
 """The endings of files that this module reads."""
 
 _WEIGHTS = {
     "state_dict_ema": "timm",
+    "ema_state_dict": "timm",
     "state_dict": "timm",
     "model_ema": "torchvision",
     "model": "torchvision",
@@ -40,13 +42,14 @@ _NUMBER_OF_AVERAGED = "n_averaged"
 
 
 class StateDict(MappedTensors):
-    """The tensors of one ``.pth`` file, which is mapped: the numbers of a tensor are read when it is asked for.
+    """The tensors of one such file, which is mapped: the numbers of a tensor are read when it is asked for.
 
     Attributes:
         entry: the entry of the file that has the weights; None if the file is a bare state dict.
         script: the library whose training script wrote the file, ``timm`` or ``torchvision``; None if the file has no
             arguments of a script.
         arguments: the arguments of that script, by name.
+        prefix: what all names in the file begin with and have lost here, such as ``model.``; empty if they differ.
 
     Raises:
         InputError: the file holds anything else than plain tensors by name.
@@ -67,6 +70,8 @@ class StateDict(MappedTensors):
                 if "args" in content:
                     self.script = _WEIGHTS[self.entry]
             _check_tensors(weights)
+            self.prefix = _prefix_of_all(weights)
+            weights = {name.removeprefix(self.prefix): tensor for name, tensor in weights.items()}
             infos = {name: tensor_info(tensor) for name, tensor in weights.items()}
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
@@ -152,6 +157,15 @@ def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
             raise ValueError(f"{shown_name} is there twice")
         unwrapped[name] = tensor
     return unwrapped
+
+
+def _prefix_of_all(names: Collection[str]) -> str:
+    """Return the first part of the names with its dot, if all names begin with the same; else an empty text."""
+    first_parts = {name.partition(".")[0] for name in names}
+    if len(first_parts) > 1 or not all("." in name for name in names):
+        return ""
+    (part,) = first_parts
+    return f"{part}."
 
 
 def _check_tensors(weights: Any) -> None:

@@ -132,8 +132,8 @@ def load_source(
     foreign = foreign_tokens(source.description.preprocess)
     if foreign is not None:
         warnings.warn(f"{source.name}: {foreign}", stacklevel=4)
-    if source.outdated is not None:
-        warnings.warn(source.outdated, stacklevel=4)
+    for warning in source.warnings:
+        warnings.warn(warning, stacklevel=4)
     model = build_model(source, device, dtype, whole_last_block=whole_last_block)
     model.lineage = source.bases
     if compile:

@@ -72,9 +72,8 @@ class Source:
         drawn_by: the seed from which random weights were drawn, else None. A model that is trained from such weights is
             no relative of other models.
         left: names of tensors in the file that belong to another task and are not used.
-        renamed: a warning about the class names or prompts that the user gives; None if nothing is odd about them.
-        outdated: a warning about what an earlier version of hydractl stored in the file and this one does not use; None
-            if there is nothing of the kind.
+        warnings: what is odd about it: about class names, or what an earlier version of hydractl stored in the file and
+            this one does not use.
     """
 
     name: str
@@ -84,8 +83,7 @@ class Source:
     file_bytes: int | None = None
     drawn_by: int | None = None
     left: tuple[str, ...] = ()
-    renamed: str | None = None
-    outdated: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -145,13 +143,9 @@ def open_source(ref: str | ModelRef, options: ModelOptions = _PLAIN, *, name: st
 
 
 def warnings_of_opening(sources: Iterable[Source]) -> list[str]:
-    """Return what is odd about models as they were opened, without repetition: class names, outdated contents."""
-    warnings: list[str] = []
-    for source in sources:
-        for warning in (source.renamed, source.outdated):
-            if warning is not None and warning not in warnings:
-                warnings.append(warning)
-    return warnings
+    """Return what is odd about models as they were opened, without repetition."""
+    warnings = [warning for source in sources for warning in source.warnings]
+    return list(dict.fromkeys(warnings))
 
 
 def need_classifier(source: Source) -> None:
@@ -210,10 +204,11 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
         raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
     if names is not None and len(names) != classes:
         raise UsageError(f"--labels names {len(names)} classes, {source.name} has {classes}")
-    warning = None
+    warnings = source.warnings
     if names is not None and description.labels is not None:
-        warning = renaming_warning(description.labels, names, source.name)
-    return replace(source, description=replace(description, labels=names), renamed=warning)
+        renaming = renaming_warning(description.labels, names, source.name)
+        warnings += (renaming,) if renaming else ()
+    return replace(source, description=replace(description, labels=names), warnings=warnings)
 
 
 def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
@@ -241,15 +236,15 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
         templates_before = list(description.prompt or [DEFAULT_PROMPT])
         if names != names_before or templates != templates_before:
             left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
-    warning: str | None = None
+    warnings = source.warnings
     if left_out:
         extra = {key: value for key, value in extra.items() if key not in left_out}
-        warning = (
+        warnings += (
             f"{source.name}: {', '.join(left_out)} left out: fitted to other classes, to another order of them, or to "
-            "other prompts"
+            "other prompts",
         )
     description = replace(description, labels=names, prompt=templates, extra=extra)
-    return replace(source, description=description, renamed=warning or source.renamed)
+    return replace(source, description=description, warnings=warnings)
 
 
 def _open_reference(ref: str | ModelRef, arch: str | None, seed: int, name: str | None) -> Source:
@@ -304,7 +299,7 @@ def _without_reference(source: Source) -> Source:
         f"{source.name}: the reference that it holds is not used, for inputs are no longer compared with one; the "
         f"version of hydractl that wrote the file, {version}, did so"
     )
-    return replace(source, description=replace(description, extra=extra), outdated=outdated)
+    return replace(source, description=replace(description, extra=extra), warnings=(*source.warnings, outdated))
 
 
 def refuse_exported(path: Path) -> None:
@@ -372,7 +367,10 @@ def _must_be_file(ref: str) -> bool:
 
 
 def _model_hint(path: Path) -> str:
-    """Return a hint for a missing file: the checkpoints in its folder, or if there are none what a MODEL can be."""
+    """Return a hint for a missing file: a name of a library, the checkpoints in its folder, or what a MODEL can be."""
+    for family_name in FAMILIES.names:
+        if get_family(family_name).has_architecture(str(path)):
+            return f"{family_name} has a model of this name: {family_name}:{path}"
     near: list[str] = []
     if os.path.isdir(path.parent):
         near = sorted(file.name for file in path.parent.glob("*.st"))
@@ -534,15 +532,16 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
     """
     family = get_family(family_name)
     sites = family.sites(loaded.config)
+    removed = [(site.path, head) for index, site in enumerate(sites) for head in loaded.removed.get(index, ())]
     description = Description(
-        kind="dense",
+        kind="pruned" if removed else "dense",
         family=family_name,
         family_version=family.version,
         arch=loaded.arch,
         config=loaded.config,
         preprocess=loaded.preprocess,
         labels=loaded.labels,
-        masks=[HeadMask.full(sites)],
+        masks=[HeadMask.full(sites).without(removed)],
         origin=loaded.origin,
     )
 
@@ -550,11 +549,11 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
     tensors = loaded.tensors
     check_tensors(name, tensors, family, description, sites)
     if isinstance(tensors, FileTensors):
-        return Source(name, tensors.sha256, description, tensors, tensors.size)
+        return Source(name, tensors.sha256, description, tensors, tensors.size, warnings=tuple(loaded.warnings))
 
     # There is no single file, so the digest needs all weights. It is computed once, when it is first needed.
     digest = functools.cache(lambda: digest_of(description, tensors))
-    return Source(name, digest, description, tensors, left=tuple(loaded.left))
+    return Source(name, digest, description, tensors, left=tuple(loaded.left), warnings=tuple(loaded.warnings))
 
 
 def digest_of(description: Description, tensors: TensorSource) -> str:

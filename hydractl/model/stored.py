@@ -7,6 +7,7 @@ block have stock names and hold every head that any member has, in ascending ord
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
@@ -290,7 +291,14 @@ def check_tensors(
         problems += _problems_of_tensors(member_tensors, stock, shapes)
     problems += _problems_of_sharing(tensors, description, family, sites, once)
     if problems:
-        raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
+        positions = family.named_parts.get("position")
+        of_positions = [name for name in stock if positions and re.match(positions, name)]
+        is_resized = any(problem.startswith(f"tensor {name!r} is [") for name in of_positions for problem in problems)
+        raise InputError(
+            f"{origin} does not hold the weights of {description.arch}",
+            problems=problems[:40],
+            hint=family.hint_of_positions if is_resized else None,
+        )
 
 
 def _check_blocks_and_preprocessing(

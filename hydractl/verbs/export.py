@@ -11,6 +11,7 @@ from hydractl.exports.targets import claimed, plan_exports
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import check_outputs, file_path
 from hydractl.files.export_answer import ExportAnswer
+from hydractl.files.header import PICKLES
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model
@@ -121,9 +122,8 @@ def _path_without_ending(output: str | None, formats: Sequence[str], source: Sou
     format_of_ending = EXPORTED.get(path.suffix)
     if format_of_ending in formats:
         return path.with_suffix("")
-    # An ending of another format, or that of checkpoints, would be a mistake. Any other dot is part of the name:
-    # "v1.2".
-    has_other_ending = format_of_ending is not None or path.suffix == ".st"
+    # An ending of another format, or of weights, would be a mistake. Any other dot is part of the name: "v1.2".
+    has_other_ending = format_of_ending is not None or path.suffix in (".st", ".safetensors", *PICKLES)
     if has_other_ending:
         better_path = path.with_suffix(FORMATS[formats[0]].ending)
         raise UsageError(

@@ -73,6 +73,8 @@ def _announce_odd_weights(source: Source, log: Log) -> None:
         log.info(f"{name}: the numbers of its pickle are read as data, and nothing in it is run")
         if tensors.entry is not None:
             log.info(f"{name}: its weights are the entry {tensors.entry} of the file")
+        if tensors.prefix:
+            log.info(f"{name}: all names of its tensors begin with {tensors.prefix}, which is left out")
     if source.left:
         left_out = ", ".join(source.left)
         log.info(f"{name}: of another task, and left: {left_out}")

@@ -56,6 +56,7 @@ from hydractl.families.hf.published import (
     kept_config,
     patch_image_size,
     preprocessing_in,
+    removed_heads,
 )
 from hydractl.families.hf.texts import (
     TOKENIZER_FILES,
@@ -180,7 +181,10 @@ class HFEncoder(ModelFamily):
         published = read_config(folder / "config.json")
         if published is None or not {"architectures", "model_type"} <= published.keys():
             return None
+        if not isinstance(published["model_type"], str):
+            raise InputError(f"{folder}/config.json: model_type is {shown(published['model_type'])}, no name")
         config = kept_config(published, str(folder))
+        removed = removed_heads(published, config, str(folder))
 
         # The hint is for a folder with pickles. transformers reads them with torch's weights_only, which runs no code.
         architectures: Any = published["architectures"]
@@ -202,18 +206,21 @@ class HFEncoder(ModelFamily):
         if set(weights.names()) != set(model.state_dict()):
             # The file has names of an older version, belongs to a body, or does not fit the model. transformers
             # converts the names in the first two cases, and reports the differences in the third.
-            tensors, unused_names = converted_weights(weights, folder, model)
+            tensors, unused_names = converted_weights(weights, folder, model, lacks_heads=bool(removed))
 
         preprocess = preprocessing_in(folder, model)
         if is_decoder(model):
             check_padding(config, padding_of(preprocess), str(folder))
+        labels, warnings = (None, []) if is_zero_shot else class_labels(published, model.config.num_labels, str(folder))
         return LoadedModel(
             arch=class_name(config),
             config=config,
             tensors=tensors,
             preprocess=preprocess,
-            labels=None if is_zero_shot else class_labels(published, model.config.num_labels),
+            labels=labels,
             left=unused_names,
+            removed=removed,
+            warnings=warnings,
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel | Path:

@@ -311,4 +311,8 @@ def _shape_of_images(processor: Any, channels: int) -> list[int]:
 def _run_processor(processor: Any, images: list[Image.Image]) -> Any:
     """Process images; return pixels ``[B, C, H, W]``, or a dict of patches with their mask and spatial shapes."""
     batch = processor(images=images, return_tensors="pt")
-    return dict(batch) if "spatial_shapes" in batch else batch["pixel_values"]
+    if "spatial_shapes" in batch:
+        return dict(batch)
+    pixels = batch["pixel_values"]
+    # A processor that neither rescales nor normalises gives the bytes of the image.
+    return pixels if pixels.is_floating_point() else pixels.float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from hydractl.errors import InputError
-from hydractl.families.config_json import LibraryConfig, Preprocessing
+from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers
 from hydractl.families.hf import clip, dinov3
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
@@ -92,20 +92,23 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
     # A classifier without this entry has one class for each name.
     if "num_labels" not in config:
         labels = published.get("id2label")
-        if isinstance(labels, Mapping):
+        if isinstance(labels, Mapping | list):
             config["num_labels"] = len(labels)
         else:  # the file says nothing, so transformers' default applies
             config["num_labels"] = getattr(transformers, name).config_class().num_labels
     return config
 
 
-def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
+def converted_weights(
+    weights: TensorSource, folder: Path, model: Any, *, lacks_heads: bool = False
+) -> tuple[DictTensors, list[str]]:
     """Load weights with transformers, which converts older names of tensors, and keep the dtypes of the file.
 
     Args:
         weights: the weights of the folder; their names may be those of an older version.
         folder: the published folder.
         model: transformers' model on the meta device, which has the expected names and shapes.
+        lacks_heads: whether some tensors are smaller, since heads were cut out of them; these come as they are stored.
 
     Returns:
         The weights by the names of the installed version. For a body (an encoder without a classifier) also the names
@@ -118,6 +121,15 @@ def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[
     dtypes_in_file = {info.dtype for info in infos.values()}
     is_body = not model.config.num_labels
     loaded_model, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
+
+    # The library draws tensors of another shape at random: those of layers that lack heads are read here.
+    read_tensors = loaded_model.state_dict()
+    if lacks_heads:
+        for name, _, _ in list(report["mismatched_keys"]):
+            name_in_file = _name_in_file(name, read_tensors[name], loaded_model, infos)
+            if name_in_file is not None:
+                read_tensors[name] = weights.read(name_in_file)
+        report["mismatched_keys"] = []
 
     # Compare the names that were read with those of the model.
     expected_names = set(model.state_dict())
@@ -137,7 +149,7 @@ def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[
 
     # transformers loaded everything in one dtype. Give each tensor the dtype that it has in the file.
     tensors = {}
-    for name, tensor in loaded_model.state_dict().items():
+    for name, tensor in read_tensors.items():
         if name not in expected_names:
             continue
         if len(dtypes_in_file) == 1:
@@ -222,12 +234,17 @@ def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, T
         The dtype in the file. If transformers made the tensor from several tensors of the file, or from a part of one,
         the dtype of ``tensor``.
     """
+    name_in_file = _name_in_file(name, tensor, loaded, infos)
+    if name_in_file is None:
+        return tensor.dtype
+    return torch_dtype(infos[name_in_file])
+
+
+def _name_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, TensorInfo]) -> str | None:
+    """Return the name that a tensor has in the file; None if it was made of several or of a part of one."""
     published_names = revert_weight_conversion(loaded, {name: tensor})
     names_in_file = [published for published in published_names if published in infos]
-    if len(names_in_file) != 1:
-        return tensor.dtype
-    info = infos[names_in_file[0]]
-    return torch_dtype(info)
+    return names_in_file[0] if len(names_in_file) == 1 else None
 
 
 def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
@@ -315,17 +332,53 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def class_labels(published: LibraryConfig, classes: int) -> list[str] | None:
-    """Return the names of the classes in ``id2label``, in the order of the classes.
+def class_labels(published: LibraryConfig, classes: int, origin: str) -> tuple[list[str] | None, list[str]]:
+    """Return the names of the classes in ``id2label``, in the order of the classes, and a warning where they are lost.
 
-    None means that there is not exactly one name for each class, or that all names are transformers' placeholders
-    (``LABEL_0``).
+    The names are an object with the numbers of the classes as its keys, or a list. They are None where there is not
+    exactly one for each class, or all are transformers' placeholders (``LABEL_0``).
+
+    Args:
+        published: the ``config.json`` of the folder.
+        classes: the number of classes.
+        origin: the folder, for the warning.
     """
     names = published.get("id2label")
+    if isinstance(names, list):
+        names = {str(number): name for number, name in enumerate(names)}
     numbers = [str(number) for number in range(classes)]
-    if not isinstance(names, Mapping) or sorted(names) != sorted(numbers):
-        return None
+    if not isinstance(names, Mapping) or not names:
+        return None, []
+    if sorted(names) != sorted(numbers):
+        keys = shown(sorted(names))
+        return None, [f"{origin}: id2label has the keys {keys} and not 0 to {classes - 1}, so its names are not used"]
     labels = [str(names[number]) for number in numbers]
     if all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
-        return None
-    return labels
+        return None, []
+    return labels, []
+
+
+def removed_heads(published: LibraryConfig, config: dict[str, object], origin: str) -> dict[int, Sequence[int]]:
+    """Return the heads that transformers' own pruning has cut out of a folder: by layer, their numbers.
+
+    ``pruned_heads`` leaves the configuration, so that the library builds the whole model; a mask says what is gone.
+
+    Args:
+        published: the ``config.json`` of the folder.
+        config: what is kept of it, which loses the entry.
+        origin: the folder, for the message.
+
+    Raises:
+        InputError: the entry is no object of lists of whole numbers.
+    """
+    config.pop("pruned_heads", None)
+    entry = published.get("pruned_heads") or {}
+    removed: dict[int, Sequence[int]] = {}
+    problem = InputError(f"{origin}/config.json: pruned_heads {shown(entry)} names no heads by layer")
+    if not isinstance(entry, Mapping):
+        raise problem
+    for layer, heads in entry.items():
+        if not layer.isdecimal() or not isinstance(heads, list) or not are_whole_numbers(heads, 0):
+            raise problem
+        removed[int(layer)] = heads
+    return removed
