@@ -24,6 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.metrics.probabilities import Floats
 from hydractl.studies.words import ACCURACY, AUROC_MARGIN, NLL
@@ -529,15 +530,7 @@ def _better_row(evidence: Evidence, decision: ReadingDecision, index: int, deare
     return f"{row} is better ({gain.value:+.4f})"
 
 
-@dataclass(frozen=True)
-class Stability:
-    """The shares of resamples of the validation data that lead to the same row, and to the same score, as the data."""
-
-    row: float
-    score: float
-
-
-def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> Stability:
+def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> StabilityRecord:
     """Return how often the rounds of the bootstrap lead to the same row and the same score as the data.
 
     Args:
@@ -556,4 +549,4 @@ def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> Stabi
             same_row += 1
         if chosen_again.score == chosen.score:
             same_score += 1
-    return Stability(same_row / len(rounds), same_score / len(rounds))
+    return StabilityRecord(row=same_row / len(rounds), score=same_score / len(rounds))

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.confidence import share_difference_interval, share_interval
 from hydractl.metrics.plausibility import is_above_guessing
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
-from hydractl.studies.choosing import BLIND, Stability
+from hydractl.studies.choosing import BLIND
 from hydractl.studies.words import NLL
 
 OFTEN = 0.2
@@ -156,7 +157,7 @@ def of_threshold(rule: str, flagged: int, n: int, chosen_flagged: int, chosen_n:
     ]
 
 
-def of_stability(stability: Stability) -> list[str]:
+def of_stability(stability: StabilityRecord) -> list[str]:
     """Return a sentence if more than :data:`OFTEN` of the resamples led to another row or to another score."""
     changes = []
     changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}

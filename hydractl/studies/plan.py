@@ -329,10 +329,6 @@ class Plan:
         """
         return self.folder / purpose / f"{row.name}.pred.st"
 
-    def predictions_by_row(self, purpose: str) -> dict[str, Path]:
-        """Return the file of predictions of every row, by the name of the row; see :meth:`predictions`."""
-        return {row.name: self.predictions(row, purpose) for row in self.rows}
-
     def add_row(self, row: Row) -> None:
         """Add a row, and the step that stores its logits on the second halves of the validation data.
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hydractl.files.study_answer import Word
+from hydractl.files.study_answer import FindingRecord, Word
 from hydractl.report.eval_tables import signed_number
 
 BETTER: Final = "better"
@@ -74,26 +74,14 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(FindingRecord):
     """One paired difference on the test data, and the word for it.
 
     Attributes:
-        metric: the dotted key of the metric, e.g. ``id.accuracy``.
-        value: the figure of one row minus the figure of another.
-        ci: the paired 95 % interval of the difference.
-        kind: one of :data:`WORDS`.
-        n: the number of samples of the smallest set that it was measured on.
-        needed: about how many samples of that set would be enough to tell, if every other set it was measured on grows
-            by the same factor; None if the data can tell.
+        n: the number of samples of the smallest set that it was measured on; it is not part of documents.
     """
 
-    metric: str
-    value: float
-    ci: tuple[float, float]
-    kind: Word
     n: int
-    needed: int | None = None
 
     def __str__(self) -> str:
         metric = KINDS[self.metric]
@@ -151,7 +139,7 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int, same_row: bool
         if n < enough:
             kind = CANNOT_TELL
             needed = _two_digits_up(enough)
-    return Finding(metric, value, (low, high), kind, n, needed)
+    return Finding(metric=metric, value=value, ci=(low, high), kind=kind, n=n, needed=needed)
 
 
 def samples_needed(value: float, low: float, high: float, margin: float, n: int) -> int:

@@ -30,7 +30,7 @@ from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
-from hydractl.studies.answer import Study
+from hydractl.studies.choice import choose
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
@@ -38,6 +38,7 @@ from hydractl.studies.rows import KINDS
 from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, script
+from hydractl.studies.tested import test_rows
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
@@ -482,31 +483,28 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
         log: receives which step runs.
     """
     folder = plan.folder
-    request = plan.request
     for purpose in ("choose", "test"):
         subfolder = folder / purpose
         with storing(subfolder):
             subfolder.mkdir(exist_ok=True)
     testing_steps = plan.testing_steps()
     steps_expected = len(plan.outline())
-    given_score = stored_score(source.description.extra)
-    study = Study(plan.rows, request.max_drop, request.bootstrap, request.seed, log, given_score)
 
     # Choose on the validation data, and store the choice before any test sample is read.
     _run_steps(plan.steps, steps_expected, 0, log)
-    study.choose(plan.predictions_by_row("choose"))
+    chosen = choose(plan, stored_score(source.description.extra), log)
     with Output(folder / "choice.json", force=True) as output:
-        write_json(output, study.choice_document())
+        write_json(output, chosen.document())
 
     # Test every row.
     _run_steps(testing_steps, steps_expected, len(plan.steps), log)
-    study.test(plan.predictions_by_row("test"))
+    tested = test_rows(chosen, log)
 
     # Write the best row as best.st, measure it, and read back what was stored in it.
-    used = study.used
-    row = study.row(used.row)
+    used = tested.used
+    row = chosen.rows[used.row].row
     measuring_steps = [*plan.steps, *testing_steps]
-    last_steps = plan.last_steps(row, used.score, study.note, study.options_of_table())
+    last_steps = plan.last_steps(row, used.score, tested.note, tested.options_of_table())
     steps = [*measuring_steps, *last_steps]
     _run_steps(last_steps, len(steps), len(measuring_steps), log)
     stored_threshold = _stored_results(folder / "best.st").get("threshold")
@@ -515,9 +513,8 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
         threshold = ThresholdRecord.model_validate(stored_threshold)
 
     # Make the answer.
-    commands = [step.command.words() for step in steps]
-    answer = study.answer(source.name, source.sha256, commands, threshold)
-    commands_to_go_on = next_commands(plan, row, used.score, study.free_alternative)
+    answer = tested.answer(source, [step.command.words() for step in steps], threshold)
+    commands_to_go_on = next_commands(plan, row, used.score, tested.facts.free_alternative)
     answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
     return _write(plan, answer, steps)
 

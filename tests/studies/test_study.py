@@ -270,7 +270,7 @@ def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) 
 @pytest.mark.long
 def test_a_verdict_that_steps_down_says_so_in_card_and_provenance(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the data say, here each rung is found no better than the next one."""
-    monkeypatch.setattr("hydractl.studies.answer.end_of", len)
+    monkeypatch.setattr("hydractl.studies.tested.end_of", len)
     words = dict.fromkeys(WORDS, "no better")
     monkeypatch.setattr("hydractl.studies.verdict._NO_BETTER", words)
     assert study(**{"-o": "down", "--rows": "whole-avg"}) == 0
@@ -325,7 +325,7 @@ def test_the_command_that_recalibrates_takes_as_many_samples_as_the_study(copy: 
 def test_the_command_for_a_free_score_writes_the_single_model_with_it(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydractl.studies.answer.Study.free_alternative", "energy")
+    monkeypatch.setattr("hydractl.studies.verdict.Facts.free_alternative", "energy")
     assert study() == 0
     last = json.loads(Path("runs/study.json").read_text())["next"][-1]
     assert last["purpose"] == "free score"

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from hydractl.files.study_answer import SearchGainRecord, SearchStateRecord
+from hydractl.files.study_answer import SearchGainRecord, SearchStateRecord, StabilityRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies import doubts
-from hydractl.studies.answer import sentences_on_search
-from hydractl.studies.choosing import Stability
 from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
+from hydractl.studies.search_gain import sentences_on_search
 from hydractl.studies.verdict import ANSWERS, Facts, Price, Use, answer_of, verdict
 from hydractl.studies.words import ACCURACY, AUROC, NLL, Finding, judge
 
@@ -299,8 +298,10 @@ def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
 
 
 def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> None:
-    assert doubts.of_stability(Stability(0.8, 0.8)) == []
-    assert doubts.of_stability(Stability(0.66, 1.0)) == [
+    assert doubts.of_stability(StabilityRecord(row=0.8, score=0.8)) == []
+    assert doubts.of_stability(StabilityRecord(row=0.66, score=1.0)) == [
         "Resamples of the validation data would have led to another row in 34 % of cases."
     ]
-    assert "another row in 34 % and another score in 50 %" in doubts.of_stability(Stability(0.66, 0.5))[0]
+    assert (
+        "another row in 34 % and another score in 50 %" in doubts.of_stability(StabilityRecord(row=0.66, score=0.5))[0]
+    )

@@ -1,0 +1,222 @@
+"""The choice of a row and a score on the validation data, with the figures behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from hydractl.files.study_answer import StabilityRecord
+from hydractl.log import Log
+from hydractl.metrics.calibrators import Calibration
+from hydractl.studies import doubts
+from hydractl.studies.choosing import (
+    BLIND,
+    NLL_TOLERANCE,
+    REFERENCE,
+    SINGLE,
+    Candidate,
+    Evidence,
+    StudyChoice,
+    choose_candidate,
+    stability,
+)
+from hydractl.studies.comparing import Rung, ladder
+from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
+from hydractl.studies.plan import Plan, Row
+from hydractl.studies.words import AUROC_MARGIN
+
+RULE = (
+    "Decided on the halves of the validation data that the search has not seen, all differences paired. An OOD "
+    "validation set tells something where some score of the single model has an AUROC whose interval lies above "
+    "{blind:g}; others have no vote. A row with a score is admissible where its AUROC is on no such set more than "
+    "{margin:g}, or significantly, below that of the single model with MSP, and its mean significantly above; a row "
+    "also where its accuracy is at most {drop:g} below that of the single model, and its NLL after temperature "
+    "scaling at most {nll:g} above it. All rows are compared under the admissible score of the single model with the "
+    "highest mean AUROC. The cheapest admissible row is taken of which no dearer one is better by more than "
+    "{margin:g}, significantly."
+)
+
+
+@dataclass(frozen=True)
+class ValidatedRow:
+    """One row (a model or ensemble of the study), measured on the validation data.
+
+    Attributes:
+        row: the row.
+        calibration: its fitted temperature.
+        measured: its samples with every OOD score.
+    """
+
+    row: Row
+    calibration: Calibration
+    measured: MeasuredRow
+
+    @property
+    def temperature(self) -> float:
+        """The temperature."""
+        assert self.calibration.temperature is not None  # it was fitted as a temperature
+        return self.calibration.temperature
+
+    @property
+    def mean_mi(self) -> float:
+        """The mean mutual information of the members on the ID data, in nats."""
+        return float(self.measured.inside.mi.mean())
+
+    def candidates(self, rounds: int, seed: int) -> list[Candidate]:
+        """Return the row with each of its scores, measured on the data and on their resamples."""
+        measured = self.measured
+        accuracy_and_nll = measured.accuracy_and_nll(rounds, seed)
+        candidates = []
+        for score, aurocs in measured.aurocs(measured.scores, rounds, seed).items():
+            candidate = Candidate(
+                row=self.row.name,
+                score=score,
+                members=measured.members,
+                macs=measured.macs,
+                inside=accuracy_and_nll,
+                outside=aurocs,
+                eligible=self.row.stored,
+            )
+            candidates.append(candidate)
+        return candidates
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen before any test sample is read.
+
+    Attributes:
+        plan: the plan of the study.
+        rows: the rows by name, measured on the validation data.
+        evidence: the figures of every row with every score of it.
+        given_score: the OOD score that the studied model was given with, because it was stored in its file; or None.
+    """
+
+    plan: Plan
+    rows: Mapping[str, ValidatedRow]
+    evidence: Evidence
+    given_score: str | None
+
+    @cached_property
+    def choice(self) -> StudyChoice:
+        """The choice, and the reasons against all others."""
+        return choose_candidate(self.evidence, self.plan.request.max_drop)
+
+    @cached_property
+    def stability(self) -> StabilityRecord:
+        """How often resamples of the data lead to the same choice."""
+        return stability(self.evidence, self.plan.request.max_drop, self.choice)
+
+    def rung(self, index: int) -> Rung:
+        """Return the row and the score of the candidate at ``index``."""
+        candidate = self.evidence.candidates[index]
+        return Rung(candidate.row, candidate.score)
+
+    @property
+    def taken(self) -> Rung:
+        """The row and the score that were chosen."""
+        return self.rung(self.choice.chosen)
+
+    @property
+    def ladder(self) -> list[Rung]:
+        """The choice, and below it the rungs (rows with a score) that test data may lead to."""
+        single_with_its_own_score = Rung(SINGLE, self.common_score)
+        single_with_msp = Rung(SINGLE, REFERENCE)
+        return ladder(self.taken, single_with_its_own_score, single_with_msp)
+
+    def own_candidate(self, row: str) -> Candidate:
+        """Return a row with the score that suits it best (see :func:`index_under_own_score`)."""
+        return self.evidence.candidates[self.choice.own_candidates[row]]
+
+    @property
+    def common_score(self) -> str:
+        """The score under which all rows are compared: the single model's own score."""
+        return self.own_candidate(SINGLE).score
+
+    def mean_auroc(self, index: int) -> float:
+        """Return the mean AUROC of the candidate at ``index`` over the OOD validation sets with a vote, 0 without."""
+        return self.evidence.mean(index, self.evidence.voting_sets(0), reading=0)
+
+    def rivals_of(self, rung: Rung) -> list[str]:
+        """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
+
+        They are fixed before any test sample is read: MSP, the score that the model was given with, the score of the
+        rung, the single model's own score, and scores that the validation data cannot tell from the latter. A rung is
+        not compared with itself.
+        """
+        fixed = {REFERENCE, rung.score, self.common_score, self.given_score}
+        fixed.update(self.rung(index).score for index in self.choice.rivals)
+        if rung.row == SINGLE:
+            fixed.remove(rung.score)
+        return [score for score in self.rows[SINGLE].measured.scores if score in fixed]
+
+    @property
+    def doubts_of_guessing(self) -> list[str]:
+        """The doubts about rows whose accuracy on the validation data is no better than guessing."""
+        right = {name: int(validated.measured.inside.correct.sum()) for name, validated in self.rows.items()}
+        labels = self.rows[SINGLE].measured.inside.labels
+        assert labels is not None  # --val has labels
+        return doubts.of_guessing(right, SINGLE, labels)
+
+    @property
+    def rule(self) -> str:
+        """The rule of the choice in words, with its limits filled in."""
+        return RULE.format(drop=self.plan.request.max_drop, nll=NLL_TOLERANCE, margin=AUROC_MARGIN, blind=BLIND)
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON document of the choice (``hydractl.study-choice/2``), which needs only validation data."""
+        taken = self.taken
+        indices = range(len(self.evidence.candidates))
+        return {
+            "schema": "hydractl.study-choice/2",
+            "rule": self.rule,
+            "row": taken.row,
+            "score": taken.score,
+            "temperature": self.rows[taken.row].temperature,
+            "telling": self.choice.telling,
+            "blind": self.choice.blind,
+            "rivals": self.rivals_of(taken),
+            "ladder": [asdict(rung) for rung in self.ladder],
+            "stability": self.stability.to_dict(),
+            "candidates": [self._candidate_document(index) for index in indices],
+        }
+
+    def _candidate_document(self, index: int) -> dict[str, object]:
+        """Return the entry of the candidate at ``index`` in the document of the choice."""
+        candidate = self.evidence.candidates[index]
+        return {
+            "row": candidate.row,
+            "score": candidate.score,
+            "members": candidate.members,
+            "macs": candidate.macs,
+            "accuracy": candidate.accuracy,
+            "nll": candidate.nll,
+            "auroc": self.mean_auroc(index) if self.choice.telling else None,
+            "sets": dict(candidate.outside.values),
+            "reason": self.choice.reasons[index],
+        }
+
+
+def choose(plan: Plan, given_score: str | None, log: Log) -> Chosen:
+    """Choose a row and a score by the predictions on the validation data alone.
+
+    Args:
+        plan: the plan of the study, whose steps up to the choice are done.
+        given_score: the OOD score that the studied model was given with; None without one.
+        log: receives the progress, and warnings of rows that only guess.
+    """
+    rows = {}
+    candidates: list[Candidate] = []
+    with log.progress("choosing", len(plan.rows), "rows") as progress:
+        for row in plan.rows:
+            path = plan.predictions(row, "choose")
+            calibration = fitted_temperature(path)
+            validated = ValidatedRow(row, calibration, measure_row(path, calibration, given_score=given_score))
+            rows[row.name] = validated
+            candidates += validated.candidates(plan.request.bootstrap, plan.request.seed)
+            progress.advance(1, row.name)
+    chosen = Chosen(plan, rows, Evidence(candidates), given_score)
+    for sentence in chosen.doubts_of_guessing:
+        log.warn(sentence)
+    return chosen

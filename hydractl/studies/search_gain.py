@@ -1,0 +1,89 @@
+"""What the search and the trainings of a row achieved, as the files say that they wrote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydractl.files.header import read_header
+from hydractl.files.study_answer import SearchGainRecord, SearchStateRecord
+from hydractl.jsonio import read_json_file
+from hydractl.report.texts import number
+from hydractl.studies.plan import Row
+from hydractl.studies.words import AUROC_MARGIN
+
+_BARELY = 0.1
+"""If a search raises the AUROC of its objective by less than this, the verdict says by how much."""
+
+
+def search_gain(row: Row) -> SearchGainRecord | None:
+    """Return the figures that the search measured before and after the removals of a row; None without a circuit."""
+    if row.circuit is None:
+        return None
+    path, removed_heads = row.circuit
+    document = read_json_file(str(path))
+    before = document["base"]
+    after = document["removed"][removed_heads - 1]  # the step that removed the last of these heads
+    return SearchGainRecord(removed=removed_heads, before=_search_state(before), after=_search_state(after))
+
+
+def _search_state(step: Mapping[str, Any]) -> SearchStateRecord:
+    """Return the figures of a search at one of its steps, from the counts that the circuit file holds.
+
+    The AUROC is the Mann-Whitney U divided by the number of pairs of an ID and an OOD sample.
+    """
+    n_id = step["n_id"]
+    twice_u = step["two_u"]  # twice the Mann-Whitney U; None if the objective has no AUROC
+    auroc = None
+    if twice_u is not None:
+        auroc = twice_u / (2 * n_id * step["n_ood"])
+    accuracy = step["correct"] / n_id
+    return SearchStateRecord(score=step["score"], accuracy=accuracy, auroc=auroc)
+
+
+def _auroc_gain(search: SearchGainRecord) -> float | None:
+    """Return by how much a search raised the AUROC of its objective; None if the objective has no AUROC."""
+    before = search.before.auroc
+    after = search.after.auroc
+    if before is None or after is None:
+        return None
+    return after - before
+
+
+def sentences_on_search(searches: Sequence[SearchGainRecord]) -> list[str]:
+    """Return a sentence if the most successful search raised its AUROC by less than :data:`_BARELY`; else empty."""
+    best: SearchGainRecord | None = None
+    highest_gain = -math.inf
+    for search in searches:
+        gain = _auroc_gain(search)
+        if gain is None:
+            continue
+        if gain >= highest_gain:  # of equal gains, the last one counts
+            best = search
+            highest_gain = gain
+    if best is None or highest_gain >= _BARELY:
+        return []
+
+    # More than the margin is no small gain. But it was found on the samples of the search, where it looks largest.
+    raised = "raised"
+    if highest_gain <= 0:
+        raised = "did not raise"
+    elif highest_gain <= AUROC_MARGIN:
+        raised = "hardly raised"
+    return [
+        f"The search itself {raised} the AUROC it looked for, on the samples that it searched on: from "
+        f"{number(best.before.auroc, 3)} to {number(best.after.auroc, 3)} with {best.removed} heads removed."
+    ]
+
+
+def kept_learning_rates(row: Row) -> list[float] | None:
+    """Return the learning rate that each training of a row kept, in their order; None for a row without any."""
+    rates = []
+    for model in row.trained:
+        header = read_header(model)
+        assert header.description is not None  # a model that hydractl wrote
+        learning_rate = header.description["provenance"]["settings"].get("lr")
+        if learning_rate is not None:  # a posterior has none
+            rates.append(float(learning_rate))
+    return rates or None
