@@ -349,7 +349,7 @@ MUTATIONS = (
         "hydractl/verbs/report.py",
         "unmet = unmet_in(rows, requirements, skip_first=False)\n    names",
         "unmet = unmet_in(rows[:-1], requirements, skip_first=False)\n    names",
-        "tests/report/test_eval_runs.py",
+        "tests/evaluation/test_means.py",
     ),
 )
 

@@ -353,16 +353,3 @@ class EvalAnswer(Result):
         if not isinstance(by_row, Mapping):
             return None
         return by_row.get(row.name)
-
-
-# --- metrics of rows --------------------------------------------------------------------------------------------------
-
-OodAverage = Literal["near_avg", "far_avg", "ood_avg"]
-
-
-def average_of(detection: OodDetection, average: OodAverage) -> Metrics:
-    """Return the means over some OOD sets; empty if there are none."""
-    means: DetectionMetrics | None = getattr(detection, average)
-    if means is None:
-        return {}
-    return means.metrics

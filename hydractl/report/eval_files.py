@@ -13,12 +13,12 @@ from pathlib import Path
 
 from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output, file_path, make_folder, named_apart, storage_error, write_with
-from hydractl.files.eval_answer import EvalAnswer, EvalRow, OodAverage, average_of
+from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.files.results import Metrics
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import KINDS, pictures
-from hydractl.report.eval_tables import single_number
+from hydractl.report.eval_tables import metrics_at, single_number
 from hydractl.report.pictures import save_png
 from hydractl.report.texts import shown_name
 
@@ -161,9 +161,12 @@ def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
         return len(names) - 1
     if wanted in names:
         return list(names).index(wanted)
+    hint = f"the rows are: {', '.join(map(shown_name, names[:_MOST_NAMES]))}"
+    if len(names) > _MOST_NAMES:
+        hint += ", ..."
     alike = difflib.get_close_matches(wanted, names, n=1)
-    rows = [shown_name(name) for name in names[:_MOST_NAMES]] + ["..."] * (len(names) > _MOST_NAMES)
-    hint = f"did you mean {shown_name(alike[0])}?" if alike else f"the rows are: {', '.join(rows)}"
+    if alike:
+        hint = f"did you mean {shown_name(alike[0])}?"
     raise UsageError(f"--card-model {shown_name(wanted)} is no row", hint=hint)
 
 
@@ -195,12 +198,11 @@ def openood_csv(row: EvalRow) -> bytes:
 
 def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
     """Yield the name and the metrics of every OOD set, group by group, and after each group with sets its mean."""
-    averages: dict[str, OodAverage] = {"near": "near_avg", "far": "far_avg"}
     for group in ("near", "far", None):
         sets = {name: measured.metrics for name, measured in row.ood.items() if measured.group == group}
         yield from sets.items()
         if sets and group is not None:
-            yield f"{group}ood", average_of(row, averages[group])
+            yield f"{group}ood", metrics_at(row, [f"{group}_avg"])
 
 
 def _percent(metrics: Metrics, key: str) -> str:

@@ -130,7 +130,6 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         "■ is a head that is kept, · one that is removed, of every attention module and every member that was pruned.",
         tables=[tables.heads_table(rows)],
     )
-    yield _Section("cost", "What does it cost?", "For one sample, all members.", tables=[tables.cost_table(rows)])
     cautions = " ".join(_cautions(answer))
     yield _Section("summary", "What was it measured on?", cautions, tables=[tables.data_table(answer)])
 

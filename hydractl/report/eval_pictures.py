@@ -13,7 +13,6 @@ from hydractl.files.eval_answer import (
     OodDetection,
     ReliabilityCurve,
     ScoreHistograms,
-    average_of,
 )
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.report.eval_tables import (
@@ -22,6 +21,7 @@ from hydractl.report.eval_tables import (
     Column,
     cost_ratio,
     known_interval,
+    metrics_at,
     ood_names,
     score_name,
     single_number,
@@ -79,14 +79,14 @@ class Reached(NamedTuple):
 
     Attributes:
         name: its name.
-        ratio: its mult-adds over those of the single model.
+        ratio: its mult-adds over those of the single model; None if not known.
         values: what it reaches, one number for each of :data:`MEASURES`; None if not known.
         intervals: the interval of each number.
         chosen: whether it is the one to use.
     """
 
     name: str
-    ratio: float
+    ratio: float | None
     values: Sequence[float | None]
     intervals: Sequence[Ends] = (None,) * len(MEASURES)
     chosen: bool = False
@@ -103,25 +103,19 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
     """
     rows = answer.models
     ratios, reference = cost_ratio(rows)
+    used = None if study is None else study.use.row
     reached = []
     for row, ratio in zip(rows, ratios, strict=True):
-        if ratio is not None:
-            values = [column.value(row) for column in MEASURES]
-            intervals = [column.interval(row) for column in MEASURES]
-            chosen = study is not None and row.name == study.use.row
-            reached.append(Reached(row.name, ratio, values, intervals, chosen))
-    outside = sizes_of_sets(rows, ood_names(rows))
-    sizes = f"ID {sizes_of_sets(rows)}, OOD {outside}"
+        values = [column.value(row) for column in MEASURES]
+        intervals = [column.interval(row) for column in MEASURES]
+        reached.append(Reached(row.name, ratio, values, intervals, row.name == used))
+    sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
     return drawn_overview(reached, _levels(rows[0]), reference, sizes)
 
 
 def overview_of_study(study: StudyAnswer) -> Picture | None:
     """Return the same picture from a study alone, which has no intervals: all rows under the single model's score."""
-    reached = []
-    for row in study.rows:
-        if row.mac_ratio is not None:
-            chosen = row.name == study.use.row
-            reached.append(Reached(row.name, row.mac_ratio, _means(row.common or row.test), chosen=chosen))
+    reached = [Reached(row.name, row.mac_ratio, _means(row.common or row.test), chosen=row.used) for row in study.rows]
     single = study.rows[0]
     levels = {f"{single.name}, MSP": _means(study.baseline), f"{single.name}, {single.score}": _means(single.test)}
     return drawn_overview(reached, levels, "the single model", "")
@@ -129,7 +123,7 @@ def overview_of_study(study: StudyAnswer) -> Picture | None:
 
 def _means(detection: OodDetection) -> list[float | None]:
     """Return the means over all OOD sets, one for each of :data:`MEASURES`."""
-    means = average_of(detection, "ood_avg")
+    means = metrics_at(detection, ["ood_avg"])
     return [single_number(means.get(column.metric.key)) for column in MEASURES]
 
 
@@ -157,68 +151,74 @@ def drawn_overview(reached: Sequence[Reached], levels: Levels, reference: str, s
         reference: what has the mult-adds of 1.
         sizes: the numbers of samples, as text; may be empty.
     """
-    panels = []
     (reference_shown,) = drawn_names([reference])
+    x_title = f"mult-adds, times those of {reference_shown}"
+    panels = []
     for index, column in enumerate(MEASURES):
-        points = [model for model in reached if model.values[index] is not None]
-        if not points:
-            continue
-        draw = partial(
-            _draw_overview,
-            points=points,
-            levels=levels,
-            index=index,
-            x_title=f"mult-adds, times those of {reference_shown}",
-            y_title=f"{column.metric.words}, mean over OOD sets\n{sizes}".rstrip(),
-        )
-        panels.append(Panel(draw, f"{column.metric.words} over mult-adds"))
-    if not panels:
-        return None
-    return Picture("overview", "OOD detection against cost", panels)
+        points = []
+        for model in reached:
+            value = model.values[index]
+            if value is not None and model.ratio is not None:
+                points.append(_Point(model.name, model.ratio, value, model.intervals[index], model.chosen))
+        levels_here = {label: values[index] for label, values in levels.items()}
+        y_title = f"{column.metric.words}, mean over OOD sets\n{sizes}".rstrip()
+        draw = partial(_draw_overview, points=points, levels=levels_here, x_title=x_title, y_title=y_title)
+        if points:
+            panels.append(Panel(draw, f"{column.metric.words} over mult-adds"))
+    return Picture("overview", "OOD detection against cost", panels) if panels else None
+
+
+class _Point(NamedTuple):
+    """A model in one panel of the overview."""
+
+    name: str
+    x: float
+    y: float
+    ends: Ends
+    chosen: bool
 
 
 def _draw_overview(
-    axes: Axes, points: Sequence[Reached], levels: Levels, index: int, x_title: str, y_title: str
+    axes: Axes, points: Sequence[_Point], levels: Mapping[str, float | None], x_title: str, y_title: str
 ) -> None:
     """Draw one measure of every model over its cost, with names, intervals, and a ring around the one to use."""
-    labels = _Labels(axes)
     for point in points:
-        value = point.values[index]
-        assert value is not None  # only such points are drawn
         colour = VERMILION if point.chosen else BLUE
-        dot(axes, point.ratio, value, point.intervals[index], colour)
+        dot(axes, point.x, point.y, point.ends, colour)
         if point.chosen:
-            axes.plot(point.ratio, value, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
-        labels.points.append((point.ratio, value))
+            axes.plot(point.x, point.y, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
     axes.margins(0.12)
     low, high = axes.get_xlim()
     axes.set(xlim=(low, high + 0.2 * (high - low)), xlabel=x_title, ylabel=y_title)
 
-    for label, values in levels.items():
-        level = values[index]
+    labels = _Labels(axes, points)
+    for label, level in levels.items():
         if level is not None:
             axes.axhline(level, **GUIDE)
             axes.annotate(
                 label, (1, level), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
                 ha="right", fontsize=8, color=SOFT,
             )  # fmt: skip
-            labels.block(1 - len(label) * INCHES_A_LETTER / _INCHES_ACROSS, 1, level)
+            labels.keep_from(level, len(label))
     names = drawn_names([point.name for point in points], _MOST_LETTERS)
     for point, name in zip(points, names, strict=True):
-        labels.write(name, point.ratio, point.values[index] or 0.0, point.chosen)
+        labels.write(name, point)
 
 
 _INCHES_ACROSS, _INCHES_UP = 3.8, 2.6
 """About the size of the axes of a panel."""
 
+_Box = tuple[float, float, float, float]
+"""The left, lower, right and upper edge of a text, in inches from the lower left corner of the axes."""
+
 
 class _Labels:
     """Writes names beside points where they cover neither points nor other names, as far as there is room."""
 
-    def __init__(self, axes: Axes) -> None:
+    def __init__(self, axes: Axes, points: Sequence[_Point]) -> None:
         self._axes = axes
-        self._taken: list[tuple[float, float, float, float]] = []
-        self.points: list[tuple[float, float]] = []
+        self._points = points
+        self._taken: list[_Box] = []
 
     def _inches(self, x: float, y: float) -> tuple[float, float]:
         """Return the place of a point in inches from the lower left corner of the axes."""
@@ -226,16 +226,17 @@ class _Labels:
         bottom, top = self._axes.get_ylim()
         return (x - left) / (right - left) * _INCHES_ACROSS, (y - bottom) / (top - bottom) * _INCHES_UP
 
-    def block(self, start: float, stop: float, y: float) -> None:
-        """Keep names away from a text on a horizontal line, from one share of the width to another."""
-        _, up = self._inches(0, y)
-        self._taken.append((start * _INCHES_ACROSS, up, stop * _INCHES_ACROSS, up + INCHES_A_LINE))
+    def keep_from(self, level: float, letters: int) -> None:
+        """Keep names away from a text of so many letters at the right end of a horizontal line."""
+        _, up = self._inches(0, level)
+        left = _INCHES_ACROSS - letters * INCHES_A_LETTER
+        self._taken.append((left, up, _INCHES_ACROSS, up + INCHES_A_LINE))
 
-    def write(self, name: str, x: float, y: float, bold: bool) -> None:
+    def write(self, name: str, point: _Point) -> None:
         """Write a name at the place beside its point that covers least."""
-        across, up = self._inches(x, y)
-        width = len(name) * INCHES_A_LETTER * (1.2 if bold else 1)
-        beside = 0.14 if bold else 0.09
+        across, up = self._inches(point.x, point.y)
+        width = len(name) * INCHES_A_LETTER * (1.2 if point.chosen else 1)
+        beside = 0.14 if point.chosen else 0.09
         boxes = []
         for step in (0, 1, -1, 2, -2):
             bottom = up + INCHES_A_LINE * (step - 0.5)
@@ -245,23 +246,21 @@ class _Labels:
         box = min(boxes, key=self._covered)
         self._taken.append(box)
         shift = (72 * (box[0] - across), 72 * (box[1] - up) + 2.5)
-        weight = "bold" if bold else "normal"
-        to_point = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkA": 0}
+        weight = "bold" if point.chosen else "normal"
+        style = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkA": 0}
         self._axes.annotate(
-            name, (x, y), shift, textcoords="offset points", fontsize=8, fontweight=weight, arrowprops=to_point
+            name, (point.x, point.y), shift, textcoords="offset points", fontsize=8, fontweight=weight, arrowprops=style
         )
 
-    def _covered(self, box: tuple[float, float, float, float]) -> float:
+    def _covered(self, box: _Box) -> float:
         """Return how much of a box is outside of the axes, or covers texts and points."""
         left, bottom, right, top = box
         area = max(-left, 0) + max(right - _INCHES_ACROSS - 0.5, 0) + max(-bottom, 0) + max(top - _INCHES_UP, 0)
         for other_left, other_bottom, other_right, other_top in self._taken:
             across = min(right, other_right) - max(left, other_left)
-            up = min(top, other_top) - max(bottom, other_bottom)
-            if across > 0 and up > 0:
-                area += across * up
-        for point in self.points:
-            across, up = self._inches(*point)
+            area += max(across, 0) * max(min(top, other_top) - max(bottom, other_bottom), 0)
+        for point in self._points:
+            across, up = self._inches(point.x, point.y)
             if left - 0.04 < across < right + 0.04 and bottom < up < top:
                 area += 0.05
         return area

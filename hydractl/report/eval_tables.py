@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hydractl.files.eval_answer import EvalAnswer, EvalRow, MemberDiversity, MetricBlock
-from hydractl.files.model_records import DataSetRecord
-from hydractl.files.results import Interval, Metrics, MetricValue
+from hydractl.files.model_records import CostRecord, DataSetRecord
+from hydractl.files.results import Interval, Metrics, MetricValue, Record
 from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.tables import BEST, SECOND, Cell, Ends, Table
 from hydractl.report.texts import count_text, drawn_names, head_marks, number, params_text, shown_name
@@ -77,9 +77,9 @@ def known_interval(interval: Interval | None) -> Ends:
     return low, high
 
 
-def metrics_at(row: EvalRow, place: Sequence[str]) -> Metrics:
-    """Return the metrics that a row holds at the end of a path of names; empty if it has none there."""
-    value: Any = row
+def metrics_at(record: Record, place: Sequence[str]) -> Metrics:
+    """Return the metrics that a record holds at the end of a path of names; empty if it has none there."""
+    value: Any = record
     for name in place:
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     if isinstance(value, MetricBlock):
@@ -306,13 +306,17 @@ def glance_table(rows: Sequence[EvalRow]) -> Table:
     measured = metric_table(rows, shown)
     ratios, reference = cost_ratio(rows)
     lines = []
-    for (name, *cells), ratio in zip(measured.rows, ratios, strict=True):
-        lines.append([name, Cell(number(ratio, 2)), *cells])
+    for row, ratio, (name, *cells) in zip(rows, ratios, measured.rows, strict=True):
+        cost = row.cost or CostRecord()  # nothing is known of some
+        sizes = (params_text(cost.params, cost.params_nonzero), count_text(cost.macs), number(ratio, 2))
+        lines.append([name, *map(Cell, sizes), *cells])
     words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
     if reference:
-        words.insert(0, f"cost: mult-adds, times those of {shown_name(reference)}")
-    name_head, *heads = measured.heads
-    return Table("", [name_head, ("cost", ""), *heads], lines, note=f"{'; '.join(words)}.")
+        words.insert(
+            0, f"params and mult-adds: of all members, for one sample; cost: times those of {shown_name(reference)}"
+        )
+    heads = [*_plain_headings("model", "params", "mult-adds", "cost"), *measured.heads[1:]]
+    return Table("", heads, lines, note=f"{'; '.join(words)}.")
 
 
 def further_table(rows: Sequence[EvalRow]) -> Table:
@@ -481,16 +485,6 @@ def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
     if not macs or not reference_macs:
         return None
     return macs / reference_macs
-
-
-def cost_table(rows: Sequence[EvalRow]) -> Table:
-    """Return the table of what every row costs for one sample; without lines if no row has a cost."""
-    lines = []
-    for row in rows:
-        if row.cost is not None:
-            parameters = params_text(row.cost.params, row.cost.params_nonzero)
-            lines.append([Cell(row.name), Cell(parameters), Cell(count_text(row.cost.macs))])
-    return Table("", _plain_headings("model", "parameters", "mult-adds"), lines)
 
 
 def heads_table(rows: Sequence[EvalRow]) -> Table:

@@ -241,18 +241,16 @@ def _models_table(costs: Mapping[str, BenchCost], memory: Mapping[str, int | Non
     has_memory = any(size is not None for size in memory.values())
     rows = []
     for name, cost in costs.items():
-        rows.append(
-            {
-                "": name,
-                "kind": cost.kind or "model",
-                "members": UNKNOWN if cost.members is None else str(cost.members),
-                **({"input": input_text(cost.input)} if has_inputs else {}),
-                "params": params_text(cost.params, cost.params_nonzero),
-                "mult-adds": count_text(cost.macs),
-                "file": bytes_text(cost.checkpoint_bytes),
-                **({"memory": bytes_text(memory.get(name))} if has_memory else {}),
-            }
-        )
+        members = UNKNOWN if cost.members is None else str(cost.members)
+        cells = {"": name, "kind": cost.kind or "model", "members": members}
+        if has_inputs:
+            cells["input"] = input_text(cost.input)
+        cells["params"] = params_text(cost.params, cost.params_nonzero)
+        cells["mult-adds"] = count_text(cost.macs)
+        cells["file"] = bytes_text(cost.checkpoint_bytes)
+        if has_memory:
+            cells["memory"] = bytes_text(memory.get(name))
+        rows.append(cells)
     return table("", list(rows[0]), [list(row.values()) for row in rows], left=2)
 
 

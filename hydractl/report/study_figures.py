@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from hydractl.files.eval_answer import OodAverage, OodDetection, SampleMetrics, average_of
+from hydractl.files.results import Record
 from hydractl.files.study_answer import StudyAnswer, StudyRowRecord
-from hydractl.report.eval_tables import single_number
+from hydractl.report.eval_tables import metrics_at, single_number
 from hydractl.report.tables import Table, text_table
 from hydractl.report.texts import number
 
 DIGITS = 3
-_OF_ID = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece"}
-"""The metric of each column on ID data, by the title of the column."""
-_OF_OOD: dict[str, tuple[OodAverage, str]] = {
-    "near AUROC": ("near_avg", "auroc"),
-    "far AUROC": ("far_avg", "auroc"),
-    "AUROC": ("ood_avg", "auroc"),
-    "FPR95": ("ood_avg", "fpr95"),
+_OF_ID = {"accuracy": "id.accuracy", "NLL": "id.nll", "ECE": "id.ece"}
+_OF_OOD = {
+    "near AUROC": "near_avg.auroc",
+    "far AUROC": "far_avg.auroc",
+    "AUROC": "ood_avg.auroc",
+    "FPR95": "ood_avg.fpr95",
 }
-"""The average over sets and the metric of each column on OOD data, by the title of the column."""
+"""The dotted key of the metric of each column, by the title of the column."""
+
+
+def _cells(measured: Record, keys: Iterable[str]) -> list[str]:
+    """Return the metrics with these keys as cells; a dash for what was not measured."""
+    cells = []
+    for key in keys:
+        place, _, metric = key.partition(".")
+        cells.append(number(single_number(metrics_at(measured, [place]).get(metric)), DIGITS))
+    return cells
 
 
 def study_tables(study: StudyAnswer) -> list[Table]:
@@ -33,10 +41,12 @@ def _table_under_one_score(study: StudyAnswer) -> Table:
     The row to use is marked.
     """
     baseline = study.baseline
-    rows = [["single, MSP, no temperature", "1.00", *_id_cells(baseline.id), *_ood_cells(baseline)]]
+    on_id, on_ood = _OF_ID.values(), _OF_OOD.values()
+    rows = [["single, MSP, no temperature", "1.00", *_cells(baseline, [*on_id, *on_ood])]]
     for row in study.rows:
-        detection = row.common or OodDetection()  # empty, shown as dashes, if the row does not have the common score
-        rows.append([_marked_name(row), number(row.mac_ratio, 2), *_id_cells(row.test.id), *_ood_cells(detection)])
+        detection = row.common or Record()  # nothing, shown as dashes, if the row does not have the common score
+        cells = [*_cells(row.test, on_id), *_cells(detection, on_ood)]
+        rows.append([_marked_name(row), number(row.mac_ratio, 2), *cells])
     score = study.common_score
     title = f"test data, all rows with their temperature and under the score of the single model, {score}; * is best.st"
     return text_table(title, ["", "mult-adds", *_OF_ID, *_OF_OOD], rows)
@@ -48,7 +58,7 @@ def _table_under_own_scores(study: StudyAnswer) -> Table:
     rows = []
     for row in study.rows:
         auroc = number(_validation_auroc(row, study.choice.telling), DIGITS)
-        cells = [_marked_name(row), row.score, auroc, *_ood_cells(row.test)]
+        cells = [_marked_name(row), row.score, auroc, *_cells(row.test, _OF_OOD.values())]
         if has_trainings:
             cells.append(_learning_rates_text(row.lr))
         rows.append(cells)
@@ -63,41 +73,20 @@ def _learning_rates_text(rates: Sequence[float] | None) -> str:
     if not rates:
         return "-"
     texts = [f"{rate:g}" for rate in rates]
-    if len(set(texts)) == 1:
-        texts = texts[:1]
-    return ", ".join(texts)
+    return texts[0] if len(set(texts)) == 1 else ", ".join(texts)
 
 
 def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
     """Return the mean AUROC of a row under its own score over these OOD validation sets; None if there are no sets."""
     auroc_of_sets = row.validation.auroc[row.score]
-    aurocs: list[float] = []
-    for name in sets:
-        auroc = auroc_of_sets[name]
-        assert auroc is not None  # a set without an AUROC is not among those that choose
-        aurocs.append(auroc)
-    if not aurocs:
-        return None
-    return sum(aurocs) / len(aurocs)
+    # A set without an AUROC is not among those that choose.
+    aurocs = [auroc for name in sets if (auroc := auroc_of_sets[name]) is not None]
+    return sum(aurocs) / len(aurocs) if aurocs else None
 
 
 def _marked_name(row: StudyRowRecord) -> str:
     """Return the name of a row; the row to use has a mark after it."""
     return f"{row.name} *" if row.used else row.name
-
-
-def _id_cells(measured: SampleMetrics) -> list[str]:
-    """Return the accuracy, the NLL and the ECE as cells; dashes for data without labels."""
-    return [number(single_number(measured.metrics.get(key)), DIGITS) for key in _OF_ID.values()]
-
-
-def _ood_cells(detection: OodDetection) -> list[str]:
-    """Return the near, far and mean AUROC and the mean FPR95 as cells; a dash for what was not measured."""
-    cells = []
-    for average, key in _OF_OOD.values():
-        value = single_number(average_of(detection, average).get(key))
-        cells.append(number(value, DIGITS))
-    return cells
 
 
 def glance(study: StudyAnswer) -> Table | None:
@@ -112,11 +101,7 @@ def glance(study: StudyAnswer) -> Table | None:
         return None
     lines = []
     for title, key in _AT_A_GLANCE.items():
-        place, _, metric = key.partition(".")
-        values = []
-        for tested in (before, after):
-            metrics = tested.id.metrics if place == "id" else average_of(tested, "ood_avg")
-            values.append(number(single_number(metrics.get(metric)), DIGITS))
+        values = [*_cells(before, [key]), *_cells(after, [key])]
         if values != ["-", "-"]:
             lines.append([title, *values, found.get(key, "")])
     lines.append(["mult-adds", "1.00", number(used.mac_ratio, 2), ""])

@@ -157,7 +157,11 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     cut_names = [_end_of(name, width) for name in distinct_parts]
     if len(set(cut_names)) == len(set(distinct_parts)):
         return cut_names
-    return [f"{index} {_end_of(name, width - len(f'{index} '))}" for index, name in enumerate(distinct_parts)]
+    numbered = []
+    for index, name in enumerate(distinct_parts):
+        prefix = f"{index} "
+        numbered.append(prefix + _end_of(name, width - len(prefix)))
+    return numbered
 
 
 _FIRST, _LAST = 0, -1
@@ -176,8 +180,10 @@ def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[s
     """
     parts_of_names = [name.split(".") for name in names]
     while max((len(".".join(parts)) for parts in parts_of_names), default=0) > width:
-        if len({parts[side] for parts in parts_of_names}) > 1 or any(len(parts) < 2 for parts in parts_of_names):
-            break  # the names differ on this side, or one would lose its last part
+        if len({parts[side] for parts in parts_of_names}) > 1:
+            break  # the names differ on this side
+        if any(len(parts) < 2 for parts in parts_of_names):
+            break  # a name would lose its last part
         for parts in parts_of_names:
             del parts[side]
     return [".".join(parts) for parts in parts_of_names]

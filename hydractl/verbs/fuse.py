@@ -36,8 +36,6 @@ from hydractl.model.matching import check_labels_are_classes, named_by_data, ref
 from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources
 from hydractl.report.fuse_words import (
     averaging_words,
-    data_words,
-    sharing_words,
     warnings_of,
 )
 from hydractl.report.texts import count_text
@@ -242,11 +240,9 @@ def _description_of_file(plan: FusionPlan, sources: Sequence[Source], measured: 
 
 def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> None:
     """Log what was decided, what it costs, and warnings about both."""
-    for sentence in (averaging_words(answer), sharing_words(answer)):
-        if sentence is not None:
-            log.info(sentence)
-    if answer.on_data is not None:
-        log.info(data_words(answer.on_data))
+    decision = averaging_words(answer)
+    if decision is not None:
+        log.info(decision)
     # Members that hardly differ are worth a warning only if the plan has not warned of the members already.
     new_warnings = list(warnings_of(answer))
     if not plan.warnings:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.means import means
 from hydractl.expressions.conditions import Requirement
 from hydractl.files.atomic import Output, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer
@@ -17,7 +18,6 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.jsonio import Document, shown
 from hydractl.log import Log
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
-from hydractl.report.eval_runs import means
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in, unmet_of_bench
 

@@ -62,7 +62,7 @@ def test_nothing_is_loaded_and_nothing_runs(page: Node) -> None:
     assert not any(re.search("https?:", text) for node in page.walk() for text in (node.text(), *node.attrs.values()))
 
 
-OPEN = ["overview", "results", "reliability", "scores", "heads", "cost", "summary"]
+OPEN = ["overview", "results", "reliability", "scores", "heads", "summary"]
 CLOSED = ["further", "difference", "ood", "selective", "members", "diversity", "corruptions", "settings"]
 CLOSED += ["conventions", "provenance"]
 
@@ -115,17 +115,20 @@ def test_identifiers_are_unique_and_those_used_are_there(page: Node) -> None:
 def test_the_table_holds_and_marks_the_numbers(page: Node, document: dict[str, Any]) -> None:
     table = page.by_id("results").all("table")[0]
     found = cells(table)
-    assert found[0] == ["model", "cost", "acc ↑", "nll ↓", "ece ↓", "auroc ↑", "fpr95 ↓"] and len(found) == 4
+    heads = ["model", "params", "mult-adds", "cost", "acc ↑", "nll ↓", "ece ↓", "auroc ↑", "fpr95 ↓"]
+    assert found[0] == heads and len(found) == 4
     for line, row in zip(found[1:], document["models"], strict=True):
         low, high = row["ci"]["id.accuracy"]
         assert line[0].startswith(row["name"]) and "heads kept: " in line[0]
         ratio = row["cost"]["macs"] / row["cost"]["single_macs"]
-        assert line[1:4] == [
+        assert line[1:6] == [
+            f"{row['cost']['params'] / 1000:.2f} K",
+            f"{row['cost']['macs'] / 10**6:.2f} M",
             f"{ratio:.2f}",
             f"{row['id']['accuracy']:.4f}{low:.4f}–{high:.4f}",
             f"{row['id']['nll']:.4f}",
         ]
-    for column, (key, best) in enumerate((("accuracy", max), ("nll", min), ("ece", min)), start=1):
+    for column, (key, best) in enumerate((("accuracy", max), ("nll", min), ("ece", min)), start=3):
         values = [row["id"][key] for row in document["models"]]
         marked = [line.all("td")[column].attrs.get("class", "") for line in table.all("tr")[1:]]
         assert marked.index("best") == values.index(best(values))
@@ -198,9 +201,9 @@ def test_cost_is_a_ratio_to_the_single_model_or_to_the_first_row(document: dict[
         del row["cost"]["single_macs"]
     other["models"][0]["cost"] = {"params": 1, "macs": 10**6}
     page = parse(render(answer_of(other)))
-    assert [line[1] for line in cells(page.by_id("results").all("table")[0])[1:]] == ["1.00", "2.00", "4.00"]
-    assert "cost: mult-adds, times those of base" in page.by_id("results").text()
-    assert [line[2] for line in cells(page.by_id("cost").all("table")[0])[1:]] == ["1.00 M", "2.00 M", "4.00 M"]
+    found = [line[2:4] for line in cells(page.by_id("results").all("table")[0])[1:]]
+    assert found == [["1.00 M", "1.00"], ["2.00 M", "2.00"], ["4.00 M", "4.00"]]
+    assert "cost: times those of base" in page.by_id("results").text()
 
 
 def test_heads_are_shown_one_by_one_for_members_that_were_pruned(page: Node, document: dict[str, Any]) -> None:
@@ -262,7 +265,7 @@ def test_one_bare_row() -> None:
     assert [section.attrs["id"] for section in page.all("details")] == ["further", "provenance"]
     bare = parse(render(answer_of(sample({"one": 1}, sets={}, rounds=0))))
     sections = {section.attrs["id"] for section in bare.all("section")}
-    assert sections == {"results", "reliability", "cost", "summary"}
+    assert sections == {"results", "reliability", "summary"}
     assert not bare.all("td", "best") and "auroc" not in bare.by_id("results").text()
 
 
@@ -270,7 +273,7 @@ def test_one_bare_row() -> None:
 def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
     page = parse(render(answer_of(without_values(document))))
     found = cells(page.by_id("results").all("table")[0])
-    assert [line[1:] for line in found[1:]] == [["-"] * 6] * 3
+    assert [line[1:] for line in found[1:]] == [["-"] * 8] * 3
     assert not page.all("td", "best") and not re.search(r"\b(None|nan|inf)\b", page.text())
 
 

@@ -10,7 +10,6 @@ from hydractl.errors import InputError
 from hydractl.files.eval_answer import Conventions, EvalAnswer, EvalRow
 from hydractl.files.model_records import DataSetRecord
 from hydractl.files.results import MISSING
-from hydractl.report.eval_tables import distinct_entries
 
 Answers = Mapping[str, EvalAnswer]
 """Answers of eval, by the names of their files."""
@@ -93,7 +92,7 @@ def means(answers: Answers, over: str) -> EvalAnswer:
 
 def _set_names(answers: Answers) -> list[str]:
     """Return the names of the test sets of all answers, in order."""
-    return distinct_entries(answer.test for answer in answers.values())
+    return list(dict.fromkeys(name for answer in answers.values() for name in answer.test))
 
 
 def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
