@@ -2,29 +2,22 @@
 
     python docs/make_results.py
 
-A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
-``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``own`` for each row under its own
-score, ``verdict`` for its sentences, ``conclusion`` for those before the model to use.
-Between ``<!-- recipe: PART -->`` and ``<!-- end -->`` stand the parts of ``docs/results/recipe.json``, which
-``examples/late_sites.py`` writes, and by seed those of ``joint-circuits.json``, whose commands were removed since;
-between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
-``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
-``docs/results/methods.json``, which ``examples/methods.py`` writes, and between ``<!-- effort: NAME [PART] -->`` and
-``<!-- end -->`` studies of several seeds that ``examples/effort.py`` adds to it: the rows, the ``rates`` that they
-kept, ``verdicts``, or what is ``said`` of them; between ``<!-- bench: NAME -->`` and ``<!-- end -->`` the measurement
-of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
-Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
-``<!-- starting: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/start_up.py``, between
-``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
-``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
-``benchmarks/verdict_rules.py`` writes, between ``<!-- words: NAME -->`` and ``<!-- end -->`` one of
-``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- gpu: PART ... -->`` and
-``<!-- end -->`` those of ``benchmarks/gpu_cost.py``, between ``<!-- files: cpu -->`` and ``<!-- end -->`` those of
-``benchmarks/eval_of_files.py``, and between ``<!-- seeds: PART ... -->`` and
-``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
-``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- paper: TABLE -->`` and
-``<!-- end -->`` stands a table of the paper, of ``docs/results/paper.json``. A test fails where a page differs from
-what this makes.
+A table stands between ``<!-- KIND: NAME ... -->`` and ``<!-- end -->``:
+
+    study      rows of ``docs/results/NAME.json``, as ``hydractl study`` writes it, all of them where none is named;
+               ``short`` with fewer columns, ``conclusion`` for what its verdict says first
+    recipe     ``scores`` or ``late``, of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes
+    curve      a model of ``cost-curve.json``, which ``examples/cost_curve.py`` writes
+    effort     a study of ``methods.json``, which ``examples/effort.py`` writes: what is ``said``, or the ``table``
+    bayes      BayesVLM, of the same file, to which ``examples/methods.py`` adds
+    seeds      trainings of ``seeds.json``, which ``examples/seeds.py`` writes; ``cifar10`` and ``elsewhere`` are others
+    rules      ``verdict-rules.json``, which ``benchmarks/verdict_rules.py`` writes
+    words      ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes
+    paper      a table of the paper, of ``paper.json``
+
+and of ``benchmarks/results/NAME.json`` those that ``hydractl bench`` writes (``bench``) and the scripts of benchmarks:
+``memory`` (big_models), ``starting`` (start_up), ``making`` (ensemble_cost), ``files`` (eval_of_files) and ``gpu``
+(gpu_cost). A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
