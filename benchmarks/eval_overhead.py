@@ -41,6 +41,7 @@ from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.expressions.models import ModelRef
 from hydractl.log import Log
 from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import move
@@ -178,7 +179,7 @@ def main() -> None:
                     test=DataSpec.of_option("--test", data), ood=[OodSet.of_option("--ood", f"noise:far={ood}")]
                 ),
             )
-            plan = plan_of([text], ModelOptions(), measured, output=os.devnull, log=Log())
+            plan = plan_of([ModelRef(text)], ModelOptions(), measured, Log())
             model = plan.models[0]
             assert isinstance(model, RunningModel)
             sides = {

@@ -194,6 +194,7 @@ def calibrate(
     from hydractl.verbs.calibrate import run
     from hydractl.verbs.opening import opening_options
 
+    path, folder = place_of_model(output, "calibrated.st")
     options = EvalOptions(
         run=EvalRunOptions(
             batch_size=batch_size,
@@ -224,16 +225,15 @@ def calibrate(
         ),
         seed=seed,
         reuse=texts(reuse),
+        features=text_or_none(features),
+        output=path,
+        force=force,
     )
-    path, folder = place_of_model(output, "calibrated.st")
     outcome = run(
         checked(ModelRef, model),
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
         options,
-        features=text_or_none(features),
         note=note,
-        output=path,
-        force=force,
         dry_run=dry_run,
         log=log(),
     )

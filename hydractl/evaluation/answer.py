@@ -195,11 +195,7 @@ def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: 
 
 def _records_by_name(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
     """Return the record of each data set, by its name."""
-    records = {}
-    for dataset in sets:
-        as_json = dataset.to_json()
-        records[dataset.name] = DataSetRecord.model_validate(as_json)
-    return records
+    return {dataset.name: dataset.record() for dataset in sets}
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -354,8 +350,9 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     # Settings of single models.
     settings_by_model: dict[str, dict[str, object]] = {}
     for model in models:
-        for key, value in model.conventions.items():
-            settings_by_model.setdefault(key, {})[model.name] = value
+        for key, value in (("max_length", model.max_length), ("prompt", model.prompt)):
+            if value is not None:
+                settings_by_model.setdefault(key, {})[model.name] = value
     return {**explained, **settings_by_model}
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import cast
 
 from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.predictions.header import ScoreDataEntry, StoredScoreEntry
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, fitted_entries
 from hydractl.files.atomic import Output
@@ -53,10 +51,10 @@ def write_calibrated(
 
     # The OOD score. The fitted statistics of a score on features are stored as tensors.
     if score is not None:
-        entry: StoredScoreEntry = {"score": score}
+        entry: dict[str, object] = {"score": score}
         detector = model.detector
         if detector is not None and score in detector.names:
-            entry["fitted_on"] = cast("ScoreDataEntry", dict(detector.fitted_on))
+            entry["fitted_on"] = dict(detector.fitted_on)
             tensors = with_tensors(tensors, detector.tensors(score))
         extra["ood_score"] = entry
 

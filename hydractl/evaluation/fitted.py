@@ -8,7 +8,6 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.options import FitOptions
-from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.files.model_records import CalibrationRecord, DataSetRecord, FittedOnRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
@@ -44,7 +43,7 @@ class Fit:
 
     score: str | None = None
     calibration: Calibration | None = None
-    fitted_on: DataEntry | None = None
+    fitted_on: DataSetRecord | None = None
     stored: bool = False
     threshold: ThresholdEntry | None = None
     conformal: Conformal | None = None
@@ -72,9 +71,11 @@ class Fit:
             if entry is None:
                 return cls(score=score, threshold=threshold)
             calibration = Calibration.from_json(entry)
-            fitted_on = entry.get("fitted_on")
-            if fitted_on is not None:
-                FittedOnRecord.checked(fitted_on, "what its calibration was fitted on is no data set")
+            fitted_on = None
+            if entry.get("fitted_on") is not None:
+                fitted_on = FittedOnRecord.checked(
+                    entry["fitted_on"], "what its calibration was fitted on is no data set"
+                )
         except InputError as error:
             raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
         return cls(score, calibration, fitted_on, stored=True, threshold=threshold)
@@ -87,10 +88,7 @@ class Fit:
         """
         if self.calibration is None:
             return None
-        fitted_on = None
-        if self.fitted_on is not None:
-            fitted_on = DataSetRecord.model_validate(self.fitted_on)
-        return CalibrationRecord(**self.calibration.to_json(), fitted_on=fitted_on, stored=stored)
+        return CalibrationRecord(**self.calibration.to_json(), fitted_on=self.fitted_on, stored=stored)
 
 
 def warn_of_left_out(

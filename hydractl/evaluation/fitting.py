@@ -14,9 +14,9 @@ from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.gathering import LogitsReader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
-from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
+from hydractl.files.model_records import DataSetRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import Conformal, fit_conformal
@@ -159,7 +159,7 @@ class _Fitting:
         labels = val.labels[gathered.rows]  # without samples that could not be read
         self.validation = _Validation(val, in_order, labels, gathered.samples)
 
-    def calibration(self) -> tuple[Calibration | None, DataEntry | None, bool]:
+    def calibration(self) -> tuple[Calibration | None, DataSetRecord | None, bool]:
         """Return the calibration, the record of the data it was fitted to, and whether it is in the model's file."""
         requested = self._what.temperature_of(self._model.name)
         if requested is None:  # the one in the model's file, if there is one
@@ -177,7 +177,7 @@ class _Fitting:
         kind: Literal["vector", "temperature"] = "vector" if requested == "vector" else "temperature"
         calibration = fit_calibration(kind, log_probs, validation.labels)
         self._note(calibration_warning(calibration, log_probs))
-        return calibration, validation.source.to_json(), False
+        return calibration, validation.source.record(), False
 
     def calibrated_validation(self, calibration: Calibration | None) -> Samples:
         """Return the calibrated predictions on the ID validation set, with all scores."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,7 +18,6 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import Samples, samples_and_members
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
@@ -114,47 +113,27 @@ def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64])
         parts: the samples of each batch.
         order: for each sample of the result, its index among the joined samples of all batches.
     """
-    batch_sizes = [len(batch_samples) for batch_samples in parts]
+
+    def joined(values: Sequence[Any]) -> Any:
+        """Join arrays along the last dimension (samples), and sort them; None stays None."""
+        if values[0] is None:
+            return None
+        return np.concatenate(values, axis=-1)[..., order]
+
+    first = parts[0]
     attributes: dict[str, Any] = {}
     for attribute in fields(Samples):
-        name = attribute.name
-        values_by_batch = [getattr(batch_samples, name) for batch_samples in parts]
-        if name == "pair_mi":  # a mean over all samples, not one value for each
-            attributes[name] = _mean_over_samples(values_by_batch, batch_sizes)
-        elif name == "scores":  # a dict of values by the name of the score
-            attributes[name] = _scores_joined_in_order(values_by_batch, order)
-        elif name == "leading":  # the name of a score, equal in all batches
-            attributes[name] = values_by_batch[0]
-        else:
-            attributes[name] = _joined_in_order(values_by_batch, order)
-    return Samples(**attributes)
+        attributes[attribute.name] = [getattr(part, attribute.name) for part in parts]
 
-
-def _mean_over_samples(means: Sequence[Floats], sizes: Sequence[int]) -> Floats:
-    """Return the mean over all samples, ``[K]``, from the mean ``[K]`` and the size of each batch."""
-    weights = np.array(sizes)  # [batches]
-    weighted_means = np.stack(means) * weights[:, None]  # [batches, K]
-    totals = weighted_means.sum(axis=0)
-    return np.asarray(totals / weights.sum())
-
-
-def _scores_joined_in_order(
-    parts: Sequence[Mapping[str, Floats | None]], order: npt.NDArray[np.int64]
-) -> dict[str, Any]:
-    """Join the OOD scores of all batches, and sort them into the order of the data set; return them by name."""
-    scores = {}
-    for name in parts[0]:
-        batch_scores = [part[name] for part in parts]
-        scores[name] = _joined_in_order(batch_scores, order)
-    return scores
-
-
-def _joined_in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
-    """Join the arrays of all batches along the last dimension (samples), and sort them; None stays None."""
-    if parts[0] is None:
-        return None
-    joined = np.concatenate(parts, axis=-1)
-    return joined[..., order]
+    # These are no arrays of samples: a mean over all samples, [K], the scores by name, and a name.
+    sizes = np.array([len(part) for part in parts])  # [batches]
+    weighted_means = np.stack(attributes.pop("pair_mi")) * sizes[:, None]  # [batches, K]
+    pair_mi = np.asarray(weighted_means.sum(axis=0) / sizes.sum())
+    scores_by_batch = attributes.pop("scores")
+    scores = {name: joined([scores[name] for scores in scores_by_batch]) for name in first.scores}
+    del attributes["leading"]
+    arrays = {name: joined(values) for name, values in attributes.items()}
+    return Samples(**arrays, pair_mi=pair_mi, scores=scores, leading=first.leading)
 
 
 def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], ids: Sequence[str], name: str) -> None:

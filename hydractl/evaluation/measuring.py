@@ -19,7 +19,7 @@ from hydractl.evaluation.plausibility import (
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
-from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
+from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
@@ -179,10 +179,13 @@ class Measuring:
         prediction_sets = None
         if counts is not None:
             prediction_sets = ConformalSets.model_validate(counts.to_json())
+        scores_fitted_on = None
+        if model.detector is not None and model.detector.fitted_on:
+            scores_fitted_on = ScoreDataRecord.model_validate(dict(model.detector.fitted_on))
         row = row_of(model, self._sets, gathered, fitted, scores.leading)
         row = row.model_copy(
             update={
-                "fitted_on": _scores_fitted_on(model),
+                "fitted_on": scores_fitted_on,
                 "mc_dropout": model.mc_dropout,
                 "conformal": prediction_sets,
                 "seen": dict(seen),
@@ -249,16 +252,6 @@ class Measuring:
         for key, difference in bootstrap.paired_differences(self._resampled_first_row, resampled).items():
             differences[key] = PairedDifference.model_validate(difference)
         return row_with_intervals.model_copy(update={"difference": differences})
-
-
-def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
-    """Return the record of the training data to which the OOD scores of a row were fitted; None if none needed them."""
-    if model.detector is None:
-        return None
-    entry = fitted_on_of(model.detector)
-    if entry is None:
-        return None
-    return ScoreDataRecord.model_validate(entry)
 
 
 def _counted(batches: LogitsBatches, counts: SetCounts, dataset: EvalSet) -> LogitsBatches:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.expressions.conditions import Requirement
+from hydractl.expressions.data_sets import DataSpec, OodSet, SuiteChoice
 from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
 from hydractl.files.model_records import DropoutRecord
 from hydractl.jsonio import Document
@@ -49,6 +50,8 @@ class DataOptions:
         corruptions, severities: the corruptions of the test data to measure, each at every severity.
         photographs: the folder of photographs for the corruption frost, or None.
         allow_seen: whether test data may contain samples to which something was fitted.
+        suite: a suite of OOD sets, which are added after ``ood``; None for no suite.
+        suite_root: the folder of its data.
     """
 
     test: DataSpec | None
@@ -64,6 +67,8 @@ class DataOptions:
     severities: Sequence[int] = ()
     photographs: str | None = None
     allow_seen: bool = False
+    suite: SuiteChoice | None = None
+    suite_root: str = ""
 
 
 @dataclass(frozen=True)
@@ -244,9 +249,13 @@ class EvalOptions:
         fit: the options about fitting.
         bootstrap: the number of resamples for confidence intervals; 0 means no intervals.
         seed: the seed of the resamples.
-        keep_logits: whether the logits on all data sets are written to predictions files.
-        resume: whether to continue unfinished predictions files.
         reuse: the predictions files from which logits are read instead of running a model.
+        predictions: the path of the file of predictions; None for none.
+        resume: whether to continue unfinished predictions files.
+        features: the path of the file that keeps features; an existing file is read. None to keep none.
+        output: the path of the output; None where the verb says, or for none.
+        force: whether files that exist are replaced.
+        requirements: what has to hold in the rows.
     """
 
     run: EvalRunOptions
@@ -254,6 +263,15 @@ class EvalOptions:
     fit: FitOptions = field(default_factory=FitOptions)
     bootstrap: int = 0
     seed: int = 0
-    keep_logits: bool = False
-    resume: bool = False
     reuse: Sequence[str] = ()
+    predictions: str | None = None
+    resume: bool = False
+    features: str | None = None
+    output: str | None = None
+    force: bool = False
+    requirements: Sequence[Requirement] = ()
+
+    @property
+    def keep_logits(self) -> bool:
+        """Whether the logits on all data sets are written to predictions files, from which they can be read again."""
+        return self.predictions is not None and self.predictions.endswith(".st")

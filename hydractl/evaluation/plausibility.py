@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from hydractl.data.overlap import GivenSet, trained_on_warning
 from hydractl.data.plausibility import sample_warnings
@@ -17,7 +16,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, VAL, EvalSet, of_role, option_of
 from hydractl.files.training_history import kept_accuracies
 from hydractl.log import Log
-from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.conformal import SetCounts
 from hydractl.metrics.ood_scores import OF_UNSIGNED
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
@@ -27,16 +26,6 @@ from hydractl.metrics.plausibility import (
 )
 from hydractl.metrics.samples import Samples
 from hydractl.model.source import Source, warnings_of_opening
-
-
-class Counted(Protocol):
-    """The counts of prediction sets, see :class:`hydractl.metrics.conformal.SetCounts`."""
-
-    fitted: Conformal
-
-    @property
-    def mean_size(self) -> float | None:
-        """The mean number of classes in a set; None if there are no samples."""
 
 
 def warnings_before(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
@@ -102,7 +91,7 @@ def warnings_of_row(
     model: LogitsProvider,
     inside: Samples,
     fitted: Fit,
-    counts: Counted | None,
+    counts: SetCounts | None,
     sets: Sequence[EvalSet],
     *,
     advises_temperature: bool,

@@ -16,10 +16,10 @@ from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
-from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.expressions.data_sets import AUTO, FROST, DataSpec
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
+from hydractl.files.model_records import DataSetRecord
 from hydractl.jsonio import Document
 from hydractl.model.matching import label_differences
 
@@ -53,22 +53,19 @@ class EvalSet(SetEntry):
             return option
         return f"{option} {self.spec}".rstrip()
 
-    def to_json(self) -> DataEntry:
-        """Return the record of the set under ``data`` in an answer; optional entries are left out if they are empty."""
-        entry: DataEntry = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
-        # The list of the OpenOOD benchmark, if the ID set is one.
+    def record(self) -> DataSetRecord:
+        """Return the record of the set under ``data`` in an answer."""
+        openood_list = None  # the list of the OpenOOD benchmark, if the ID set is one
         if self.role == ID:
             openood_list = id_list_of(self.spec)
-            if openood_list is not None:
-                entry["list"] = openood_list
-        # The samples that could not be read.
-        if self.dataset is not None:
-            skipped = skipped_document(self.dataset)
-            if skipped is not None:
-                entry["skipped"] = skipped
-        if self.left_out:
-            entry["left_out"] = self.left_out
-        return entry
+        return DataSetRecord(
+            spec=self.spec,
+            n=len(self),
+            fingerprint=self.fingerprint,
+            list_=openood_list,
+            skipped=None if self.dataset is None else skipped_document(self.dataset),
+            left_out=self.left_out or None,
+        )
 
 
 class Classifier(Protocol):

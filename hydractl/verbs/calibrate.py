@@ -45,10 +45,7 @@ def run(
     opening: ModelOptions,
     options: EvalOptions,
     *,
-    features: str | None,
     note: str | None,
-    output: str | None,
-    force: bool,
     dry_run: bool,
     log: Log,
 ) -> Outcome:
@@ -57,11 +54,9 @@ def run(
     Args:
         ref: the MODEL.
         opening: how it is opened.
-        options: the options of an evaluation on the same validation data, without test data.
-        features: the path of the file that keeps features; an existing file is read. None to keep none.
+        options: the options of an evaluation on the same validation data, without test data. Without an output the
+            checkpoint is named after the model.
         note: a text that the checkpoint keeps; None for none.
-        output: the path of the checkpoint; None names it after the model.
-        force: whether a checkpoint that exists is replaced.
         dry_run: whether to stop after the checks.
         log: receives warnings and what was chosen.
     """
@@ -71,22 +66,22 @@ def run(
     opened = open_fitted_sets(options.data, model)
     check_scores([model], opened.sets, options)
     model.check_sets(opened.sets)
-    path = file_path(output or f"{model.name}.calibrated.st")
+    path = file_path(options.output or f"{model.name}.calibrated.st")
     features_path = None
-    if features is not None:
-        features_path = file_path(features)
+    if options.features is not None:
+        features_path = file_path(options.features)
     for note in opened.notes:
         log.info(note)
 
     for warning in [*opened.warnings, *warnings_before([model], opened.sets, options)]:
         log.warn(warning)
     if dry_run:
-        check_outputs([path], force=force)
+        check_outputs([path], force=options.force)
         return _dry_run(model, opened, path, features_path, log)
 
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
-        checkpoint = stack.enter_context(Output(path, force=force))
+        checkpoint = stack.enter_context(Output(path, force=options.force))
         features_file = None
         if features_path is not None:
             features_file = open_features(features_path, stack)

@@ -25,11 +25,9 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.evaluation.options import EvalOptions
+    from hydractl.evaluation.options import DataOptions, EvalOptions
     from hydractl.evaluation.providers.interface import LogitsProvider
     from hydractl.evaluation.sets import EvalSet, Seen
-    from hydractl.expressions.conditions import Requirement
-    from hydractl.expressions.data_sets import OodSet, SuiteChoice
     from hydractl.model.source import ModelOptions
 
 
@@ -38,36 +36,19 @@ def run(
     opening: ModelOptions,
     options: EvalOptions,
     *,
-    suite: SuiteChoice | None,
-    suite_root: str | None,
-    predictions: str | None,
-    features: str | None,
-    requirements: Sequence[Requirement],
-    output: str | None,
-    force: bool,
     dry_run: bool,
     log: Log,
 ) -> Outcome:
     """Evaluate every MODEL on the same data.
 
     Args:
+        models: the MODELs.
+        opening: how they are opened.
+        options: what is measured, and how, and the files.
         dry_run: whether to stop when everything is checked.
-        models, opening, options, suite, suite_root, predictions, features, requirements, output, force, log:
-            those of :func:`plan_of`.
+        log: receives notes, warnings and progress.
     """
-    plan = plan_of(
-        models,
-        opening,
-        options,
-        suite=suite,
-        suite_root=suite_root,
-        predictions=predictions,
-        features=features,
-        requirements=requirements,
-        output=output,
-        force=force,
-        log=log,
-    )
+    plan = plan_of(models, opening, options, log)
     if dry_run:
         return _dry_run(plan, log)
     try:
@@ -92,36 +73,10 @@ def _dry_run(plan: Plan, log: Log) -> Outcome:
     return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names, warnings=log.warnings))
 
 
-def plan_of(
-    models: Sequence[ModelRef],
-    opening: ModelOptions,
-    options: EvalOptions,
-    *,
-    suite: SuiteChoice | None = None,
-    suite_root: str | None = None,
-    predictions: str | None = None,
-    features: str | None = None,
-    requirements: Sequence[Requirement] = (),
-    output: str | None,
-    force: bool = False,
-    log: Log,
-) -> Plan:
+def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> Plan:
     """Find the models and the data, and check everything that can be checked before any work.
 
-    Notes on the data, and what is odd about them, are logged here.
-
-    Args:
-        models: the MODELs.
-        opening: how they are opened.
-        options: what is measured, and how.
-        suite: a suite of OOD sets, which are added after those of ``options``; None for no suite.
-        suite_root: the folder of its data.
-        predictions: the path of the file of predictions; None for none.
-        features: the path of the file that keeps features; an existing file is read. None to keep none.
-        requirements: what has to hold in the rows.
-        output: the path of the answer; None or ``-`` for no file.
-        force: whether files that exist are replaced.
-        log: receives notes.
+    Notes on the data, and what is odd about them, are logged here. The arguments are those of :func:`run`.
 
     Raises:
         HydraError: models, data sets, options or output paths do not fit together.
@@ -135,10 +90,9 @@ def plan_of(
 
     # The rows (one for each model), and the files that each row writes or reads.
     resolve_device(options.run.device)
-    found_suite = None
+    suite = _find_suite(options.data, log)
     if suite is not None:
-        found_suite = _find_suite(suite, str(suite_root), options.data.ood, log)
-        options = replace(options, data=replace(options.data, ood=[*options.data.ood, *found_suite.sets]))
+        options = replace(options, data=replace(options.data, ood=[*options.data.ood, *suite.sets]))
     rows = find_rows(models, opening, options, log)
     if options.keep_logits:
         check_writable(rows)
@@ -147,8 +101,8 @@ def plan_of(
     _check_row_names("--temperature", options.fit.temperatures, names)
     # Rows of stored predictions read no inputs, so they have no features.
     names_that_run = [row.name for row in rows if row.reads is not None]
-    prediction_files = _paths_by_row(predictions, names)
-    feature_files = _paths_by_row(features, names_that_run)
+    prediction_files = _paths_by_row(options.predictions, names)
+    feature_files = _paths_by_row(options.features, names_that_run)
 
     # The data sets, and whether the scores and requirements that were asked for can be measured on them.
     opened = open_sets(options.data, rows)
@@ -157,8 +111,8 @@ def plan_of(
     for row in rows:
         row.check_sets(sets)
     keys = known_keys(options, sets, rows)
-    check_known(requirements, names, keys, skip_first=False)
-    path = json_path(output)
+    check_known(options.requirements, names, keys, skip_first=False)
+    path = json_path(options.output)
     seen = seen_samples(rows, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)
@@ -173,9 +127,7 @@ def plan_of(
         predictions=prediction_files,
         features=feature_files,
         seen=seen,
-        suite=found_suite,
-        requirements=requirements,
-        force=force,
+        suite=suite,
     )
     _check_distinct([*plan.files(), *feature_files.values()])
     return plan
@@ -196,9 +148,11 @@ def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> No
             raise UsageError(f"{flag} {name}=...: no row has this name{guess}", hint=hint)
 
 
-def _find_suite(choice: SuiteChoice, root: str, ood: Sequence[OodSet], log: Log) -> FoundSuite:
-    """Find the data sets of ``--ood-suite`` under ``--ood-root``; ``ood`` are the other OOD sets of the command."""
-    suite = find_suite(choice, root, taken=[ood_set.name for ood_set in ood])
+def _find_suite(options: DataOptions, log: Log) -> FoundSuite | None:
+    """Find the data sets of ``--ood-suite`` under ``--ood-root``; return None if no suite was asked for."""
+    if options.suite is None:
+        return None
+    suite = find_suite(options.suite, options.suite_root, taken=[ood_set.name for ood_set in options.ood])
     for note in suite.notes:
         log.warn(f"--ood-suite {suite.name}: {note}")
     return suite
@@ -225,8 +179,6 @@ class Plan:
         features: by row name, the file that keeps its features of the training data; an existing file is read.
         seen: by row name, the test samples that the model was trained on, if ``--allow-seen`` allows such samples.
         suite: the suite of OOD sets; None if no suite was asked for.
-        requirements: what has to hold in the rows.
-        force: whether files that exist are replaced.
     """
 
     models: Sequence[LogitsProvider]
@@ -237,8 +189,6 @@ class Plan:
     features: Mapping[str, Path]
     seen: Seen
     suite: FoundSuite | None
-    requirements: Sequence[Requirement]
-    force: bool
 
     def files(self) -> list[Path]:
         """Return every file that is written, the answer first. Files of features are not among them."""
@@ -253,7 +203,7 @@ class Plan:
         ``--force`` allows it for every file. ``--resume`` allows it for files of finished predictions, and for the
         answer if the predictions of all rows are finished.
         """
-        if self.force:
+        if self.options.force:
             return True
         if not self.options.resume:
             return False
@@ -303,9 +253,9 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         # Write the answer.
         answer = _make_answer(plan, rows, log.warnings)
         named_rows = [(row.name, row.to_dict()) for row in rows]
-        unmet = unmet_in(named_rows, plan.requirements, skip_first=False)
+        unmet = unmet_in(named_rows, plan.options.requirements, skip_first=False)
         if plan.path is not None:
-            resumes = plan.options.resume and not plan.force
+            resumes = plan.options.resume and not plan.options.force
             answer_file = _write_answer(outputs[plan.path], answer.to_dict(), resume=resumes)
             files.insert(0, answer_file)
     return Outcome(answer, files=files, unmet=unmet)

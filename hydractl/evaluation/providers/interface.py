@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from hydractl.errors import UsageError
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.predictions.header import Asking
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
@@ -43,7 +42,8 @@ class LogitsProvider(ABC):
         seen: fingerprints of the samples to which something was fitted for the model.
         stored: the calibration and threshold in its file.
         training: the history of its members' trainings (:mod:`hydractl.files.training_history`).
-        conventions: ``max_length``, at which it cuts texts, and the ``prompt`` of a zero-shot model, if it has these.
+        max_length: the number of tokens at which it cuts texts, or None.
+        prompt: the templates of a zero-shot model, or None.
         mc_dropout: the settings of MC dropout if its members are such passes, else None.
         on_features: the names of OOD scores on features that need no training data.
         detector: the fitted OOD scores on features of this command; None if there are none.
@@ -59,7 +59,8 @@ class LogitsProvider(ABC):
     cost: CostRecord
     seen: Sequence[Entry]
     stored: Fit
-    conventions: Asking
+    max_length: int | None
+    prompt: Sequence[str] | None
     training: Sequence[TrainingRecord] = ()
     mc_dropout: DropoutRecord | None = None
     on_features: Sequence[str] = ()

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from hydractl.errors import InputError
 from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.predictions.header import Asking
 from hydractl.evaluation.predictions.reading import Predictions
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
 from hydractl.files.model_records import CostRecord
-from hydractl.files.predictions_header import DecisiveRecord
 from hydractl.jsonio import differences
 
 
@@ -47,7 +45,8 @@ class PredictedModel(LogitsProvider):
         self.on_features = predictions.scores
 
         # The settings that decided the logits, e.g. the length at which texts were cut.
-        self.conventions = _stored_conventions(model)
+        self.max_length = model.max_length
+        self.prompt = model.prompt
         self.mc_dropout = model.mc_dropout
 
     @property
@@ -131,13 +130,3 @@ class PredictedModel(LogitsProvider):
         index = self._index_of_set(dataset)
         assert index is not None  # check_sets() was called before
         yield from self._predictions.batches(index)
-
-
-def _stored_conventions(decisive: DecisiveRecord) -> Asking:
-    """Return ``max_length`` and ``prompt`` from the header of a predictions file, if it has them."""
-    asking: Asking = {}
-    if decisive.max_length is not None:
-        asking["max_length"] = decisive.max_length
-    if decisive.prompt is not None:
-        asking["prompt"] = list(decisive.prompt)
-    return asking

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,11 @@ from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.concatenated import heads_of_all_members, total_cost
-from hydractl.evaluation.predictions.header import Asking, ScoreDataEntry
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.evaluation.words import digest_of_words, words_for
-from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged
 from hydractl.files.model_records import CostRecord, ScoreDataRecord, ThresholdRecord
 from hydractl.files.predictions_header import (
@@ -91,7 +89,8 @@ class RunningModel(LogitsProvider):
         self.cost = cost.model_copy(update={"macs": passes * macs_of_pass})
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
-        self.conventions = _conventions(first_source.description)
+        self.max_length = first_source.description.preprocess.get("max_length")
+        self.prompt = first_source.description.prompt
 
         # What was fitted for it before. It fits a single file only that answers in the usual way.
         extras = [description.extra for description in descriptions]
@@ -112,8 +111,8 @@ class RunningModel(LogitsProvider):
     def decisive(self) -> DecisiveRecord:
         """Return the settings that decide the logits. Predictions with other settings cannot be reused."""
         return DecisiveRecord(
-            prompt=self.conventions.get("prompt"),
-            max_length=self.conventions.get("max_length"),
+            prompt=None if self.prompt is None else list(self.prompt),
+            max_length=self.max_length,
             batch_size=self.options.batch_size,
             dtype=self.options.dtype,
             device=self._parameter().device.type,
@@ -177,7 +176,7 @@ class RunningModel(LogitsProvider):
         if self.labels is not None:
             needed["labels"] = list(self.labels)
         if self.detector is not None:
-            needed["fitted_on"] = fitted_on_of(self.detector)
+            needed["fitted_on"] = dict(self.detector.fitted_on) or None
         needed.update(self.decisive().to_dict())
         return needed
 
@@ -318,7 +317,7 @@ class RunningModel(LogitsProvider):
         """Return the record of the data and words to which :meth:`fit_scores` fits scores; empty if they need none."""
         record: dict[str, object] = {}
         if data is not None:
-            record = {**data.to_json(), "knn_k": neighbours}
+            record = {**data.record().to_dict(), "knn_k": neighbours}
         negative_words = words_for(names, self._fit)
         if negative_words:
             record["negative_words"] = digest_of_words(negative_words)
@@ -379,13 +378,6 @@ class RunningModel(LogitsProvider):
         return computed
 
 
-def fitted_on_of(detector: Detector) -> ScoreDataEntry | None:
-    """Return the record of the training data to which OOD scores were fitted; None if they needed none."""
-    if not detector.fitted_on:
-        return None
-    return cast("ScoreDataEntry", dict(detector.fitted_on))
-
-
 def models_of(model: Runnable) -> list[HydraModel]:
     """Return the models of a sequential ensemble; a single model is returned as a list of one."""
     if isinstance(model, SequentialEnsemble):
@@ -413,14 +405,3 @@ def _cost(source: Source, whole_last_block: bool) -> CostRecord:
         macs=macs(description, source.tensors, whole_last_block=whole_last_block),
         single_macs=dense_macs(description, whole_last_block=whole_last_block),
     )
-
-
-def _conventions(description: Description) -> Asking:
-    """Return ``max_length``, at which a model cuts texts, and the templates of its ``prompt``, if it has these."""
-    conventions: Asking = {}
-    max_length = description.preprocess.get("max_length")
-    if max_length is not None:
-        conventions["max_length"] = max_length
-    if description.prompt is not None:
-        conventions["prompt"] = list(description.prompt)
-    return conventions
