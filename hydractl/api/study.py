@@ -42,7 +42,7 @@ from hydractl.options.call import (
     where,
 )
 from hydractl.options.signature import opt
-from hydractl.studies.request import StudyRequest, ood_val_of_study
+from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
 from hydractl.studies.rows import KINDS
 
 if TYPE_CHECKING:
@@ -259,15 +259,11 @@ def study(
         threshold=threshold,
         bootstrap=bootstrap,
         limit=limit,
-        max_length=max_length,
-        labels=None if labels is None else str(labels),
-        prompt=texts(prompt),
         tower=tower,
-        arch=arch,
         seed=seed,
-        dtype=dtype,
         batch_size=batch_size,
         timed=timed,
+        decisive=decisive_settings(current().values),
         given=current().given_of(_SHARED),
     )
     opening = opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed)

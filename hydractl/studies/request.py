@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
+from hydractl.jsonio import Document
+from hydractl.options.signature import OF_A_TERMINAL
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
@@ -23,13 +25,28 @@ def ood_val_of_study(option: str, text: str, held: object = None) -> OodSet:
     return replace(OodSet.of_option(option, named, held), text=text)
 
 
-def _as_json(value: object) -> object:
-    """Return the value of an option as the plan of a study has it: data sets by their texts, tuples as lists."""
-    if isinstance(value, DataSpec | OodSet):
-        return value.text
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    return value
+_OF_A_RUN = {"model", "output", "force", "device", "workers", "batch_size", "timed", "dry_run", "config"}
+"""The options that do not change what a study finds, or that the plan keeps in another way."""
+
+
+def decisive_settings(values: Mapping[str, object]) -> dict[str, object]:
+    """Return those options of a study that decide its findings, as its plan has them: data and files by their texts.
+
+    Args:
+        values: the values of all its options, by name.
+    """
+    decisive = {}
+    for name, value in values.items():
+        if name in _OF_A_RUN or name in OF_A_TERMINAL:
+            continue
+        if isinstance(value, list):
+            value = [item.text if isinstance(item, OodSet) else item for item in value]
+        if isinstance(value, DataSpec | Document):
+            value = value.text
+        if name == "lr" and isinstance(value, list) and len(value) == 1:
+            (value,) = value
+        decisive[name] = value
+    return decisive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +68,10 @@ class StudyRequest:
         epochs, lr: of rows that are trained.
         threshold: of ``best.st``.
         bootstrap: resamples for intervals.
-        limit, max_length, labels, prompt, tower, arch, seed, dtype: as every verb has them.
+        limit, tower, seed: as every verb has them.
         batch_size: samples that are computed together.
         timed: whether the latency of ``best.st`` is measured.
+        decisive: see :func:`decisive_settings`; a study goes on only where all of it is the same.
         given: the options that somebody gave, of those that its steps share with a study, by name.
     """
 
@@ -76,26 +94,12 @@ class StudyRequest:
     threshold: str
     bootstrap: int
     limit: int | None
-    max_length: int | None
-    labels: str | None
-    prompt: Sequence[str]
     tower: str | None
-    arch: str | None
     seed: int
-    dtype: str
     batch_size: int
     timed: bool
+    decisive: Mapping[str, object]
     given: Mapping[str, object]
-
-    def decisive(self) -> dict[str, object]:
-        """Return what decides the findings, by option: a study goes on only where all of it is the same."""
-        decisive: dict[str, object] = {}
-        for name, value in vars(self).items():
-            if name not in ("model", "batch_size", "timed", "given"):
-                decisive[name] = _as_json(value)
-        if len(self.lr) == 1:
-            decisive["lr"] = self.lr[0]
-        return decisive
 
     def in_memory(self) -> list[str]:
         """Return the names of the model and the data that a Python program holds in memory."""

@@ -247,7 +247,7 @@ def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: 
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
     """
     plan_file = folder / "plan.json"
-    decisive: dict[str, object] = {"model": source.sha256, **asked.decisive()}
+    decisive: dict[str, object] = {"model": source.sha256, **asked.decisive}
     _make_folder(folder, plan_file)
     if plan_file.exists():
         scale = _read_scale(plan_file, decisive, sets)
