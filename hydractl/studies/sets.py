@@ -40,17 +40,32 @@ _APART = "give --train, --val, --ood-val, --test and each --ood samples of their
 
 
 @dataclass(frozen=True)
+class FitSamples:
+    """The samples that OOD scores on features are fitted to.
+
+    Attributes:
+        spec: the samples.
+        count: the number of samples.
+    """
+
+    spec: DataSpec
+    count: int
+
+
+@dataclass(frozen=True)
 class StudySets:
     """The data of a study after all checks.
 
     Attributes:
         request: what is asked of the study; its validation data lack the samples that would be in both halves.
+        fit: the samples that OOD scores on features are fitted to; None to leave these scores out.
         fingerprints: the fingerprint of each set, and of the words that name no class, by its option.
         notes: sentences on samples that were left out.
         warnings: sentences on what is odd about the data.
     """
 
     request: StudyRequest
+    fit: FitSamples | None
     fingerprints: Mapping[str, str]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -166,8 +181,8 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     _check_apart(sets, source, request.limit)
     overlaps = _overlaps(sets)
     val, notes = _val_without_repeats(request, sets)
-    ood_val = _ood_val_without_repeats(request, sets)
-    _check_samples_to_fit_to(request)
+    request = replace(request, val=val, ood_val=_ood_val_without_repeats(request, sets))
+    fit = _samples_to_fit_to(request, sets.train)
 
     # Collect warnings: what the study does not use of the model, and data that are odd.
     warnings = []
@@ -190,8 +205,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     if request.negative_words is not None:
         words = read_words(request.negative_words, _WORDS)
         fingerprints[_WORDS] = digest_of_words(words)
-    request_without_repeats = replace(request, val=val, ood_val=ood_val)
-    return StudySets(request_without_repeats, fingerprints, notes, warnings)
+    return StudySets(request, fit, fingerprints, notes, warnings)
 
 
 def _open_sets(request: StudyRequest, source: Source) -> _Sets:
@@ -302,28 +316,14 @@ def _hint_without_shared_samples(sets: _Sets, seen: Sequence[Entry], limit: int 
 
     options = []
     for given_set in sets.tested:
-        shared = _indices_to_leave_out(given_set.dataset, fitted_digests, seen)
+        digests = given_set.dataset.sample_fingerprints()
+        are_seen = marked(seen, given_set.dataset)  # [N], true for samples that the model has seen
+        shared = [i for i, digest in enumerate(digests) if digest in fitted_digests or are_seen[i]]
         if len(shared) > _FEW:
             return _APART
         if shared:
             options.append(_option_without_samples(given_set, shared))
     return f"leave these samples out: {' '.join(options)}"
-
-
-def _indices_to_leave_out(dataset: Dataset, fitted_digests: set[str], seen: Sequence[Entry]) -> list[int]:
-    """Return the indices of the samples in a test set that something was fitted to, or that the model has seen.
-
-    Args:
-        dataset: the test set.
-        fitted_digests: the digests of all training and validation samples.
-        seen: the samples that the model has seen.
-    """
-    seen_by_model = marked(seen, dataset)  # [N]
-    indices = []
-    for index, digest in enumerate(dataset.sample_fingerprints()):
-        if digest in fitted_digests or seen_by_model[index]:
-            indices.append(index)
-    return indices
 
 
 def _option_without_samples(given_set: GivenSet, indices: Sequence[int]) -> str:
@@ -472,66 +472,42 @@ def _check_labels_to_fit(val: GivenSet, left_out: set[int]) -> None:
 # --- training data ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FitSamples:
-    """The samples that OOD scores on features are fitted to.
-
-    Attributes:
-        spec: the samples.
-        count: the number of samples.
-    """
-
-    spec: DataSpec
-    count: int
-
-
-def samples_to_fit_to(request: StudyRequest) -> FitSamples | None:
+def _samples_to_fit_to(request: StudyRequest, train: GivenSet | None) -> FitSamples | None:
     """Return the samples that OOD scores on features are fitted to; None if ``--fit-samples`` is 0.
 
     These are at most ``--fit-samples`` training samples, evenly spaced. Without training data, they are the half of the
     validation data that the search uses. ``--limit`` reduces either of them.
+
+    Args:
+        request: what is asked of the study; its validation data lack repeated samples.
+        train: the training data; None without them.
+
+    Raises:
+        UsageError: they give no covariance within a class, because no two of them have the same class. Samples without
+            labels count as one class.
     """
     if not request.fit_samples:
         return None
-    if request.train is None:
-        half_of_search = request.val.with_setting("part=1/2")
-        validation_samples = open_data(half_of_search, ignore_labels=True, limit=request.limit)
-        return FitSamples(half_of_search, count=len(validation_samples))
+    if train is None:
+        option = "--val"
+        spec = request.val.with_setting("part=1/2")
+    else:
+        # Take every n-th training sample, with the smallest n that gives at most --fit-samples.
+        assert request.train is not None
+        option = "--train"
+        spec = request.train
+        every_nth = math.ceil(len(train.dataset) / request.fit_samples)
+        if every_nth > 1:
+            spec = spec.with_setting(f"part=1/{every_nth}")
 
-    # Take every n-th training sample, with the smallest n that gives at most --fit-samples.
-    all_samples = len(open_data(request.train, ignore_labels=True))
-    every_nth = math.ceil(all_samples / request.fit_samples)
-    spec = request.train
-    if every_nth > 1:
-        spec = spec.with_setting(f"part=1/{every_nth}")
-
-    count = math.ceil(all_samples / every_nth)
-    if request.limit is not None:
-        count = min(count, request.limit)
-    return FitSamples(spec, count)
-
-
-def _check_samples_to_fit_to(request: StudyRequest) -> None:
-    """Refuse samples for OOD scores on features if they give no covariance within a class.
-
-    That needs two samples of the same class. Samples without labels count as one class.
-
-    Raises:
-        UsageError: no two samples have the same class.
-    """
-    fit = samples_to_fit_to(request)
-    if fit is None:
-        return
-    dataset = open_data(fit.spec, ignore_labels=True, limit=request.limit, seed=request.seed)
+    dataset = open_data(spec, ignore_labels=True, limit=request.limit, seed=request.seed)
     largest_class = len(dataset)
     if dataset.labels is not None:
         _, counts = np.unique(dataset.labels, return_counts=True)
         largest_class = int(counts.max())
     if largest_class < 2:
-        option = "--train"
-        if request.train is None:
-            option = "--val"
         raise UsageError(
             f"OOD scores on features would be fitted to {len(dataset)} samples of {option}, no two of one class",
             hint="raise --limit or --fit-samples, or leave these scores out with --fit-samples 0",
         )
+    return FitSamples(spec, count=len(dataset))

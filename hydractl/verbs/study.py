@@ -36,7 +36,7 @@ from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.rows import KINDS
 from hydractl.studies.scale import Scale, smaller
-from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
+from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step, script
 from hydractl.studies.tested import test_rows
 from hydractl.verbs.opening import announce_reading, opening_options
@@ -110,12 +110,13 @@ def _asked_scale(request: StudyRequest) -> Scale:
     return Scale(rows, request.approx, samples)
 
 
-def _plan_study(request: StudyRequest, source: Source, folder: Path, scale: Scale) -> Plan:
+def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> Plan:
     """Return the rows of a study of this scale, with the steps that make and measure them.
 
     Raises:
         UsageError: the model cannot have a row, or its training would be too short.
     """
+    request = sets.request
     _check_rows(request, source, scale)
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
@@ -133,7 +134,7 @@ def _plan_study(request: StudyRequest, source: Source, folder: Path, scale: Scal
         heads=heads_by_site,
         late=late_site_indices,
         has_classifier=_has_classifier(source),
-        fitted=_options_of_feature_scores(request, source),
+        fitted=_options_of_feature_scores(sets, source),
     )
     for name in scale.rows:
         for row in KINDS[name].make(plan):
@@ -192,7 +193,7 @@ def _training_steps(request: StudyRequest) -> int:
     return request.epochs * steps_an_epoch
 
 
-def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[str, object]:
+def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, object]:
     """Return the options of ``eval`` for OOD scores on features; empty if there are no such scores.
 
     The scores are fitted to the training data or, without any, to the half of the validation data that the search uses.
@@ -203,7 +204,8 @@ def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[st
         UsageError: the user asks for a score on class texts, and the model is not zero-shot.
     """
     # The names of the scores: the usual ones for this model, and those that the user asked for.
-    samples = samples_to_fit_to(request)
+    request = sets.request
+    samples = sets.fit
     is_zero_shot = not _has_classifier(source)
     names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
     for name in request.ood_score:
@@ -236,12 +238,15 @@ def _options_of_feature_scores(request: StudyRequest, source: Source) -> dict[st
 def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log) -> Plan:
     """Create the folder of a study, or continue in the folder that the same command began; return the study's plan.
 
+    The plan file of a new study has its scale (which rows there are, and how large the search is), so that it can go on
+    with the same steps.
+
     Args:
         asked: what the command asks of the study.
         sets: the data of the study, with the request as it follows from them.
         source: the model.
         folder: the folder of the study; it is created if it does not exist.
-        log: receives how long a new study takes.
+        log: receives how long a new study takes, and what was cut to stay within ``--time``.
 
     Raises:
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
@@ -250,10 +255,21 @@ def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: 
     decisive: dict[str, object] = {"model": source.sha256, **asked.decisive}
     _make_folder(folder, plan_file)
     if plan_file.exists():
-        scale = _read_scale(plan_file, decisive, sets)
-    else:
-        scale = _decide_scale_and_write_plan(plan_file, decisive, sets, source, folder, log)
-    return _plan_study(sets.request, source, folder, scale)
+        return _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets))
+
+    plan, seconds = _plan_within_time(sets, source, folder, log)
+    log.info(f"the study takes about {duration_text(seconds)}")
+    for text in plan.scale.cut:
+        log.info(f"to stay within --time {asked.time}, {text}")
+    document = {
+        "schema": PLAN,
+        "settings": decisive,
+        "data": dict(sets.fingerprints),
+        "scale": asdict(plan.scale),
+    }
+    with Output(plan_file) as output:
+        write_json(output, document)
+    return plan
 
 
 def _make_folder(folder: Path, plan: Path) -> None:
@@ -318,61 +334,31 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
 
 
-def _decide_scale_and_write_plan(
-    path: Path, decisive: Mapping[str, object], sets: StudySets, source: Source, folder: Path, log: Log
-) -> Scale:
-    """Begin a new study: decide its scale (which rows it has and how large its search is), and write its plan.
-
-    Args:
-        path: the plan file, which lets an interrupted study go on.
-        decisive: the model and the settings that decide the findings.
-        sets: the data of the study.
-        source: the studied model.
-        folder: the folder of the study.
-        log: receives how long the study takes, and what was cut to stay within ``--time``.
-    """
-    request = sets.request
-    scale, seconds = _scale_within_time(request, source, folder, log)
-    log.info(f"the study takes about {duration_text(seconds)}")
-    for text in scale.cut:
-        log.info(f"to stay within --time {request.time}, {text}")
-    document = {
-        "schema": PLAN,
-        "settings": dict(decisive),
-        "data": dict(sets.fingerprints),
-        "scale": asdict(scale),
-    }
-    with Output(path) as output:
-        write_json(output, document)
-    return scale
-
-
 # --- how long it takes ------------------------------------------------------------------------------------------------
 
 
 def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
     """Return the commands, with the last row in place of the best one, and an estimate of the time in seconds."""
-    request = sets.request
-    scale, seconds = _scale_within_time(request, source, folder, log)
-    plan = _plan_study(request, source, folder, scale)
+    plan, seconds = _plan_within_time(sets, source, folder, log)
     commands = [step.command.words() for step in plan.outline()]
-    return Outcome(StudyAnswer.planned(steps=commands, cut=scale.cut, seconds=seconds, warnings=sets.warnings))
+    return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=seconds, warnings=sets.warnings))
 
 
-def _scale_within_time(request: StudyRequest, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
-    """Return the largest scale that keeps to ``--time``, and about how many seconds it takes.
+def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -> tuple[Plan, float]:
+    """Return the plan of the largest scale that keeps to ``--time``, and about how many seconds it takes.
 
-    If no scale does, the smallest is returned, with a warning.
+    If no scale does, that of the smallest is returned, with a warning.
     """
+    request = sets.request
     most_seconds = request.seconds()
     for scale in smaller(_asked_scale(request)):
-        plan = _plan_study(request, source, folder, scale)
+        plan = _plan_study(sets, source, folder, scale)
         seconds = _estimate(plan, len(source.sites))
         if most_seconds is None or seconds <= most_seconds:
-            return scale, seconds
+            return plan, seconds
     # The last scale that was tried is the smallest.
     log.warn(f"the smallest study takes longer than --time {request.time}, about {duration_text(seconds)}")
-    return scale, seconds
+    return plan, seconds
 
 
 def _estimate(plan: Plan, blocks: int) -> float:

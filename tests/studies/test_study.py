@@ -450,7 +450,7 @@ def test_sets_are_compared_before_the_first_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.rmtree(copy / "runs")
-    monkeypatch.setattr("hydractl.verbs.study._scale_within_time", None)  # nothing is run
+    monkeypatch.setattr("hydractl.verbs.study._plan_within_time", None)  # nothing is run
     np.savez("mixed.npz", **{key: value[:44] for key, value in stack("seen", "noise", "noise").items()})
     np.savez("half.npz", **stack("test", "noise"))
     np.savez("one.npz", x=np.zeros((1, 8, 8), dtype=np.uint8))
@@ -485,7 +485,7 @@ def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monk
         raise KeyboardInterrupt
 
     shutil.rmtree(copy / "runs")
-    monkeypatch.setattr("hydractl.verbs.study._scale_within_time", stop)
+    monkeypatch.setattr("hydractl.verbs.study._plan_within_time", stop)
     assert study() == 130
     (copy / "runs/.plan.json.hydractl-tmp").touch()
     monkeypatch.undo()
