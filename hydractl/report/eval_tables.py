@@ -308,14 +308,12 @@ def glance_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row, ratio, (name, *cells) in zip(rows, ratios, measured.rows, strict=True):
         cost = row.cost or CostRecord()  # nothing is known of some
-        sizes = (params_text(cost.params, cost.params_nonzero), count_text(cost.macs), number(ratio, 2))
-        lines.append([name, *map(Cell, sizes), *cells])
+        sizes = (number(ratio, 2), count_text(cost.macs), params_text(cost.params, cost.params_nonzero))
+        lines.append([name, *cells, *map(Cell, sizes)])
     words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
     if reference:
-        words.insert(
-            0, f"params and mult-adds: of all members, for one sample; cost: times those of {shown_name(reference)}"
-        )
-    heads = [*_plain_headings("model", "params", "mult-adds", "cost"), *measured.heads[1:]]
+        words.append(f"cost: mult-adds of all members for one sample, times those of {shown_name(reference)}")
+    heads = [*measured.heads, *_plain_headings("cost", "mult-adds", "parameters")]
     return Table("", heads, lines, note=f"{'; '.join(words)}.")
 
 

@@ -20,7 +20,7 @@ from hydractl.files.verb_answers import (
     TrainedMember,
 )
 from hydractl.report.study_figures import glance, study_tables
-from hydractl.report.tables import UNKNOWN, fitted, table
+from hydractl.report.tables import UNKNOWN, fitted, plain_table
 from hydractl.report.texts import (
     bytes_text,
     count_text,
@@ -42,7 +42,7 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
     parts.append(_epochs_table(answer.epochs, answer.kept_epoch))
     if answer.files_:
         rows = [[str(file.member), file.output] for file in answer.files_]
-        parts += [Text(""), table("members", ("member", "file"), rows, left=0)]
+        parts += [Text(""), plain_table("members", ("member", "file"), rows, left=0)]
     curve = answer.loss_curve
     if curve:
         parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
@@ -55,7 +55,7 @@ def _epochs_table(epochs: Sequence[EpochRecord], kept: int | None) -> Renderable
     for epoch in epochs:
         mark = "kept" if epoch.epoch == kept else ""
         rows.append([str(epoch.epoch), str(epoch.steps), *_epoch_figures(epoch), mark])
-    return table("", ("epoch", "steps", "loss", "val accuracy", "val nll", ""), rows, left=0)
+    return plain_table("", ("epoch", "steps", "loss", "val accuracy", "val nll", ""), rows, left=0)
 
 
 def _epoch_figures(epoch: EpochRecord) -> list[str]:
@@ -67,7 +67,7 @@ def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
     """Return a table of several finished trainings, one line each."""
     columns = ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step")
     rows = [_member_cells(member) for member in answer.members]
-    return table("", columns, rows)
+    return plain_table("", columns, rows)
 
 
 def _member_cells(member: TrainedMember) -> list[str]:
@@ -101,7 +101,7 @@ def _trials_table(trials: Sequence[LearningRateTrial], kept: float | None) -> Re
     for trial in trials:
         mark = "kept" if trial.lr == kept else ""
         rows.append([f"{trial.lr:g}", number(trial.val_accuracy), number(trial.val_nll), mark])
-    return table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
+    return plain_table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
 
 
 def planned_trainings(plan: FinetunesAnswer, width: int) -> RenderableType:
@@ -111,7 +111,7 @@ def planned_trainings(plan: FinetunesAnswer, width: int) -> RenderableType:
         mark = "done" if member.finished else ""
         counts = [str(member.seed), str(member.steps), str(member.samples)]
         rows.append([member.name, member.model, *counts, member.output, mark])
-    members = table("", ("", "model", "seed", "steps", "samples", "output", ""), rows, left=2)
+    members = plain_table("", ("", "model", "seed", "steps", "samples", "output", ""), rows, left=2)
     return Group(_recipe_table(plan.recipe), Text(""), members)
 
 
@@ -129,7 +129,7 @@ def _recipe_table(settings: Mapping[str, RecipeSetting]) -> RenderableType:
         value = _setting_text(setting.value)
         if value != UNKNOWN:  # else the option is not in effect
             rows.append([name, value, setting.source])
-    return table("the recipe in effect", ("option", "value", "from"), rows, left=3)
+    return plain_table("the recipe in effect", ("option", "value", "from"), rows, left=3)
 
 
 def _setting_text(value: object) -> str:
@@ -189,7 +189,7 @@ def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
 def _times_table(rows: Sequence[BenchRow]) -> RenderableType:
     """Return the table of the times of rows with the same batch size and dtype."""
     columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
-    return table(_times_title(rows), columns, [_time_cells(row) for row in rows])
+    return plain_table(_times_title(rows), columns, [_time_cells(row) for row in rows])
 
 
 def _time_cells(row: BenchRow) -> list[str]:
@@ -251,7 +251,7 @@ def _models_table(costs: Mapping[str, BenchCost], memory: Mapping[str, int | Non
         if has_memory:
             cells["memory"] = bytes_text(memory.get(name))
         rows.append(cells)
-    return table("", list(rows[0]), [list(row.values()) for row in rows], left=2)
+    return plain_table("", list(rows[0]), [list(row.values()) for row in rows], left=2)
 
 
 def _machine_words(machine: MachineRecord) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console, Group
-from rich.table import Table as TerminalTable
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from hydractl.report.texts import drawn_names
@@ -67,14 +67,14 @@ def text_table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]],
     return Table(title, heads, [[Cell(text) for text in row] for row in rows], left)
 
 
-def table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> TerminalTable:
+def plain_table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> RichTable:
     """Return a table of texts for a terminal of any width; columns in which no row has a value are left out."""
-    return _terminal_table(text_table(title, labels, rows, left))
+    return _rich_table(text_table(title, labels, rows, left))
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> TerminalTable:
+def fact_table(rows: Sequence[tuple[str, str]]) -> RichTable:
     """Return a table of names and values for a terminal."""
-    return table("", ("", ""), rows, left=2)
+    return plain_table("", ("", ""), rows, left=2)
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ _LETTERS_OF_NAME = (40, 24, 14)
 _ANY_WIDTH = Console(width=10**4)
 
 
-def needed_width(drawn: TerminalTable) -> int:
+def needed_width(drawn: RichTable) -> int:
     """Return the width of terminal that a table needs, in characters, without being cut."""
     return _ANY_WIDTH.measure(drawn).maximum
 
@@ -97,7 +97,7 @@ def fitted(shown: Table, width: int) -> Group:
     A table that is too wide is split into parts of as many columns as fit, below each other, with shorter names.
     """
     others = len(shown.heads) - shown.names
-    drawn: list[TerminalTable] = []
+    drawn: list[RichTable] = []
     for parts in range(1, others + 1):
         columns = math.ceil(others / parts)
         for letters in _LETTERS_OF_NAME:
@@ -105,7 +105,7 @@ def fitted(shown: Table, width: int) -> Group:
             drawn = []
             for start in range(shown.names, len(shown.heads), columns):
                 part = _some_columns(short, start, start + columns)
-                drawn.append(_terminal_table(part))
+                drawn.append(_rich_table(part))
             if max(map(needed_width, drawn)) <= width:
                 return Group(*drawn)
     return Group(*drawn)
@@ -130,11 +130,9 @@ def _with_short_names(shown: Table, letters: int) -> Table:
     return replace(shown, rows=rows)
 
 
-def _terminal_table(shown: Table) -> TerminalTable:
+def _rich_table(shown: Table) -> RichTable:
     """Return a table for the terminal, without lines; columns that hold only dashes are left out."""
-    drawn = TerminalTable(
-        title=shown.title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
+    drawn = RichTable(title=shown.title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     drawn.min_width = min(len(shown.title), _WIDEST_TITLE)  # rich would wrap a title at the width of its table
     known = []
     for index, (label, _) in enumerate(shown.heads):

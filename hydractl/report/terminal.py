@@ -49,9 +49,7 @@ from hydractl.report.run_tables import (
     planned_trainings,
     study_table,
 )
-from hydractl.report.tables import facts as fact_table
-from hydractl.report.tables import needed_width
-from hydractl.report.tables import table as plain_table
+from hydractl.report.tables import fact_table, needed_width, plain_table
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
 
 Fact = tuple[str, str]

@@ -16,7 +16,7 @@ from rich.segment import Segment
 
 from hydractl.files.verb_answers import FinetuneAnswer, KeptSite, RecipeSetting
 from hydractl.report.rich_parts import HeatMap, KeptMap
-from hydractl.report.tables import table
+from hydractl.report.tables import plain_table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
 from tests.answers import result_of
@@ -180,14 +180,16 @@ def test_kept_heads() -> None:
 
 
 def test_a_column_that_no_row_knows_is_left_out() -> None:
-    shown = drawn(table("what it is", ("name", "a", "b", "c"), [["x", "-", "1", "-"], ["y", "-", "-", "2"]]), console())
+    shown = drawn(
+        plain_table("what it is", ("name", "a", "b", "c"), [["x", "-", "1", "-"], ["y", "-", "-", "2"]]), console()
+    )
     assert [line.split() for line in shown] == [
         ["what", "it", "is"],
         ["name", "b", "c"],
         ["x", "1", "-"],
         ["y", "-", "2"],
     ]
-    assert [line.split() for line in drawn(table("", ("a", "b"), []), console())] == [["a", "b"]]
+    assert [line.split() for line in drawn(plain_table("", ("a", "b"), []), console())] == [["a", "b"]]
 
 
 @pytest.mark.fault(73)
