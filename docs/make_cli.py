@@ -10,7 +10,7 @@ from hydractl.cli.help import app_help, info_help, verb_help
 from hydractl.options.registry import VERBS
 
 WIDTH = 110
-SHARED_BY = 3
+SHARED_BY = 2
 """An option with the same text in so many verbs stands under "Shared options" alone."""
 
 _ENTRY = re.compile(r"^ {2,8}-\S.*\n(?: {24,}\S.*\n)*", re.MULTILINE)
