@@ -1,8 +1,9 @@
 """Metrics of samples: accuracy, probabilistic scores, calibration error and selective prediction of labelled ID data,
 and how much the members differ on any data.
 
-To add one, declare it here (``docs/adding-a-metric.md``). Samples of equal confidence stay in data order, so that each
-number is reproducible; it can therefore change, within the ties, when the data are reordered.
+To add one, declare it here (``docs/adding-a-metric.md``). In ``aurc`` and ``accuracy_at`` samples of equal confidence
+stay in data order, so that each number is reproducible; it can therefore change, within the ties, when the data are
+reordered.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydractl.files.eval_answer import PairDiversity
 from hydractl.metrics.declaration import metric
@@ -20,6 +23,9 @@ from hydractl.metrics.samples import BINS, Resample, Samples
 
 Labelled = Samples | Resample
 """Samples with labels, at least one."""
+
+EQUAL = 1e-6
+"""Confidences that differ by no more are equal in ``aece``."""
 
 SHARES = (80, 90, 95)
 """The percentages of most confident samples on which ``accuracy_at`` is measured."""
@@ -67,15 +73,45 @@ def ece(samples: Labelled) -> float:
 
 @metric("id", label="aece", words="ECE (equal mass)", direction="lower", place=4, biased=True)
 def aece(samples: Labelled) -> float:
-    """The same sum over 15 equal-mass bins: samples stably sorted by confidence, ascending, and split into 15 runs
-    whose sizes differ by at most one, the larger ones first (numpy.array_split).
+    """The same sum over 15 equal-mass bins: samples sorted by confidence, ascending, and split into 15 runs whose
+    sizes differ by at most one, the larger ones first (numpy.array_split); of equally confident ones (to 1e-6) in
+    several bins each counts with the share of them that is right.
 
     With fewer samples than bins every sample is a bin of its own. Source: Nguyen and O'Connor 2015.
     """
-    rising = samples.sorted_by("rising")
-    confidences = np.array_split(rising.confidence, BINS)
-    corrects = np.array_split(rising.correct, BINS)
-    return _weighted_gap(confidences, corrects, len(samples))
+    confidence, correct = samples.sorted_by("rising")
+    confidences = np.array_split(confidence, BINS)
+    sizes = [len(confidence) for confidence in confidences]
+    shares = _shared_within_ties(confidence, correct, np.cumsum(sizes)[:-1])
+    return _weighted_gap(confidences, np.array_split(shares, BINS), len(samples))
+
+
+def _shared_within_ties(confidence: Floats, correct: NDArray[np.bool_], ends: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the correctness of samples such that it does not matter which of equally confident ones a bin holds.
+
+    Without it the order within a tie, which may be that of rounding, would decide.
+
+    Args:
+        confidence: of each sample, rising, [N].
+        correct: whether each sample is right, [N].
+        ends: the indices at which bins end, rising.
+
+    Returns:
+        ``correct``; or a copy in which the samples of each tie across an end have the mean of the tie.
+    """
+    inside = ends[(ends > 0) & (ends < len(confidence))]
+    tied = inside[confidence[inside] - confidence[inside - 1] <= EQUAL]
+    if not len(tied):
+        return correct
+    shares = correct.astype(np.float64)
+    stop = 0
+    for end in tied.tolist():
+        if end < stop:  # the tie before goes on beyond this end
+            continue
+        start = max(stop, int(np.searchsorted(confidence, confidence[end - 1] - EQUAL)))
+        stop = int(np.searchsorted(confidence, confidence[end] + EQUAL, "right"))
+        shares[start:stop] = shares[start:stop].mean()
+    return shares
 
 
 @metric("id", label="aurc", words="area under the risk-coverage curve", direction="lower", place=5)
@@ -106,19 +142,19 @@ def accuracy_at(samples: Labelled) -> dict[str, float]:
     return accuracies
 
 
-def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[np.ndarray], samples: int) -> float:
+def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[NDArray[Any]], samples: int) -> float:
     """Return the sum over bins of n_b/N * |acc_b - conf_b|; empty bins add 0.
 
     The term of a bin equals |right predictions - sum of confidences| / N.
 
     Args:
         confidences: the confidences of the samples of each bin.
-        corrects: for the samples of each bin, whether the prediction is right.
+        corrects: for the samples of each bin, whether the prediction is right, or the share of right ones in a tie.
         samples: N, the number of samples in all bins.
     """
     gaps = []
     for confidence, correct in zip(confidences, corrects, strict=True):
-        right_predictions = np.count_nonzero(correct)
+        right_predictions = float(correct.sum())
         summed_confidence = float(confidence.sum())
         gaps.append(abs(right_predictions - summed_confidence))
     return float(sum(gaps) / samples)

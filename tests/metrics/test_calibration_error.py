@@ -35,7 +35,8 @@ def naive_aece(conf: np.ndarray, correct: np.ndarray) -> float:
         stop = start + size + (k < larger)
         groups.append(order[start:stop])
         start = stop
-    return naive_bins(groups, conf, correct)
+    share = np.array([np.mean(correct[np.abs(conf - value) <= 1e-6]) for value in conf])
+    return naive_bins(groups, conf, share)
 
 
 @pytest.mark.fault(30)
@@ -52,17 +53,23 @@ def test_confidences_of_exactly_one() -> None:
     ones = np.ones(40)
     assert ece(ones, np.ones(40, dtype=bool)) == 0.0 == aece(ones, np.ones(40, dtype=bool))
     assert ece(ones, np.arange(40) < 30) == 0.25
-    # Ten bins of three right ones, then five bins of two wrong ones, each of those wholly off: 10 / 40.
     assert aece(ones, np.arange(40) < 30) == 0.25
 
 
 @pytest.mark.fault(30)
-def test_aece_ties_stay_in_data_order() -> None:
-    # 30 equal confidences of 0.5, right ones first: bins of two are all right or all wrong, each 0.5 off;
-    # alternating, each bin is half right and nothing is off.
+def test_neither_order_nor_rounding_decides_within_a_tie() -> None:
+    # 30 equal confidences of 0.5, of which 14 are right, in whatever order: each bin of two has 14 / 15 right.
     conf = np.full(30, 0.5)
-    assert aece(conf, np.arange(30) < 14) == pytest.approx(0.5, abs=1e-15)
-    assert aece(conf, np.arange(30) % 2 == 0) == 0.0
+    rng = np.random.default_rng(0)
+    for right in (np.arange(30) < 14, rng.permutation(30) < 14):
+        assert aece(conf, right) == pytest.approx(1 / 30, abs=1e-15)
+        assert aece(conf + rng.uniform(-1e-9, 1e-9, 30), right) == pytest.approx(1 / 30, abs=1e-8)
+    # Two ties beside each other, the second across several ends, and a confidence of its own between them.
+    conf = np.concatenate([np.full(9, 0.2), [0.3], np.full(50, 0.9)])
+    right = rng.random(60) < conf
+    order = rng.permutation(60)
+    assert aece(conf, right) == pytest.approx(aece(conf[order], right[order]), abs=1e-14)
+    assert aece(conf, right) == pytest.approx(naive_aece(conf, right), abs=1e-14)
 
 
 @pytest.mark.parametrize(("samples", "kind"), spread([1, 2, 14, 15, 16, 29, 500], ["random", "tied", "edges"]))
