@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
+from hydractl.evaluation.fitting import fit
 from hydractl.evaluation.gathering import gather
-from hydractl.evaluation.options import RowScores
+from hydractl.evaluation.options import MSP, FitOptions, RowScores
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
-from hydractl.evaluation.sets import ID, OOD, EvalSet
+from hydractl.evaluation.providers.predicted import PredictedModel
+from hydractl.evaluation.sets import ID, OOD, VAL, EvalSet
 from hydractl.files.eval_answer import RowMetrics
 from hydractl.files.model_records import CostRecord
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
-from hydractl.metrics.calibrators import Calibration, fit_calibration
+from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.probabilities import Floats, pooled_log_probs
+from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples
 from hydractl.studies.words import KINDS
@@ -119,14 +119,12 @@ def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
 
 
 def fitted_temperature(path: Path) -> Calibration:
-    """Return the temperature that fits best to the labels of the first data set in a predictions file."""
-    predictions = read_predictions(path)
-    batches = list(predictions.batches(0))
-    rows = np.concatenate([batch.rows for batch in batches])  # without samples that could not be read
-    logits = np.concatenate([batch.logits for batch in batches], axis=1)  # [M, N, C]
-    labels = predictions.sets[0].labels
-    assert labels is not None  # the validation data of a study have labels
-    return fit_calibration("temperature", pooled_log_probs(logits), labels[rows])
+    """Return the temperature that fits best to the labels of the ID data set in a predictions file."""
+    model = PredictedModel(None, read_predictions(path))
+    validation = replace(model.stored_sets()[0], role=VAL)  # the ID set is the first
+    fitted = fit(model, [validation], FitOptions(temperature="fit"), MSP, model.batches)
+    assert fitted.calibration is not None  # it was asked for
+    return fitted.calibration
 
 
 def measure_row(
