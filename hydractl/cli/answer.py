@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hydractl.cli.console import clean, clean_document, debugging, is_terminal, send_nowhere
+from hydractl.cli.console import clean_document, debugging, is_terminal, send_nowhere
 from hydractl.errors import NonFiniteError, StorageError
 
 if TYPE_CHECKING:
@@ -198,58 +198,11 @@ def _rendered(result: Result, width: int) -> RenderableType | None:
 
 
 def _plain_text(result: Result) -> str:
-    """Return the keys and values of a result, one a line."""
-    lines = plain_lines(clean_document(result.to_dict()))
-    return "\n".join(lines) + "\n"
+    """Return the keys and values of a result as YAML."""
+    import yaml
 
-
-def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
-    """Return a JSON value as indented ``key: value`` lines, for documents without a table.
-
-    Args:
-        value: the value. An object, or a list of objects or lists, is written below its key; anything else after it.
-        key: the key of the value; empty for the document itself.
-        indent: the level of indentation, in steps of two spaces.
-    """
-    space = "  " * indent
-    if not _is_nested(value):
-        text = _value_in_words(value)
-        if key:
-            return [f"{space}{key}: {text}"]
-        return [f"{space}{text}"]
-    lines = []
-    indent_of_items = indent
-    if key:
-        lines.append(f"{space}{key}:")
-        indent_of_items += 1
-    items: Iterable[tuple[object, object]]
-    if isinstance(value, list):
-        items = enumerate(value)
-    else:
-        items = value.items()
-    for name, item in items:
-        lines += plain_lines(item, str(name), indent_of_items)
-    return lines
-
-
-def _is_nested(value: object) -> bool:
-    """Return whether a value takes more than one line: an object, or a list that holds objects or lists."""
-    if isinstance(value, list):
-        return any(isinstance(item, (dict, list)) for item in value)
-    if isinstance(value, dict):
-        return bool(value)
-    return False
-
-
-def _value_in_words(value: object) -> str:
-    """Return a value that takes one line, or a list of such values, in words: ``none`` for null, ``yes`` for true."""
-    if isinstance(value, list):
-        items_in_words = [_value_in_words(item) for item in value]
-        return ", ".join(items_in_words) or "none"
-    if value is None or value == {}:
-        return "none"
-    if isinstance(value, bool):
-        if value:
-            return "yes"
-        return "no"
-    return clean(str(value))
+    document = clean_document(result.to_dict())
+    text: str = yaml.safe_dump(
+        document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=_WIDTH_IN_A_FILE
+    )
+    return text

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from hydractl.cli.answer import Answer, plain_lines
+from hydractl.cli.answer import Answer, table_text
 from hydractl.cli.console import clean
 from hydractl.verbs.outcome import Outcome
 from tests.answers import result_of
@@ -64,7 +65,7 @@ def test_a_plan_is_printed_though_no_file_is_written(hydractl: Run, fake_verb: R
     fake_verb(
         "prune", lambda settings, log: Outcome(result_of({"plan": {"keep": settings.keep, "dry": settings.dry_run}}))
     )
-    assert hydractl(*PRUNE, "--dry-run").out == "plan:\n  keep: 8\n  dry: yes\n"
+    assert hydractl(*PRUNE, "--dry-run").out == "plan:\n  keep: 8\n  dry: true\n"
 
 
 def test_a_measuring_verb_prints_its_table_always(hydractl: Run, fake_verb: Run) -> None:
@@ -72,7 +73,7 @@ def test_a_measuring_verb_prints_its_table_always(hydractl: Run, fake_verb: Run)
         "bench", lambda settings, log: Outcome(result_of({"rows": [{"name": "m", "ms": 1.5}]}), files=[Path("b.json")])
     )
     result = hydractl("bench", "vit.st")
-    assert result.out == "rows:\n  0:\n    name: m\n    ms: 1.5\n"
+    assert result.out == "rows:\n- name: m\n  ms: 1.5\n"
     assert result.err == "wrote b.json\n"
 
 
@@ -112,7 +113,7 @@ def test_control_characters_never_reach_a_person(hydractl: Run, fake_verb: Run, 
     fake_verb("prune", run)
     terminal("stdout")
     result = hydractl(*PRUNE)
-    assert result.out == f"{SPELT}: {SPELT}\nlist: {SPELT}\n"
+    assert result.out == f"{SPELT}: {SPELT}\nlist:\n- {SPELT}\n"
     assert result.err.splitlines()[0] == f"warning: {SPELT}"
     assert result.err.splitlines()[1].startswith(f"{SPELT}: 0/1 {SPELT}, ")
     assert result.err.splitlines()[2] == f"error: requirement not met: {SPELT}"
@@ -203,13 +204,8 @@ def test_a_file_name_that_is_not_utf8_is_printed_as_it_is(
     assert json.loads(capfdbinary.readouterr().out) == {"f": "x\udcff"}
 
 
-@pytest.mark.parametrize(
-    ("value", "lines"),
-    [
-        ({"a": None, "b": True, "c": {}, "d": []}, ["a: none", "b: yes", "c: none", "d: none"]),
-        ({"a": [1, 2.5], "b": [[1], []]}, ["a: 1, 2.5", "b:", "  0: 1", "  1: none"]),
-        ({"a": {"b": {"c": 1}}}, ["a:", "  b:", "    c: 1"]),
-    ],
-)
-def test_plain_lines(value: Any, lines: list[str]) -> None:
-    assert plain_lines(value) == lines
+def test_a_result_without_a_table_is_shown_as_yaml() -> None:
+    document = {"a": None, "b": True, "c": {}, "d": [1, 2.5], "e": {"f": {"g": [[1], []]}}, "h": "x\u2028y"}
+    text = table_text(result_of(document))
+    assert text.startswith("a: null\nb: true\nc: {}\nd:\n- 1\n- 2.5\n") and "\u2028" not in text
+    assert yaml.safe_load(text) == {**document, "h": "x\\u2028y"}
