@@ -158,7 +158,8 @@ def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
 
     Documents of earlier versions name one score for all rows, among their conventions.
     """
-    return row.ood_score or answer.conventions.get("ood_score")
+    of_all_rows = answer.conventions.get("ood_score")
+    return row.ood_score or (of_all_rows if isinstance(of_all_rows, str) else None)
 
 
 def set_title(name: str) -> str:
@@ -311,6 +312,8 @@ def glance_table(rows: Sequence[EvalRow]) -> Table:
         sizes = (number(ratio, 2), count_text(cost.macs), params_text(cost.params, cost.params_nonzero))
         lines.append([name, *cells, *map(Cell, sizes)])
     words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
+    if ood_names(rows):
+        words.append(f"auroc and fpr95: {_ood_title(rows)}")
     if reference:
         words.append(f"cost: mult-adds of all members for one sample, times those of {shown_name(reference)}")
     heads = [*measured.heads, *_plain_headings("cost", "mult-adds", "parameters")]
