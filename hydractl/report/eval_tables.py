@@ -422,9 +422,9 @@ def _difference_cell(column: Column, row: EvalRow) -> Cell:
 
 
 def signed_number(value: float) -> str:
-    """Return a difference as text, with its sign."""
-    sign = "+" if value > 0 else ""
-    return sign + number(value)
+    """Return a difference as text with its sign and four digits after the point; one that rounds to 0 has no sign."""
+    text = f"{value:+.4f}"
+    return "0.0000" if float(text) == 0 else text
 
 
 def data_table(answer: EvalAnswer) -> Table:

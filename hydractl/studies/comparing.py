@@ -80,6 +80,15 @@ class AgainstSingle:
         """By score, the differences to those of :attr:`others` that did significantly better, largest lead first."""
         return _ahead(self.others)
 
+    @property
+    def unbeaten(self) -> str | None:
+        """Of :attr:`others` the score nearest to the rung, or ahead of it, that it does not beat significantly.
+
+        None if the rung is significantly better than the single model under each of them.
+        """
+        not_beaten = [score for score, finding in self.others.items() if finding.kind not in GAINS]
+        return min(not_beaten, key=lambda score: self.others[score].value, default=None)
+
 
 def _ahead(findings: Mapping[str, Finding]) -> dict[str, Finding]:
     """Return those findings, by score, that are significantly below 0, the largest lead of the score first."""

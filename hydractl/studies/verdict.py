@@ -176,7 +176,7 @@ def _answer_of_ensemble(facts: Facts) -> str:
     """Return the answer of a study that ends with another row than the single model.
 
     It is decided by the difference of mean AUROC to the hardest score of the single model. A gain that costs accuracy
-    is a trade.
+    is a trade. It is a gain only where every free score is significantly below it.
     """
     # A free score is any OOD score of the single model. If one that was not fixed beforehand did better, that decides,
     # whatever the fixed ones did.
@@ -192,6 +192,8 @@ def _answer_of_ensemble(facts: Facts) -> str:
     if kind == NO_DIFFERENCE:
         return AS_GOOD
     if kind == CANNOT_TELL:
+        return UNCLEAR
+    if against_single.unbeaten is not None:
         return UNCLEAR
 
     # It detects OOD samples better than the single model.
@@ -308,6 +310,15 @@ def _ensemble_sentence(facts: Facts, answer: str) -> str:
     name = name_of(facts.rung)
     rival = single_with(against_single.hardest)
     difference = against_single.rivals[against_single.hardest]
+
+    # It is better than what was fixed beforehand, and perhaps not than another free score.
+    unbeaten = against_single.unbeaten
+    if answer == UNCLEAR and difference.kind in GAINS:
+        assert unbeaten is not None  # else the row would help
+        return (
+            f"The test data cannot tell whether {name} is better than {single_with(unbeaten)}, which costs nothing: "
+            f"{against_single.others[unbeaten]}."
+        )
 
     # The row is better.
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
@@ -494,6 +505,9 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
         findings = facts.against_baseline
     else:  # another row, and the single model under the score that comes nearest to it
         findings = facts.against_hardest
+        against_single = facts.against_single[facts.final_index]
+        if answer == UNCLEAR and findings[AUROC].kind in GAINS and against_single.unbeaten is not None:
+            findings = {AUROC: against_single.others[against_single.unbeaten]}
 
     sentences = []
     for metric in (AUROC, ACCURACY):

@@ -42,6 +42,9 @@ LOSSES = (WORSE, SLIGHTLY_WORSE)
 _NO_WIDTH = 1e-12
 """The least distance of a value from an end of its interval that is divided by."""
 
+_ROUNDING = 1e-9
+"""Figures of one row that differ by less differ by rounding alone."""
+
 AUROC_MARGIN = 0.01
 """The largest difference of AUROC that does not matter."""
 
@@ -113,15 +116,13 @@ def word(low: float, high: float, margin: float) -> Word:
     return CANNOT_TELL
 
 
-def judge(metric: str, value: float, ci: Sequence[float], n: int, same_row: bool = False) -> Finding:
+def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     """Return the finding for one paired difference.
 
     Args:
         metric: a key of :data:`KINDS`, e.g. ``id.accuracy``.
         value, ci: the difference and its 95 % interval.
         n: the number of samples of the smallest set that the difference was measured on.
-        same_row: whether one row is compared with itself, under another score or temperature. Its accuracy is then the
-            same on any data.
     """
     low, high = ci
     judged = KINDS[metric]
@@ -134,7 +135,7 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int, same_row: bool
     needed = None
     if kind == CANNOT_TELL:
         needed = samples_needed(value, low, high, margin, n)
-    elif metric == ACCURACY and low == high == 0 and not same_row:
+    elif metric == ACCURACY and low == high == 0:
         enough = samples_to_see(margin)
         if n < enough:
             kind = CANNOT_TELL
@@ -203,7 +204,8 @@ def judge_all(
     Args:
         table: paired differences of the bootstrap, by metric.
         samples: by metric, the number of samples of the smallest set that it was measured on.
-        same_row: whether one row is compared with itself, under another score or temperature.
+        same_row: whether one row is compared with itself, under another score or temperature. What is then the same on
+            any data, such as its accuracy, is left out.
     """
     findings = {}
     for metric in KINDS:
@@ -212,5 +214,8 @@ def judge_all(
             continue
         if difference["ci"] is None:
             continue
-        findings[metric] = judge(metric, difference["value"], difference["ci"], samples[metric], same_row)
+        is_equal = max(map(abs, difference["ci"])) < _ROUNDING
+        if same_row and is_equal and metric.startswith("id."):
+            continue
+        findings[metric] = judge(metric, difference["value"], difference["ci"], samples[metric])
     return findings

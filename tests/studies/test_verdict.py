@@ -119,6 +119,20 @@ def test_a_free_score_outside_the_comparison_that_did_better_is_named_and_nothin
     )
 
 
+@pytest.mark.parametrize("of_knn", [SAME, UNCLEAR, (0.0058, (-0.0066, 0.0172))])  # the last of a weak Swin
+def test_nothing_helps_that_may_be_no_better_than_a_free_score(of_knn: Figure) -> None:
+    tested = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER}, afterwards={"rmd": BETTER, "knn": of_knn})
+    assert answer_of(tested) == "cannot tell"
+    said = lines(tested)
+    named = (
+        "The test data cannot tell whether whole-avg@2 with gen is better than the single model with knn, which costs"
+    )
+    assert said[0] == f"{named} nothing: {finding(of_knn)}."
+    assert not any("helps" in line for line in said)
+    needs = any("times as many samples of each test set" in line for line in said)
+    assert needs == (finding(of_knn).kind == "cannot tell")
+
+
 def test_where_a_free_score_is_as_good_the_verdict_says_how_to_get_it() -> None:
     command = "so best.st is not the single model with vim: the command for the free score writes it as free.st."
     for hardest in (SAME, WORSE):

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from hydractl.report.eval_tables import signed_number
 from hydractl.studies.words import (
     ACCURACY,
     AUROC,
     KINDS,
+    NLL,
     WORDS,
     judge,
     judge_all,
@@ -87,19 +89,29 @@ def test_samples_to_see_are_those_of_an_exact_interval(share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "same_row", "kind", "needed"),
+    ("n", "kind", "needed"),
     [
-        (60, False, "cannot tell", 370),  # up to 6 % of samples that were not seen may be right by one row only
-        (367, False, "cannot tell", 370),
-        (368, False, "no difference", None),
-        (60, True, "no difference", None),  # a temperature changes no answer
+        (60, "cannot tell", 370),  # up to 6 % of samples that were not seen may be right by one row only
+        (367, "cannot tell", 370),
+        (368, "no difference", None),
     ],
 )
-def test_equal_answers_to_few_samples_do_not_show_equal_accuracy(
-    n: int, same_row: bool, kind: str, needed: int | None
-) -> None:
-    found = judge(ACCURACY, 0.0, (0.0, 0.0), n, same_row)
+def test_equal_answers_to_few_samples_do_not_show_equal_accuracy(n: int, kind: str, needed: int | None) -> None:
+    found = judge(ACCURACY, 0.0, (0.0, 0.0), n)
     assert (found.kind, found.needed) == (kind, needed)
+
+
+def test_a_row_beside_itself_has_no_figures_that_are_the_same_on_any_data() -> None:
+    """Under another score and the same temperature: the NLL may still differ in its last digit."""
+    same = {"value": 0.0, "ci": [0.0, 0.0]}
+    table = {ACCURACY: same, NLL: {"value": 2.8e-17, "ci": [0.0, 2.8e-17]}, AUROC: {"value": 0.1, "ci": [0.05, 0.15]}}
+    samples = dict.fromkeys(table, 60)
+    assert list(judge_all(table, samples, same_row=True)) == [AUROC]
+    assert judge_all(table, samples).keys() == table.keys()
+
+
+def test_a_difference_has_four_digits_and_no_power_of_ten() -> None:
+    assert [signed_number(x) for x in (0.1, -0.00006, 1.58e-6, -2.78e-17)] == ["+0.1000", "-0.0001", "0.0000", "0.0000"]
 
 
 def test_fewer_samples_are_never_asked_for_than_there_are() -> None:
