@@ -35,7 +35,7 @@ from hydractl.data import batches
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.measuring import Measuring
 from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
-from hydractl.evaluation.predicting import LineForm, predicted_windows
+from hydractl.evaluation.predicting import predicted_windows
 from hydractl.evaluation.predictions.lines import json_line
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
@@ -92,7 +92,7 @@ def line_by_line(plan: Plan) -> None:
         for one in plan.sets:
             assert one.dataset is not None
             samples = range(len(one.dataset))
-            for window in predicted_windows(model, Chosen.of({}), one.dataset, samples, LineForm()):
+            for window in predicted_windows(model, Chosen.of({}), one.dataset, samples):
                 for row in window.rows:
                     handle.write(json_line(row))
 

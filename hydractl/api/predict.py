@@ -135,8 +135,7 @@ def predict(
             problems.add("--resume needs --output: what was printed is not kept")
 
     from hydractl.api.results import Predictions
-    from hydractl.evaluation.options import EvalRunOptions
-    from hydractl.evaluation.predicting import LineForm
+    from hydractl.evaluation.options import EvalRunOptions, PredictOptions
     from hydractl.verbs.opening import opening_options
     from hydractl.verbs.predict import run
 
@@ -144,15 +143,18 @@ def predict(
         models[0],
         inputs or [checked(DataSpec, data)],
         opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
-        EvalRunOptions(batch_size, dtype, device, workers, whole_last_block),
-        LineForm(top=top, members=members),
-        limit=limit,
-        on_bad=on_bad,
-        requirements=requirements(require),
-        output=path,
-        report=text_or_none(report),
-        force=force,
-        resume=resume,
+        PredictOptions(
+            run=EvalRunOptions(batch_size, dtype, device, workers, whole_last_block),
+            top=top,
+            members=members,
+            limit=limit,
+            on_bad=on_bad,
+            requirements=requirements(require),
+            output=path,
+            report=text_or_none(report),
+            force=force,
+            resume=resume,
+        ),
         dry_run=dry_run,
         log=log(),
     )

@@ -275,3 +275,32 @@ class EvalOptions:
     def keep_logits(self) -> bool:
         """Whether the logits on all data sets are written to predictions files, from which they can be read again."""
         return self.predictions is not None and self.predictions.endswith(".st")
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """All options of ``predict``.
+
+    Attributes:
+        run: the options for running the model.
+        top: the number of most probable classes that the line of a sample lists; 0 lists none.
+        members: whether it lists the prediction of each member.
+        limit: the most samples to predict; None for all.
+        on_bad: what happens to a sample that cannot be read: ``error`` or ``skip``.
+        requirements: what has to hold of the summary.
+        output: the path of the file of the predictions; None to predict line by line.
+        report: the path of the file of the summary; None for no file.
+        force: whether files may be replaced.
+        resume: whether an unfinished file goes on.
+    """
+
+    run: EvalRunOptions
+    top: int = 0
+    members: bool = False
+    limit: int | None = None
+    on_bad: str = "error"
+    requirements: Sequence[Requirement] = ()
+    output: str | None = None
+    report: str | None = None
+    force: bool = False
+    resume: bool = False

@@ -36,23 +36,11 @@ _MOST_IDS = 1000
 """The most skipped samples that a summary lists by their ids, so that it stays short."""
 
 
-class Part(NamedTuple):
-    """One of several equal parts of the inputs; under ``torchrun`` each process predicts one.
-
-    Attributes:
-        number: the number of this part, from 1.
-        parts: the number of all parts.
-    """
-
-    number: int
-    parts: int
-
-
 def window_size(dataset: Dataset, batch_size: int) -> int:
     """Return the number of samples in a window. A window is sorted by length and then cut into batches.
 
-    Parts begin, and stopped runs resume, only at the beginning of a window. Every batch then has the same samples as in
-    one complete run, and so every prediction is equal bit by bit.
+    Processes begin, and stopped runs resume, only at the beginning of a window. Every batch then has the same samples
+    as in one complete run, and so every prediction is equal bit by bit.
     """
     has_texts = dataset.lengths() is not None
     if not has_texts:
@@ -60,17 +48,18 @@ def window_size(dataset: Dataset, batch_size: int) -> int:
     return batch_size * WINDOW_BATCHES
 
 
-def rows_of_part(samples: int, window: int, part: Part) -> range:
-    """Return the range of samples in one part. Parts consist of whole, neighbouring windows, as equal as possible.
+def samples_of_rank(samples: int, window: int, rank: int, size: int) -> range:
+    """Return the range of samples that one process of ``torchrun`` predicts: whole, neighbouring windows.
 
     Args:
-        samples: the number of samples in all parts together.
+        samples: the number of samples of all processes together.
         window: the number of samples in a window.
-        part: the part.
+        rank: the number of the process, from 0.
+        size: the number of processes, whose shares are as equal as possible.
     """
     windows = -(-samples // window)  # rounded up
-    first_window = windows * (part.number - 1) // part.parts
-    stop_window = windows * part.number // part.parts
+    first_window = windows * rank // size
+    stop_window = windows * (rank + 1) // size
 
     # The last window may be shorter than the others, so limit both ends to the number of samples.
     start = min(first_window * window, samples)
@@ -92,21 +81,8 @@ class Window(NamedTuple):
     skipped: dict[str, str]
 
 
-@dataclass(frozen=True)
-class LineForm:
-    """The optional fields of a sample's line.
-
-    Attributes:
-        top: the number of most probable classes to list; 0 lists none.
-        members: whether to list the prediction of each member.
-    """
-
-    top: int = 0
-    members: bool = False
-
-
 def predicted_windows(
-    model: RunningModel, chosen: Chosen, dataset: Dataset, samples: range, form: LineForm
+    model: RunningModel, chosen: Chosen, dataset: Dataset, samples: range, *, top: int = 0, members: bool = False
 ) -> Iterator[Window]:
     """Predict a range of samples, and yield the results window by window, in order.
 
@@ -117,7 +93,8 @@ def predicted_windows(
         chosen: what was chosen for it, e.g. a threshold.
         dataset: the samples.
         samples: indices in the data set; the range must begin where a window begins.
-        form: the optional fields of the lines.
+        top: the number of most probable classes that a line lists; 0 lists none.
+        members: whether it lists the prediction of each member.
 
     Raises:
         NonFiniteError: if a logit is not finite; the message names the first such sample.
@@ -150,7 +127,7 @@ def predicted_windows(
         check_finite_batch(logits, rows, dataset.ids, model.name)
         scores = {name: values.mean(axis=0) for name, values in member_scores.items()}  # [M, B] -> [B]
         prediction = prediction_of(torch.from_numpy(logits), scores, chosen, model.labels)
-        lines = _lines_of_batch(prediction, rows, dataset, form, loaded.preprocess)
+        lines = _lines_of_batch(prediction, rows, dataset, loaded.preprocess, top=top, members=members)
         line_by_sample.update(zip(rows, lines, strict=True))
         # One batch can complete several windows, because a batch without any readable sample is not yielded.
         while waiting_windows and _is_complete(waiting_windows[0], line_by_sample, dataset):
@@ -164,7 +141,7 @@ def predicted_windows(
 def _readable_batches(read: Iterator[Batch], dataset: Dataset, order: Sequence[int]) -> Iterator[Batch]:
     """Yield the batches in ``read``, and ignore the error that is raised if every sample was skipped.
 
-    Another part of the inputs may have readable samples.
+    Another process may have readable samples.
 
     Args:
         read: the batches.
@@ -194,7 +171,7 @@ def _finished_window(window: range, lines: dict[int, PredictionRow], dataset: Da
 
 
 def _lines_of_batch(
-    prediction: Prediction, rows: Sequence[int], dataset: Dataset, form: LineForm, collate: Any
+    prediction: Prediction, rows: Sequence[int], dataset: Dataset, collate: Any, *, top: int, members: bool
 ) -> Iterator[PredictionRow]:
     """Yield the line of each sample in a batch.
 
@@ -202,8 +179,8 @@ def _lines_of_batch(
         prediction: the prediction of the batch.
         rows: the indices of the samples in the data set.
         dataset: the data set.
-        form: the optional fields of the lines.
         collate: makes the inputs of the model; for texts, see :func:`hydractl.data.text.report_cut`.
+        top, members: see :func:`predicted_windows`.
     """
     names = prediction.labels
     more: dict[str, Sequence[Any]] = {}
@@ -211,9 +188,9 @@ def _lines_of_batch(
         more[CUT] = collate.cut(dataset[row] for row in rows)
     if prediction.sets is not None:
         more["set"] = [_class_names(in_set.nonzero().flatten().tolist(), names) for in_set in prediction.sets]
-    if form.top:
-        more["top"] = _most_probable(prediction.probabilities, form.top, names)
-    if form.members:
+    if top:
+        more["top"] = _most_probable(prediction.probabilities, top, names)
+    if members:
         more["members"] = _predictions_of_members(prediction.member_probabilities, names)
     return lines_of(
         prediction,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -52,10 +52,9 @@ class UnfinishedPredictions:
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it")
             self._file: IO[bytes] = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by close()
             try:
-                # Reading the progress sets `stop` and `predicted`. It is False for an empty file.
-                continues_run = resume and self._read_progress(fingerprint)
-                if not continues_run:
-                    self._file.truncate(0)
+                complete_bytes = self._read_progress(fingerprint) if resume else 0
+                self._file.truncate(complete_bytes)
+                if not complete_bytes:
                     self._append({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
             except BaseException:
                 self._file.close()
@@ -82,82 +81,58 @@ class UnfinishedPredictions:
         self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
         self._file.flush()
 
-    def _read_progress(self, fingerprint: Mapping[str, object]) -> bool:
-        """Read how far a stopped run came: set ``stop`` and ``predicted``, and cut off an incomplete last line.
+    def _read_progress(self, fingerprint: Mapping[str, object]) -> int:
+        """Read how far a stopped run came: set ``stop`` and ``predicted``.
 
         Args:
             fingerprint: the settings that the run must have had.
 
         Returns:
-            Whether the file has at least a complete first line. Otherwise there is nothing to continue.
+            The length of all complete lines in bytes; 0 means that there is nothing to continue.
 
         Raises:
             InputError: if the file belongs to another run, or is broken before its last line.
         """
         self._file.seek(0)
-        complete_bytes = 0  # total length of all complete lines so far
+        complete_bytes = 0
         for number, line in enumerate(self._file, start=1):
             if not line.endswith(b"\n"):  # the run was killed while it wrote this line
                 break
+            record = parse_json(line, f"line {number} of {self.path}")
+            keys = ("schema", "fingerprint") if number == 1 else Window._fields
+            if not isinstance(record, dict) or set(record) != set(keys):
+                raise self._other_file()
             if number == 1:
-                self._check_same_run(line, fingerprint)
+                self._check_same_run(record, fingerprint)
+            elif type(record["stop"]) is not int or not isinstance(record["rows"], list):
+                raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
             else:
-                window = self._parsed_window(line, number)
-                self.stop = window.stop
-                self.predicted += len(window.rows)
+                self.stop = record["stop"]
+                self.predicted += len(record["rows"])
             complete_bytes += len(line)
-        self._file.truncate(complete_bytes)
-        return complete_bytes > 0
+        return complete_bytes
 
-    def _parsed_object(self, line: bytes, number: int, keys: Collection[str]) -> dict[str, object]:
-        """Parse one line as a JSON object with exactly these keys.
-
-        Args:
-            line: the line.
-            number: the number of the line, for messages.
-            keys: the keys.
-
-        Raises:
-            InputError: if the line is anything else.
-        """
-        record = parse_json(line, f"line {number} of {self.path}")
-        if not isinstance(record, dict) or set(record) != set(keys):
-            raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
-        return record
-
-    def _parsed_window(self, line: bytes, number: int) -> Window:
-        """Parse one line as a window of predictions.
+    def _check_same_run(self, record: Mapping[str, object], fingerprint: Mapping[str, object]) -> None:
+        """Raise an error if the first line of the file describes another run.
 
         Args:
-            line: the line.
-            number: the number of the line, for messages.
-
-        Raises:
-            InputError: if the line is not a window.
-        """
-        record = self._parsed_object(line, number, Window._fields)
-        if type(record["stop"]) is not int or not isinstance(record["rows"], list):
-            raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
-        return Window(**record)  # type: ignore[arg-type]  # its rows are what this program wrote
-
-    def _check_same_run(self, line: bytes, fingerprint: Mapping[str, object]) -> None:
-        """Raise an error if the first line of a file describes another run.
-
-        Args:
-            line: the first line.
+            record: the first line.
             fingerprint: the settings that the run must have had.
 
         Raises:
             InputError: with all differences in the settings.
         """
-        record = self._parsed_object(line, 1, ("schema", "fingerprint"))
         stored_fingerprint = record["fingerprint"]
         if record["schema"] != SCHEMA or not isinstance(stored_fingerprint, dict):
-            raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
+            raise self._other_file()
         problems = differences(stored_fingerprint, fingerprint, "in the file")
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
+
+    def _other_file(self) -> InputError:
+        """Return the error for a file that this program has not written."""
+        return InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
 
 
 def windows_in(paths: Iterable[Path]) -> Iterator[Window]:
