@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,22 +45,11 @@ class ArrayImages(Dataset):
         super().__init__(spec, where, ids)
         self.images = images
 
-    def _pixels(self, i: int) -> npt.NDArray[np.uint8]:
-        """Return the pixels of image ``i``, ``[H, W]`` if it is grey, else ``[H, W, 3]``."""
+    def _sample(self, i: int) -> Image.Image:
         pixels: npt.NDArray[np.uint8] = self.images[i]
         if pixels.ndim == 3 and pixels.shape[2] == 1:
-            return pixels[..., 0]
-        return pixels
-
-    def _sample(self, i: int) -> Image.Image:
-        pixels = self._pixels(i)
+            pixels = pixels[..., 0]
         return Image.fromarray(pixels)
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        image = self._pixels(i)
-        # Hash the shape too: the bytes of a 2x8 and a 4x4 image may be equal.
-        header = f"uint8 {image.shape}\n"
-        return [header.encode(), image.tobytes()]
 
 
 class _Header(NamedTuple):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+import PIL
+from PIL import Image, features
 
 from hydractl.errors import InputError
+from hydractl.families.pixels import in_mode
 from hydractl.log import Log
 
 PAIRS = "image-caption pair"
@@ -58,7 +63,7 @@ class Dataset(ABC):
         self.label_hint: str | None = None
         self.left_out: Mapping[str, int] = {}
         self.skipped: dict[int, str] | None = None
-        self._fingerprints: list[str] | None = None
+        self._fingerprints: dict[int, str] = {}  # of the samples that were read so far, by index
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -83,10 +88,6 @@ class Dataset(ABC):
     def _sample(self, i: int) -> Any:
         """Return sample ``i``, where 0 <= i < len(self)."""
 
-    @abstractmethod
-    def _content(self, i: int) -> Iterable[bytes]:
-        """Return the bytes that identify the content of sample ``i``, in pieces of any size."""
-
     def origins(self) -> list[Dataset]:
         """Return this set and the sets from which its samples were made: a model trained on it has seen all of them."""
         return [self]
@@ -96,32 +97,53 @@ class Dataset(ABC):
         return None
 
     def sample_fingerprints(self) -> list[str]:
-        """Return the SHA-256 in hex of each sample's content. Neither its location nor its label counts.
+        """Return the fingerprint of each sample, see :func:`fingerprint_of`. Neither its place nor its label counts.
 
-        The content of an image file is its bytes, so the same picture in another format has another fingerprint. The
-        content of an array is its shape and pixels; the content of a text is its characters, in any file format. The
-        result is computed once and kept.
+        Those of samples that :func:`hydractl.data.batches` has read are known. The others are read now.
 
         Raises:
-            UnreadableSample: if a file cannot be read. If such samples are skipped, the sample's id is hashed instead.
+            UnreadableSample: if a sample cannot be read. If such samples are skipped, its id is hashed instead.
         """
-        if self._fingerprints is None:
-            self._fingerprints = [self._sample_fingerprint(i) for i in range(len(self))]
-        return self._fingerprints
+        return [self.sample_fingerprint(i) for i in range(len(self))]
 
-    def _sample_fingerprint(self, i: int) -> str:
+    def sample_fingerprint(self, i: int) -> str:
         """Return the fingerprint of sample ``i``. If it is unreadable and such samples are skipped, hash its id."""
-        try:
-            return _sha256(self._content(i))
-        except UnreadableSample:
-            if self.skipped is None:
-                raise
-            sample_id = self.ids[i].encode("utf-8", "backslashreplace")
-            return _sha256([b"unreadable\n", sample_id])
+        known = self.known_fingerprint(i)
+        if known is not None:
+            return known
+        if self.skipped is None or i not in self.skipped:
+            try:
+                fingerprint = self.fingerprint_of(self[i])
+            except UnreadableSample as error:
+                if self.skipped is None:
+                    raise
+                self.skipped[i] = error.message
+            else:
+                self.note_fingerprint(i, fingerprint)
+                return fingerprint
+        sample_id = self.ids[i].encode("utf-8", "backslashreplace")
+        return _sha256([b"unreadable\n", sample_id])
+
+    def fingerprint_of(self, sample: Any) -> str:
+        """Return the fingerprint of a sample that :meth:`__getitem__` has returned."""
+        return fingerprint_of(sample)
+
+    def known_fingerprint(self, i: int) -> str | None:
+        """Return the fingerprint of sample ``i`` if it was read before, else None."""
+        return self._fingerprints.get(i)
+
+    def note_fingerprint(self, i: int, fingerprint: str) -> None:
+        """Take down the fingerprint of sample ``i``, which was read."""
+        self._fingerprints[i] = fingerprint
+
+    @property
+    def decoder(self) -> str:
+        """The versions of what decodes the samples, as decoders of JPEG differ in bits; empty if nothing does."""
+        return decoder_version() if self.is_encoded else ""
 
     def fingerprint(self) -> str:
         """Return the SHA-256 in hex over the content of all samples, their order, and ``labels``."""
-        header = f"hydractl.data/1 {self.kind} {len(self)}\n"
+        header = f"hydractl.data/2 {self.kind} {len(self)}\n"
         pieces = [header.encode()]
         pieces += map(bytes.fromhex, self.sample_fingerprints())
         if self.labels is None:
@@ -129,6 +151,37 @@ class Dataset(ABC):
         else:
             pieces.append(self.labels.astype("<i8").tobytes())  # little-endian on every machine
         return _sha256(pieces)
+
+
+def fingerprint_of(sample: Any) -> str:
+    """Return the SHA-256 in hex of what a model would see of a sample, in whatever form it is stored.
+
+    Of an image it is made of its size and its pixels in RGB: a grey image and the same one in colour, or in another
+    file without loss, have one fingerprint. Of a text it is made of its characters in Unicode's form NFC, with one
+    space for each run of white space and none at either end; case and punctuation count. An image with a caption has
+    the fingerprint of the image.
+    """
+    if isinstance(sample, tuple) and isinstance(sample[0], Image.Image):
+        sample = sample[0]
+    if isinstance(sample, Image.Image):
+        image = in_mode(sample, "RGB")
+        return _sha256([f"image {image.width}x{image.height}\n".encode(), image.tobytes()])
+
+    # The lengths are hashed, too, so that the pair ("ab", "c") differs from the pair ("a", "bc").
+    pieces = []
+    for text in (sample,) if isinstance(sample, str) else sample:
+        words = " ".join(unicodedata.normalize("NFC", text).split())
+        content = words.encode("utf-8", "surrogatepass")
+        pieces += [f"text {len(content)}\n".encode(), content]
+    return _sha256(pieces)
+
+
+@cache
+def decoder_version() -> str:
+    """Return the versions of Pillow and of the library by which it decodes JPEG."""
+    turbo = features.version("libjpeg_turbo")
+    library = f"libjpeg {features.version('jpg')}" if turbo is None else f"libjpeg-turbo {turbo}"
+    return f"Pillow {PIL.__version__}, {library}"
 
 
 def _sha256(pieces: Iterable[bytes]) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.data.base import Dataset, UnreadableSample
 from hydractl.errors import HydraError, InputError, SampleError, UsageError
@@ -24,9 +24,20 @@ if TYPE_CHECKING:
 
 Collate = Callable[[list[Any]], Any]
 
-_Result = tuple[Any, dict[int, str]]
-"""The inputs that ``collate`` made of a batch (None if every sample is unreadable), and why samples of it cannot be
-read, by index."""
+
+class _Result(NamedTuple):
+    """What was read of one batch.
+
+    Attributes:
+        inputs: what ``collate`` made of the samples; None if every sample is unreadable.
+        unreadable: why samples cannot be read, by index.
+        fingerprints: the fingerprints of samples that were not known before, by index.
+    """
+
+    inputs: Any
+    unreadable: dict[int, str]
+    fingerprints: dict[int, str]
+
 
 _DONE = object()
 
@@ -164,10 +175,12 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
 
     # Yield each batch with its labels, without the unreadable samples.
     yielded = 0
-    for indices, (inputs, unreadable) in zip(reader.indices_by_batch, results, strict=True):
+    for indices, (inputs, unreadable, fingerprints) in zip(reader.indices_by_batch, results, strict=True):
         if unreadable:
             assert dataset.skipped is not None  # otherwise the reader has raised the error
             dataset.skipped.update(unreadable)
+        for index, fingerprint in fingerprints.items():
+            dataset.note_fingerprint(index, fingerprint)
         readable = [i for i in indices if i not in unreadable]
         if not readable:
             continue
@@ -235,7 +248,7 @@ class _BatchReader:
         return len(self.indices_by_batch)
 
     def read(self, i: int) -> _Result:
-        """Read and collate batch ``i``. Return its inputs, and the reasons why samples cannot be read, by index.
+        """Read and collate batch ``i``.
 
         Raises:
             UnreadableSample: for an unreadable sample, if the data set does not skip such samples.
@@ -243,17 +256,22 @@ class _BatchReader:
         samples = []
         indices = []  # of these samples
         unreadable = {}
+        fingerprints = {}
         for index in self.indices_by_batch[i]:
             try:
-                samples.append(self.dataset[index])
-                indices.append(index)
+                sample = self.dataset[index]
             except UnreadableSample as error:
                 if self.dataset.skipped is None:
                     raise
                 unreadable[index] = error.message
+                continue
+            samples.append(sample)
+            indices.append(index)
+            if self.dataset.known_fingerprint(index) is None:
+                fingerprints[index] = self.dataset.fingerprint_of(sample)
         while samples:
             try:
-                return self.collate(samples), unreadable
+                return _Result(self.collate(samples), unreadable, fingerprints)
             except SampleError as error:
                 dataset = self.dataset
                 index = indices.pop(error.position)
@@ -263,7 +281,7 @@ class _BatchReader:
                 # The index may be in the batch several times, and fails each time.
                 del samples[error.position]
                 unreadable[index] = why
-        return None, unreadable
+        return _Result(None, unreadable, fingerprints)
 
     def __getitem__(self, i: int) -> _Result | Exception:
         # Return an error instead of raising it: torch would raise a new error with the whole traceback as its message.

@@ -45,12 +45,10 @@ class CaptionedImages(Dataset):
         self.images = images
         self.is_encoded = images.is_encoded
         self.captions = captions
+        self._fingerprints = images._fingerprints  # those of the images, which are known to both
 
     def _sample(self, i: int) -> tuple[Image.Image, str]:
         return self.images[i], self.captions[i]
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        return self.images._content(i)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 in hex over the fingerprint of the images and all captions."""

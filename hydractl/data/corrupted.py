@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -34,9 +33,6 @@ SMALL_SIDE = 64
 
 LARGE_SIDE = 256
 """An image whose shorter side has more pixels is first reduced to this side, as ImageNet-C does before it crops."""
-
-# Raise this number when a corruption changes: its images are then different, and their fingerprints must differ too.
-_VERSION = 1
 
 
 class CorruptedImages(Dataset):
@@ -77,12 +73,10 @@ class CorruptedImages(Dataset):
 
         # Only frost has photographs.
         self.photographs: list[Image.Image] | None = None
-        self._photographs_fingerprint = b""
         if photographs is not None:
             folder, _ = read_folder(DataSpec(photographs, "photographs", "path", photographs), None)
             # Decode them here, so that an unreadable photograph is an error, and not a bad image of the set.
             self.photographs = [folder[i] for i in range(len(folder))]
-            self._photographs_fingerprint = bytes.fromhex(folder.fingerprint())
 
     def _sample(self, i: int) -> Image.Image:
         """Return image ``i``, reduced if it is large, and corrupted with random numbers of its own."""
@@ -100,15 +94,6 @@ class CorruptedImages(Dataset):
         pixels = to_pixels(image)
         corrupted = corruption.apply(pixels, constants, random)
         return to_image(corrupted)
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        """Yield what decides the corrupted image ``i``: the corruption, its photographs, and the clean image."""
-        # Use the fingerprints of the clean images, so that these are read only once for all their corruptions.
-        clean_fingerprint = self.clean.sample_fingerprints()[i]
-        header = f"corruption/{_VERSION} {self.name} {self.severity} {i}\n"
-        yield header.encode()
-        yield self._photographs_fingerprint
-        yield bytes.fromhex(clean_fingerprint)
 
 
 def _reduced(image: Image.Image) -> Image.Image:

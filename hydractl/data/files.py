@@ -9,7 +9,7 @@ import io
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -82,9 +82,6 @@ class EncodedImages(Dataset):
         # Decoders raise nearly anything for a damaged file: OSError, SyntaxError, ValueError, struct.error, ...
         except Exception as error:
             raise self.unreadable(i, reason(error)) from error
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        return [self.read(i)]
 
 
 class FileImages(EncodedImages):

@@ -7,7 +7,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,6 @@ class JoinedSets(Dataset):
     def _sample(self, i: int) -> Any:
         part, index = self._set_and_index(i)
         return part[index]
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        part, index = self._set_and_index(i)
-        return part._content(index)
 
     def lengths(self) -> list[int] | None:
         """Return the lengths of the samples of all sets; None if one of the sets has no lengths."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from hydractl.data.base import Dataset, UnreadableSample
@@ -40,12 +39,6 @@ class HeldImages(Dataset):
         except InputError as error:
             why = f"cannot read image {self.ids[i]}: {error.message} ({self.where})"
             raise UnreadableSample(why, hint=error.hint) from error
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        # The same bytes as for these pixels in a .npz file, so that the fingerprints are equal.
-        pixels = np.asarray(self._sample(i))
-        header = f"{pixels.dtype} {pixels.shape}\n"
-        return [header.encode(), pixels.tobytes()]
 
 
 def read_memory(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:

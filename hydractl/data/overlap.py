@@ -1,6 +1,6 @@
 """Samples that two data sets of one command have in common: refused, left out, or reported in a warning.
 
-Samples are compared by their content as it is read. OOD samples made from the validation data and corrupted images
+Samples are compared by what a model would see of them. OOD samples made from the validation data and corrupted images
 differ from the samples they were made from.
 
 All verbs follow one rule. A sample that something was fitted to, or chosen by, cannot be a test sample: even one is
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hydractl.data.base import Dataset
 from hydractl.data.part import dataset_part
 from hydractl.errors import InputError
-from hydractl.files.fingerprints import Entry, trained_on
+from hydractl.files.fingerprints import Entry, incomparable, trained_on
 
 # Real data repeat a few samples. So many samples, or this share of a set, are not the user's mistake.
 _HANDFUL, _SHARE = 5, 0.01
@@ -192,13 +192,17 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
 
 
 def trained_on_warning(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:
-    """Return a warning if a model was trained on validation samples; None if they are only a handful.
+    """Return a warning if a model was trained on validation samples, or may have been; None if only on a handful.
 
     Args:
         model: the name of the model.
         seen: the samples that its weights were trained on.
         validation: the data by which something is chosen.
     """
+    seen = list(seen)
+    older = incomparable(use for use in seen if use["as"] == "train")
+    if older is not None:
+        return f"{model}: {older}: whether {validation.option} is apart from it is not known"
     count = trained_on(seen, validation.dataset)
     total = len(validation.dataset)
     if not is_more_than_a_handful(count, total):

@@ -70,11 +70,13 @@ class DatasetPart(Dataset):
     def _sample(self, i: int) -> Any:
         return self._whole._sample(self._rows[i])
 
-    def _content(self, i: int) -> Iterable[bytes]:
-        return self._whole._content(self._rows[i])
+    def known_fingerprint(self, i: int) -> str | None:
+        """Return the fingerprint of sample ``i`` if the whole set knows it."""
+        return self._whole.known_fingerprint(self._rows[i])
 
-    def _sample_fingerprint(self, i: int) -> str:
-        return self._whole._sample_fingerprint(self._rows[i])
+    def note_fingerprint(self, i: int, fingerprint: str) -> None:
+        """Let the whole set take it down."""
+        self._whole.note_fingerprint(self._rows[i], fingerprint)
 
     def lengths(self) -> list[int] | None:
         """Return the lengths of the samples of the part; None if the whole set has no lengths."""

@@ -31,13 +31,15 @@ def sample_warnings(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
         warnings = _text_warnings(dataset)
     else:
         warnings = _image_warnings(dataset)
-    if not in_passing and dataset.kind != PAIRS:  # pairs may repeat an image, with another caption
-        warnings += _repetition_warnings(dataset)
-    return [*names, *(f"{dataset.where}: {warning}" for warning in warnings)]
+    named = [f"{dataset.where}: {warning}" for warning in warnings]
+    repetitions = [] if in_passing else repetition_warnings(dataset)
+    return [*names, *named, *repetitions]
 
 
-def _repetition_warnings(dataset: Dataset) -> list[str]:
+def repetition_warnings(dataset: Dataset) -> list[str]:
     """Return a sentence about repeated samples, if they are at least half of the set."""
+    if dataset.kind == PAIRS:  # pairs may repeat an image, with another caption
+        return []
     total = len(dataset)
     different = len(set(dataset.sample_fingerprints()))
     repeated = total - different
@@ -46,8 +48,8 @@ def _repetition_warnings(dataset: Dataset) -> list[str]:
     if 2 * repeated < total:  # half of the set means that every sample occurs twice
         return []
     return [
-        f"only {different} of {total} samples are distinct, and those that are there again make every interval too "
-        "narrow: give each sample once"
+        f"{dataset.where}: only {different} of {total} samples are distinct, and those that are there again make every "
+        "interval too narrow: give each sample once"
     ]
 
 

@@ -8,7 +8,7 @@ Outlier Exposure", ICLR 2019, arXiv 1812.04606.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,9 +22,6 @@ from hydractl.data.text import Text, characters, parts_of
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, DataSpec, with_setting
 from hydractl.families.pixels import grey_or_rgb, in_mode
-
-# Raise this number when a kind changes: its samples are then different, and their fingerprints must differ too.
-_VERSION = 1
 
 _TILES = 4
 """The number of tiles per side of a jigsaw."""
@@ -256,17 +253,6 @@ class PseudoOod(Dataset):
         if isinstance(sample, Image.Image):
             return _make_image(recipe.kind, sample, second, recipe.random)
         return _make_text(recipe.kind, sample, second, recipe.random)
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        """Yield what decides the OOD sample ``i``: its kind, its random numbers, and the clean samples."""
-        # Use the fingerprints of the clean samples, so that these are read only once for all sets made from them.
-        recipe = self._draw_recipe(i)
-        fingerprints = self.clean.sample_fingerprints()
-        header = f"ood/{_VERSION} {self._name_of_kind(i)} "
-        yield header.encode() + self._digest("content", i)
-        yield bytes.fromhex(fingerprints[i])
-        if recipe.second is not None:
-            yield bytes.fromhex(fingerprints[recipe.second])
 
     def origins(self) -> list[Dataset]:
         """Return this set and the ID samples it was made from."""

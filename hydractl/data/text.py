@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,6 @@ class Texts(Dataset):
 
     def _sample(self, i: int) -> Text:
         return self.texts[i]
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        # Hash the lengths too, so that the pair ("ab", "c") differs from the pair ("a", "bc").
-        for part in parts_of(self.texts[i]):
-            content = part.encode("utf-8")
-            yield f"text {len(content)}\n".encode()
-            yield content
 
     def lengths(self) -> list[int]:
         """Return the number of characters of each sample, both texts of a pair together."""
@@ -433,7 +426,7 @@ def _without_spaces(label: Any) -> Any:
     return label.strip() or None
 
 
-def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:
+def report_cut(dataset: Dataset, collate: Any, log: Log) -> int | None:
     """Count the texts that a model cuts because they are too long, and warn about them.
 
     Args:
@@ -441,18 +434,16 @@ def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] 
         collate: makes the inputs of the model. For texts it has a method ``cut``, which says of each text whether it
             has more tokens than its ``max_length``.
         log: receives the warning.
-        indices: the indices of the samples to count; None means all.
 
     Returns:
         The number of texts that are cut; None for images, which are never cut.
     """
     if dataset.kind != "text":
         return None
-    if indices is None:
-        indices = range(len(dataset))
-    cut = sum(collate.cut(dataset[i] for i in indices))
+    total = len(dataset)
+    cut = sum(collate.cut(dataset[i] for i in range(total)))
     if cut:
-        log.warn(warning_of_cut(dataset, cut, len(indices), collate.max_length))
+        log.warn(warning_of_cut(dataset, cut, total, collate.max_length))
     return cut
 
 

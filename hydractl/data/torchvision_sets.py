@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,12 +63,6 @@ class TorchvisionImages(Dataset):
         except Exception as error:
             raise UnreadableSample(f"cannot read image {self.ids[i]}: {error} ({self.where})") from error
         return image
-
-    def _content(self, i: int) -> Iterable[bytes]:
-        image = self._sample(i)
-        header = f"{image.mode} {image.size}\n"
-        content = image.tobytes()
-        return [header.encode(), content]
 
 
 def read_torchvision(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from hydractl.data.base import Dataset
 from hydractl.data.overlap import GivenSet, trained_on_warning
-from hydractl.data.plausibility import sample_warnings
+from hydractl.data.plausibility import repetition_warnings, sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.text import report_cut
 from hydractl.evaluation.fitted import Fit
@@ -13,7 +14,16 @@ from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, VAL, EvalSet, of_role, option_of
+from hydractl.evaluation.sets import (
+    CORRUPTION,
+    OOD_VAL,
+    VAL,
+    EvalSet,
+    check_apart,
+    of_role,
+    option_of,
+    warnings_of_seen,
+)
 from hydractl.files.training_history import kept_accuracies
 from hydractl.log import Log
 from hydractl.metrics.conformal import SetCounts
@@ -28,13 +38,12 @@ from hydractl.metrics.samples import Samples
 from hydractl.model.source import Source, warnings_of_opening
 
 
-def warnings_before(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
+def warnings_before(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) -> list[str]:
     """Return the warnings about class names and data sets that can be found before anything runs.
 
     Args:
         models: the models of all rows.
         sets: all data sets of the command.
-        options: the options of the command.
     """
     sources: list[Source] = []
     for model in models:
@@ -42,19 +51,46 @@ def warnings_before(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], o
             sources += model.argument.sources
     warnings = warnings_of_opening(sources)
 
-    # Implausible samples. Sets made from the samples of another set are skipped, because that set is checked.
-    for dataset in sets:
-        is_made_of_others = dataset.role == CORRUPTION or isinstance(dataset.dataset, PseudoOod)
-        if dataset.dataset is not None and not is_made_of_others:
-            warnings += sample_warnings(dataset.dataset)
+    for dataset in _read_as_they_are(sets):
+        warnings += sample_warnings(dataset, in_passing=True)
+    return warnings
+
+
+def _read_as_they_are(sets: Sequence[EvalSet]) -> list[Dataset]:
+    """Return the samples of all sets that are not made of the samples of another set."""
+    datasets = []
+    for eval_set in sets:
+        is_made_of_others = eval_set.role == CORRUPTION or isinstance(eval_set.dataset, PseudoOod)
+        if eval_set.dataset is not None and not is_made_of_others:
+            datasets.append(eval_set.dataset)
+    return datasets
+
+
+def warnings_of_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
+    """Return the warnings about samples that occur again and again, or that a model may know.
+
+    Samples that were not read yet are read for it, so it is best done when the models have run on them.
+
+    Args:
+        models: the models of all rows.
+        sets: all data sets of the command.
+        options: the options of the command.
+
+    Raises:
+        InputError: two sets have the same samples, or share most of them.
+    """
+    warnings = check_apart(sets, options.data.allow_seen)
+    warnings += warnings_of_seen(models, sets)
+    for dataset in _read_as_they_are(sets):
+        warnings += repetition_warnings(dataset)
 
     # Validation data on which a model was trained.
     chosen_on = _sets_chosen_on(sets, options)
     for model in models:
-        for dataset in chosen_on:
-            if dataset.dataset is None:
+        for eval_set in chosen_on:
+            if eval_set.dataset is None:
                 continue
-            validation = GivenSet(option_of(dataset), dataset.dataset)
+            validation = GivenSet(option_of(eval_set), eval_set.dataset)
             warning = trained_on_warning(model.name, model.seen, validation)
             if warning is not None:
                 warnings.append(warning)

@@ -18,7 +18,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
 from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.expressions.data_sets import AUTO, FROST, DataSpec
-from hydractl.files.fingerprints import Entry, entry, marked, who_saw
+from hydractl.files.fingerprints import Entry, entry, incomparable, marked, other_decoder, who_saw
 from hydractl.files.model_records import DataSetRecord
 from hydractl.jsonio import Document
 from hydractl.model.matching import label_differences
@@ -42,6 +42,13 @@ class EvalSet(SetEntry):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the set; samples that were not read yet are read for it."""
+        if self.dataset is None:
+            return self.known_fingerprint
+        return self.dataset.fingerprint()
 
     def option_and_spec(self) -> str:
         """Return the option with which the user gave the set, and its SPEC, for messages, e.g. ``--test test.npz``.
@@ -95,7 +102,7 @@ def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) 
         group=group,
         ids=dataset.ids,
         labels=labels,
-        fingerprint=dataset.fingerprint(),
+        known_fingerprint="",
         spec=dataset.spec,
         dataset=dataset,
     )
@@ -108,21 +115,19 @@ class OpenedSets:
     Attributes:
         sets: the ID test set, OOD test sets, corrupted sets, validation sets, and training data, in this order.
         notes: sentences about samples that were left out.
-        warnings: sentences about sets that share samples.
     """
 
     sets: list[EvalSet]
     notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 def open_sets(options: DataOptions, models: Sequence[Classifier]) -> OpenedSets:
-    """Open all data sets of a command.
+    """Open all data sets of a command. They are compared by :func:`check_apart` and :func:`seen_samples`.
 
     Without ``--test`` all models are predictions files, and the test sets are those in the first file.
 
     Raises:
-        UsageError, InputError: if a set cannot be opened or does not fit the models, or two sets have the same samples.
+        UsageError, InputError: if a set cannot be opened or does not fit the models.
     """
     opening = _Opening(options, models)
     if options.test is None:
@@ -146,7 +151,7 @@ def open_fitted_sets(options: DataOptions, model: Classifier) -> OpenedSets:
 def _with_fitted_sets(
     test_sets: Sequence[EvalSet], opening: _Opening, options: DataOptions, models: Sequence[Classifier]
 ) -> OpenedSets:
-    """Open the validation and training sets, add them to the test sets, and check all sets.
+    """Open the validation and training sets, and add them to the test sets.
 
     Args:
         test_sets: the opened test sets.
@@ -155,7 +160,8 @@ def _with_fitted_sets(
         models: the models.
 
     Raises:
-        UsageError, InputError: if a set cannot be opened or does not fit the models, or two sets have the same samples.
+        UsageError, InputError: if a set cannot be opened or does not fit the models, or most validation samples are
+            training data.
     """
     opened = OpenedSets(list(test_sets))
 
@@ -173,8 +179,6 @@ def _with_fitted_sets(
     if training is not None:
         opened.sets.append(_eval_set("train", TRAIN, training))
 
-    # The checks raise errors; weaker problems become warnings.
-    opened.warnings += _check_apart(opened.sets, options.allow_seen)
     for dataset in opened.sets:
         _check_classes(dataset, models[0])
     return opened
@@ -284,8 +288,10 @@ def option_of(dataset: EvalSet) -> str:
     return f"--{flag} {dataset.name}"
 
 
-def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
+def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
     """Raise an error if two sets have the same samples or share most of them; return warnings if they share many.
+
+    Samples that were not read yet are read for it, so it is best done when the model has run on them.
 
     Sets for fitting are compared with each other, and test sets with each other. A test set that shares only some
     samples with a set for fitting is left to :func:`seen_samples`.
@@ -436,14 +442,17 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
         allow: whether seen samples are only counted; otherwise they are an error.
 
     Raises:
-        InputError: unless ``allow``, if there are seen samples; every model and test set is listed with the commands
-            that used the samples.
+        InputError: unless ``allow``, if there are seen samples, or samples that were seen cannot be compared; every
+            model and test set is listed with the commands that used the samples.
     """
     entries_of_command = fitted_entries(sets)
     fitted_fingerprints = {dataset.fingerprint for dataset in _fitted_sets(sets)}
     seen: Seen = {}
     problems = []
     for model in models:
+        older = incomparable(model.seen)
+        if older is not None:
+            problems.append(f"{model.name}: {older}")
         entries = [*model.seen, *entries_of_command]
         # Corrupted sets need no check, because they have the images of the ID test set.
         for dataset in tested(sets):
@@ -462,6 +471,23 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
     if problems and not allow:
         raise _seen_error(problems)
     return seen
+
+
+def warnings_of_seen(models: Sequence[Classifier], sets: Sequence[EvalSet]) -> list[str]:
+    """Return a sentence for each model of which it is not certain whether it has seen test samples."""
+    warnings = []
+    for model in models:
+        older = incomparable(model.seen)
+        if older is not None:
+            warnings.append(f"{model.name}: {older}")
+        for dataset in tested(sets):
+            decoder = None if dataset.dataset is None else other_decoder(model.seen, dataset.dataset)
+            if decoder is not None and dataset.dataset is not None:
+                warnings.append(
+                    f"{model.name}: what it has seen was decoded by {decoder}, {option_of(dataset)} by "
+                    f"{dataset.dataset.decoder}: pixels of JPEGs may differ in bits, and seen ones not be recognised"
+                )
+    return warnings
 
 
 def _seen_error(problems: Sequence[str]) -> InputError:

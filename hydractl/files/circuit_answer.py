@@ -17,6 +17,10 @@ class SeenRecord(Record):
     data: Annotated[str, told("Fingerprint of the data set.")]
     n: Annotated[Count, told("Number of its samples that were used.")]
     hashes: Annotated[str, told("Base64 of the first six bytes of each sample's SHA-256, ascending, each once.")]
+    decoder: str | None = optional(
+        "Versions of what decoded its images; empty for texts and arrays. Older files, whose fingerprints are of bytes "
+        "as they were stored, lack it."
+    )
 
 
 class MaskSiteRecord(Record):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,11 @@ class Fingerprinted(Protocol):
         """Return the fingerprint of each sample, in hex."""
         ...
 
+    @property
+    def decoder(self) -> str:
+        """The versions of what decodes the samples; empty if nothing does."""
+        ...
+
 
 _BYTES, _DIGITS = 6, 12
 """How many bytes, and hex digits, of each sample's SHA-256 are kept.
@@ -45,26 +50,25 @@ They represent a larger set by a sample that does not depend on its order. A lea
 twenty was seen, about fifty of them are recognised.
 """
 
-Entry = TypedDict("Entry", {"by": str, "as": str, "data": str, "n": int, "hashes": str})
+Entry = TypedDict("Entry", {"by": str, "as": str, "data": str, "n": int, "hashes": str, "decoder": NotRequired[str]})
 """The record of one data set that was seen.
 
 ``by`` is the verb that saw the samples, ``as`` their role, ``data`` the fingerprint of the data set, ``n`` the number
-of samples used, and ``hashes`` the base64 of the kept fingerprints, ascending, 6 bytes each.
+of samples used, and ``hashes`` the base64 of the kept fingerprints, ascending, 6 bytes each. ``decoder`` has the
+versions of what decoded the samples, and is empty for texts and arrays. Records of earlier versions of hydractl lack
+it: their fingerprints are of the bytes of files, and can be compared with nothing.
 """
 
 
-def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None = None) -> Entry:
+def entry(by: str, role: str, dataset: Fingerprinted) -> Entry:
     """Return the record of one data set that was seen.
 
     Args:
         by: the verb, or the part of it, that saw the samples.
         role: the role of the samples: ``id``, ``ood``, ``train``, ``val``, ``ood_val`` or ``calibration``.
         dataset: the samples.
-        used: the indices of the samples that were used; None: all.
     """
     digests = dataset.sample_fingerprints()
-    if used is not None:
-        digests = [digests[index] for index in used]
 
     # Keep the lowest fingerprints, shortened, each once.
     different = {digest[:_DIGITS] for digest in digests}
@@ -76,6 +80,7 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
         "data": dataset.fingerprint(),
         "n": len(digests),
         "hashes": base64.b64encode(kept_bytes).decode("ascii"),
+        "decoder": dataset.decoder,
     }
 
 
@@ -97,7 +102,8 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
     """
     seen: set[str] = set()
     for use in entries:
-        seen.update(_kept_digests(use))
+        if "decoder" in use:
+            seen.update(_kept_digests(use))
     are_seen = [digest[:_DIGITS] in seen for digest in dataset.sample_fingerprints()]
     return np.array(are_seen, dtype=np.bool_)
 
@@ -108,6 +114,28 @@ def _kept_digests(use: Entry) -> Iterator[str]:
     for start in range(0, len(all_digits), _DIGITS):
         stop = start + _DIGITS
         yield all_digits[start:stop]
+
+
+def incomparable(entries: Iterable[Entry]) -> str | None:
+    """Return a phrase on samples that were seen and cannot be recognised in any data set; None if there are none."""
+    old = [f"{use['by']} ({use['as']})" for use in entries if "decoder" not in use]
+    if not old:
+        return None
+    return (
+        f"what {', '.join(dict.fromkeys(old))} saw is known by fingerprints of an older form, which cannot be compared"
+    )
+
+
+def other_decoder(entries: Iterable[Entry], dataset: Fingerprinted) -> str | None:
+    """Return the versions by which samples that were seen were decoded, if a data set is decoded by others; or None.
+
+    Decoders of JPEG differ in bits, so a sample may not be recognised. Those of other formats do not.
+    """
+    for use in entries:
+        decoder = use.get("decoder")
+        if decoder and dataset.decoder and decoder != dataset.decoder:
+            return decoder
+    return None
 
 
 def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
@@ -164,6 +192,8 @@ def _is_entry(value: Any) -> bool:
     for key in ("by", "as", "data", "hashes"):
         if not isinstance(value.get(key), str):
             return False
+    if not isinstance(value.get("decoder", ""), str):
+        return False
     try:
         hashes = base64.b64decode(value["hashes"], validate=True)
     except (binascii.Error, ValueError):

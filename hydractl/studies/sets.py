@@ -18,7 +18,7 @@ from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.words import digest_of_words
 from hydractl.expressions.data_sets import DataSpec, OodSet
-from hydractl.files.fingerprints import Entry, marked, who_saw
+from hydractl.files.fingerprints import Entry, incomparable, marked, who_saw
 from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.threshold import stored_score
@@ -190,6 +190,9 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     if set_aside is not None:
         warnings.append(set_aside)
     warnings += overlaps.warnings
+    older = incomparable(source.description.seen)
+    if older is not None:
+        warnings.append(f"{source.name}: {older}")
     if source.description.reads == "text" and request.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
     for given_set in sets.every:

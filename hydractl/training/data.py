@@ -205,8 +205,17 @@ class Numbered(Dataset):
         sample = self._base[i]
         return i, sample
 
-    def _content(self, i: int) -> Iterable[bytes]:
-        return self._base._content(i)
+    def fingerprint_of(self, sample: tuple[int, Any]) -> str:
+        """Return the fingerprint of a sample without its index."""
+        return self._base.fingerprint_of(sample[1])
+
+    def known_fingerprint(self, i: int) -> str | None:
+        """Return the fingerprint of sample ``i`` if the data set knows it."""
+        return self._base.known_fingerprint(i)
+
+    def note_fingerprint(self, i: int, fingerprint: str) -> None:
+        """Let the data set take it down."""
+        self._base.note_fingerprint(i, fingerprint)
 
 
 class Augmentation:

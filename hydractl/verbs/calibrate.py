@@ -20,6 +20,7 @@ from hydractl.evaluation.plausibility import (
     warning_of_unsuited,
     warnings_before,
     warnings_of_fit,
+    warnings_of_samples,
 )
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import check_scores, find_row_to_calibrate, row_scores
@@ -73,9 +74,11 @@ def run(
     for note in opened.notes:
         log.info(note)
 
-    for warning in [*opened.warnings, *warnings_before([model], opened.sets, options)]:
+    for warning in warnings_before([model], opened.sets):
         log.warn(warning)
     if dry_run:
+        for warning in warnings_of_samples([model], opened.sets, options):
+            log.warn(warning)
         check_outputs([path], force=options.force)
         return _dry_run(model, opened, path, features_path, log)
 
@@ -99,6 +102,8 @@ def run(
             fitted = fit(model, opened.sets, options.fit, scores, Reading(model, validation_sets, None, log))
         finally:
             model.release()
+        for warning in warnings_of_samples([model], opened.sets, options):
+            log.warn(warning)
         unsuited_scores = unsuited(model, scores.beside or [scores.leading])
         if unsuited_scores:
             log.warn(warning_of_unsuited(model.name, unsuited_scores))

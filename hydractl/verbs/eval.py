@@ -50,6 +50,7 @@ def run(
     """
     plan = plan_of(models, opening, options, log)
     if dry_run:
+        _compare(plan, log)
         return _dry_run(plan, log)
     try:
         return _measure(plan, log)
@@ -85,7 +86,7 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         from hydractl.evaluation.answer import known_keys
         from hydractl.evaluation.plausibility import warnings_before
         from hydractl.evaluation.rows import check_scores, check_writable, find_rows
-        from hydractl.evaluation.sets import open_sets, seen_samples
+        from hydractl.evaluation.sets import open_sets
         from hydractl.model.loading import resolve_device
 
     # The rows (one for each model), and the files that each row writes or reads.
@@ -113,10 +114,9 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
     keys = known_keys(options, sets, rows)
     check_known(options.requirements, names, keys, skip_first=False)
     path = json_path(options.output)
-    seen = seen_samples(rows, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)
-    for warning in [*opened.warnings, *warnings_before(rows, sets, options)]:
+    for warning in warnings_before(rows, sets):
         log.warn(warning)
 
     plan = Plan(
@@ -126,7 +126,6 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         path=path,
         predictions=prediction_files,
         features=feature_files,
-        seen=seen,
         suite=suite,
     )
     _check_distinct([*plan.files(), *feature_files.values()])
@@ -177,7 +176,6 @@ class Plan:
         path: the file of the answer; None for no file.
         predictions: by row name, the file that its predictions are written to.
         features: by row name, the file that keeps its features of the training data; an existing file is read.
-        seen: by row name, the test samples that the model was trained on, if ``--allow-seen`` allows such samples.
         suite: the suite of OOD sets; None if no suite was asked for.
     """
 
@@ -187,7 +185,6 @@ class Plan:
     path: Path | None
     predictions: Mapping[str, Path]
     features: Mapping[str, Path]
-    seen: Seen
     suite: FoundSuite | None
 
     def files(self) -> list[Path]:
@@ -231,6 +228,11 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         features_by_row = {name: open_features(path, stack) for name, path in plan.features.items()}
         _report_before(plan, log)
 
+        # A file of predictions begins with what is known of their samples. Otherwise nothing is read for it alone.
+        seen: Seen = {}
+        if plan.options.keep_logits:
+            seen = _compare(plan, log)
+
         # Measure row after row.
         measuring = Measuring(plan.sets, plan.options, log)
         rows: list[EvalRow] = []
@@ -241,14 +243,16 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             if predictions_file is not None:
                 predictions_output = outputs[predictions_file]
                 files.append(predictions_file)
-            seen = plan.seen.get(model.name, {})
-            row = measuring.row(model, predictions_output, seen, features_by_row.get(model.name))
+            row = measuring.row(model, predictions_output, seen.get(model.name, {}), features_by_row.get(model.name))
             rows.append(row)
 
             warning = little_diversity(row.diversity["id"].metrics, plan.sets[0].option_and_spec())
             if warning is not None:
                 log.warn(f"{row.name}: {warning}")
         _report_skipped(plan, log)
+        if not plan.options.keep_logits:
+            seen = _compare(plan, log)
+            rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
 
         # Write the answer.
         answer = _make_answer(plan, rows, log.warnings)
@@ -259,6 +263,23 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             answer_file = _write_answer(outputs[plan.path], answer.to_dict(), resume=resumes)
             files.insert(0, answer_file)
     return Outcome(answer, files=files, unmet=unmet)
+
+
+def _compare(plan: Plan, log: Log) -> Seen:
+    """Compare all samples of the command with each other and with what its models have seen, and warn of what is odd.
+
+    Returns:
+        By row name, the test samples that the model has seen, if ``--allow-seen`` allows such samples.
+
+    Raises:
+        InputError: sets that must be apart share samples, or there are seen samples that are not allowed.
+    """
+    from hydractl.evaluation.plausibility import warnings_of_samples
+    from hydractl.evaluation.sets import seen_samples
+
+    for warning in warnings_of_samples(plan.models, plan.sets, plan.options):
+        log.warn(warning)
+    return seen_samples(plan.models, plan.sets, allow=plan.options.data.allow_seen)
 
 
 def _report_before(plan: Plan, log: Log) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes, report_left_out
+from hydractl.data.part import dataset_part
 from hydractl.data.text import report_cut
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
@@ -141,8 +142,8 @@ def choose_within(
         choose: returns the choice of heads for a budget.
         log: receives what the first two choices log (one without and one with removals), and every accuracy.
     """
-    dataset, indices = _samples_to_measure_on(source, val, on, log)
-    samples = len(indices)
+    dataset = _samples_to_measure_on(source, val, on, log)
+    samples = len(dataset)
     spec = val or on.data
     assert spec is not None  # the options require one of them
     source = named_by_data(source, spec, on.limit)
@@ -159,7 +160,7 @@ def choose_within(
                 log_of_choice = Log()  # silent: every further choice would repeat what the first two have logged
             choice = choose(budget, log_of_choice)
             choices_tried.append(choice)
-            correct = _count_correct(source, choice.mask, dataset, indices, on)
+            correct = _count_correct(source, choice.mask, dataset, on)
             accuracy = correct / samples
             log.info(f"{budget} removed: accuracy {accuracy:.4f} of {samples} samples")
             yield correct
@@ -168,7 +169,7 @@ def choose_within(
     choice = choices_tried[steps]
     measured_on = "val" if val else "data"
     measured = _provenance(max_drop, measured_on, samples, counts_read)
-    measured_samples = entry("prune", "val", dataset, indices)
+    measured_samples = entry("prune", "val", dataset)
     return HeadChoice(
         mask=choice.mask,
         details={**choice.details, **measured},
@@ -189,11 +190,11 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
     return {"max_drop": max_drop, "measured": measured}
 
 
-def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, log: Log) -> tuple[Dataset, list[int]]:
+def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, log: Log) -> Dataset:
     """Open the labelled data set that accuracy is measured on: ``--val``, or else ``--data``.
 
     Returns:
-        The data set, and the indices of the samples to use: all of ``--val``, or the drawn ones of ``--data``.
+        All samples of ``--val``, or the drawn ones of ``--data``.
     """
     spec = val or on.data
     assert spec is not None  # the options require one of them
@@ -207,23 +208,23 @@ def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, 
         reads={named.name: named.description.reads},
     )
     check_labels_are_classes(dataset, named)
-    indices = drawn_samples(dataset, on)
     if val:
         report_left_out(dataset, log)
         report_classes(dataset, log)
-        indices = list(range(len(dataset)))
-    report_cut(dataset, named.family.collate(named.description.preprocess), log, indices)
-    return dataset, indices
+    else:
+        dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, on))
+    report_cut(dataset, named.family.collate(named.description.preprocess), log)
+    return dataset
 
 
-def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], on: Measuring) -> int:
-    """Return how many of the samples at ``indices`` the model classifies correctly when it is pruned by ``mask``."""
+def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuring) -> int:
+    """Return how many of the samples the model classifies correctly when it is pruned by ``mask``."""
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)
     model = build_model(pruned_source, on.device, on.dtype)
     correct = 0
     with torch.inference_mode():
-        for inputs, batch in model_batches(model, dataset, indices, on.batch_size, on.workers):
+        for inputs, batch in model_batches(model, dataset, range(len(dataset)), on.batch_size, on.workers):
             logits = model.member_logits(inputs)[0]  # [batch, classes]
             predicted = logits.argmax(dim=-1).cpu()  # [batch]
             assert batch.labels is not None

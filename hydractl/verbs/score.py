@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
 from hydractl.data import Batch, Dataset, batches, open_data
 from hydractl.data.base import report_classes, report_left_out
+from hydractl.data.part import dataset_part
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.expressions.models import ModelRef
@@ -106,15 +108,12 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
 
     # Open the model and the samples. A criterion without data reads the stored weights, and gets an empty calibration.
     model: Any
-    measured_on: dict[str, object] = {}
-    seen_samples: list[Entry] = []
+    on_data: ModelOnData | None = None
     if criterion.needs_data:
         on_data = open_calibration(source, scoring.on, log)
         source = on_data.source
         model = on_data.model
         calibration = on_data.calibration
-        measured_on = on_data.measured_on
-        seen_samples = on_data.used
     else:
         model = _stored_heads(source, scoring.on)
         calibration = Calibration(lambda: iter(()), 0, scoring.on.seed, log)
@@ -143,7 +142,10 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
     if is_sequential:
         details["keep"] = scoring.keep
         details["remove"] = scoring.remove
-    details.update(measured_on)
+    seen_samples: list[Entry] = []
+    if on_data is not None:
+        details.update(on_data.measured_on)
+        seen_samples = on_data.used
     details.update(asked_classes(source, scoring.tower))
     info["source"] = provenance("score", scoring.on.seed, [source.sha256], details, source.lineage)
     info["seen"] = merged(source.description.seen, seen_samples)
@@ -184,22 +186,39 @@ def _stored_heads(source: Source, on: Measuring) -> Any:
     return StoredHeads(source.tensors, source.description, source.family, dtype)
 
 
-class ModelOnData(NamedTuple):
+@dataclass(frozen=True)
+class ModelOnData:
     """A model that runs, and the samples that its heads or weights are scored on.
 
     Attributes:
         source: the model, with its classes named by the data if it is zero-shot.
         model: the same model, built.
         calibration: the samples.
-        measured_on: the entries of the provenance about the samples.
-        used: the samples as an entry of ``seen``.
+        dataset: the samples as a data set; what is said of them is known without further reading once they were run.
+        on: how they were drawn and are run.
     """
 
     source: Source
     model: HydraModel
     calibration: Calibration
-    measured_on: dict[str, object]
-    used: list[Entry]
+    dataset: Dataset
+    on: Measuring
+
+    @property
+    def measured_on(self) -> dict[str, object]:
+        """The entries of the provenance about the samples."""
+        return {
+            "samples": len(self.dataset),
+            "data": self.dataset.fingerprint(),
+            "dtype": self.on.dtype,
+            "batch_size": self.on.batch_size,
+            "max_length": self.source.description.preprocess.get("max_length"),
+        }
+
+    @property
+    def used(self) -> list[Entry]:
+        """The samples as an entry of ``seen``."""
+        return [entry(self.on.verb, "calibration", self.dataset)]
 
 
 def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
@@ -231,28 +250,18 @@ def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
     count = min(on.samples, len(dataset))
     if count < on.samples:
         log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
-    drawn = drawn_samples(dataset, on)
-    report_cut(dataset, model.preprocess, log, drawn)
+    dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, on))  # the others are never read
+    report_cut(dataset, model.preprocess, log)
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:
         """Yield inputs and labels [batch] of the drawn samples, on the model's device."""
-        for inputs, batch in model_batches(model, dataset, drawn, on.batch_size, on.workers):
+        for inputs, batch in model_batches(model, dataset, range(count), on.batch_size, on.workers):
             labels = known(batch.labels)
             yield inputs, labels.to(parameter.device)
 
     calibration = Calibration(iterate, count, on.seed, log)
-
-    # Say in the provenance which samples were used.
-    measured_on = {
-        "samples": count,
-        "data": dataset.fingerprint(),
-        "dtype": on.dtype,
-        "batch_size": on.batch_size,
-        "max_length": source.description.preprocess.get("max_length"),
-    }
-    used = [entry(on.verb, "calibration", dataset, drawn)]
-    return ModelOnData(source, model, calibration, measured_on, used)
+    return ModelOnData(source, model, calibration, dataset, on)
 
 
 def model_batches(

@@ -107,9 +107,6 @@ def test_a_second_image_of_another_size_and_mode_is_fitted() -> None:
         def _sample(self, i: int) -> Image.Image:
             return images[i]
 
-        def _content(self, i: int) -> list[bytes]:
-            return [bytes([i])]
-
     dataset = PseudoOod(Pair("pair", "--data pair", ["0", "1"]), "mixture")
     first, second = dataset[0], dataset[1]
     assert (first.mode, first.size) == ("L", (5, 4))

@@ -177,7 +177,7 @@ def test_fingerprints(tmp_path: Path) -> None:
         unlabelled,
         opened(b, a),
         opened(a, {"text": "b", "label": 0}),
-        opened(a, {"text": "b ", "label": 1}),
+        opened(a, {"text": "B", "label": 1}),
         opened({"text_a": "a", "text_b": "", "label": 0}, {"text_a": "b", "text_b": "", "label": 1}),
     ]
     assert len({dataset.fingerprint() for dataset in sets}) == len(sets)

@@ -13,6 +13,7 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
+from hydractl.data.part import dataset_part
 from hydractl.data.text import report_cut
 from hydractl.errors import InputError
 from hydractl.families.hf import texts as hf_tokenizer
@@ -176,8 +177,9 @@ def test_texts_that_are_cut_are_counted() -> None:
     assert log.warnings == [
         "--data a.jsonl: 3 of 6 texts are longer than 16 tokens, and what is behind them is not read"
     ]
-    assert report_cut(data, collate, log, indices=[0, 1, 3]) == 1 and "1 of 3 texts is longer" in log.warnings[1]
-    assert report_cut(data, collate, log, indices=[0, 3]) == 0 and len(log.warnings) == 2
+    some = dataset_part(data, data.spec, [0, 1, 3])
+    assert report_cut(some, collate, log) == 1 and "1 of 3 texts is longer" in log.warnings[1]
+    assert report_cut(dataset_part(data, data.spec, [0, 3]), collate, log) == 0 and len(log.warnings) == 2
     # Counting leaves the tokenizer, which cuts and pads, as it was.
     widths = [batch.inputs["input_ids"].shape[1] for batch in batches(data, collate, 1)]
     assert widths == [16, 16, 16, 16, 16, 2]

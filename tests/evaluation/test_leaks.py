@@ -93,11 +93,11 @@ def test_what_is_chosen_on_in_the_same_command_is_no_test_data(capsys: pytest.Ca
     assert "--val and --test are the same samples" in capsys.readouterr().err
     from hydractl.data import open_data
 
-    data = open_data("builtin:digits/test", limit=9)
-    x, y = np.stack([np.asarray(data[i]) for i in range(9)]), np.asarray(data.labels)
+    data = open_data("builtin:digits/test", limit=12)
+    x, y = np.stack([np.asarray(data[i]) for i in range(12)]), np.asarray(data.labels)
     np.savez("overlap.npz", x=x, y=y)
     run("eval", "base.st", *TEST, "--val", "overlap.npz", "--temperature", "fit", code=3)
-    assert "9 of 30 samples of --test (9 by eval (val))" in capsys.readouterr().err
+    assert "12 of 30 samples of --test (12 by eval (val))" in capsys.readouterr().err
 
 
 def test_info_says_what_was_seen(capsys: pytest.CaptureFixture[str]) -> None:

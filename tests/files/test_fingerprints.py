@@ -15,6 +15,8 @@ from hydractl.files import fingerprints as seen
 class Named:
     """A data set of which only the content of its samples is known."""
 
+    decoder = ""
+
     def __init__(self, contents: Sequence[str]) -> None:
         self.contents = list(contents)
 
@@ -89,6 +91,7 @@ GOOD = {"by": "finetune", "as": "train", "data": "ab", "n": 1, "hashes": "AAAAAA
         [{**GOOD, "n": True}],
         [{**GOOD, "by": None}],
         [{**GOOD, "hashes": "AAAA"}],
+        [{**GOOD, "decoder": 1}],
         [{**GOOD, "hashes": "?AAAAAAA"}],
         [{key: value for key, value in GOOD.items() if key != "data"}],
     ],

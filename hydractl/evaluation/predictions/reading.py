@@ -194,7 +194,7 @@ def _read_sets(
             group=entry.group,
             ids=ids,
             labels=labels,
-            fingerprint=entry.fingerprint,
+            known_fingerprint=entry.fingerprint,
             seen=entry.seen,
         )
         sets.append(dataset)

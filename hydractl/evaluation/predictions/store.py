@@ -54,7 +54,8 @@ class SetEntry:
         group: the group of an OOD set, ``near`` or ``far``; None for all others.
         ids: the id of each sample.
         labels: the labels, int64 ``[N]``; None if the set is unlabelled, or its labels are not used.
-        fingerprint: the fingerprint of the samples, their order and their labels.
+        known_fingerprint: the fingerprint of the samples, their order and their labels; empty if it is that of a data
+            set that is open.
         seen: the number of its samples that the model had seen before.
     """
 
@@ -63,8 +64,13 @@ class SetEntry:
     group: str | None
     ids: Sequence[str]
     labels: npt.NDArray[np.int64] | None
-    fingerprint: str
+    known_fingerprint: str
     seen: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the samples, their order and their labels."""
+        return self.known_fingerprint
 
     def header(self) -> PredictedSetRecord:
         """Return the entry of this set in the header of a predictions file."""

@@ -206,7 +206,8 @@ class RunningModel(LogitsProvider):
             rows: the indices of the only samples to run, in this order; None means all samples.
         """
         timed_batches = TimedBatches(self._batches_as_read(dataset, rows))
-        yield from self.answers(timed_batches, dataset.fingerprint)
+        seed = "" if self.mc_dropout is None else dataset.fingerprint
+        yield from self.answers(timed_batches, seed)
         self._log.detail(f"{self.name} on {dataset.name}: {timed_batches}")
 
     def answers(self, batches: Iterable[Batch], fingerprint: str = "") -> LogitsBatches:
@@ -341,11 +342,11 @@ class RunningModel(LogitsProvider):
             kept: a file for the features of the training data; None means no file.
         """
         labels = None if data is None else data.labels
-        fitted_on = self.fit_record(names, data, neighbours)
         negative_words = words_for(names, self._fit)
         models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(models, data, kept)
+            fitted_on = self.fit_record(names, data, neighbours)  # whose fingerprint is known when they were read
             return fit_detector(names, models, features, labels, neighbours, fitted_on, negative_words)
 
     def _training_features(

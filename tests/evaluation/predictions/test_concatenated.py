@@ -46,7 +46,7 @@ def write(
     """Random logits for some digits in three classes, and for two samples of an OOD set."""
     data = open_data("builtin:digits/test", limit=limit)
     entry = SetEntry("id", "id", None, data.ids, np.asarray(data.labels) % 3, data.fingerprint())
-    other = {"group": None, "ids": ["a", "b"], "labels": None, "fingerprint": "f", "seen": seed, **changes}
+    other = {"group": None, "ids": ["a", "b"], "labels": None, "known_fingerprint": "f", "seen": seed, **changes}
     entries = [entry, SetEntry(called, "ood", **other)]
     given = {
         "name": name,
@@ -82,7 +82,7 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
     ("other", "complaint"),
     [
         ({"limit": 11}, "b.st: 11 samples of id, not 12"),
-        ({"fingerprint": "g"}, "b.st: other samples of o, or in another order"),
+        ({"known_fingerprint": "g"}, "b.st: other samples of o, or in another order"),
         ({"group": "far"}, "b.st: o has the group far, not None"),
         ({"called": "p"}, "b.st: has no set o"),
         ({"model": {"batch_size": 32, "dtype": "float64"}}, "b.st: batch_size is 32, not 64"),
