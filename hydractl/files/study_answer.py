@@ -75,6 +75,13 @@ class StabilityRecord(Record):
 
     row: Annotated[float, told("Share of resamples with the same row.")]
     score: Annotated[float, told("Share of resamples with the same score.")]
+    difference: Annotated[
+        float | None,
+        told(
+            "Mean AUROC on the validation data of what the other resamples choose, minus that of the choice. Left out "
+            "where all choose the same, or no set has a vote."
+        ),
+    ] = None
 
 
 class ChoiceRecord(Record):

@@ -531,7 +531,7 @@ def _better_row(evidence: Evidence, decision: ReadingDecision, index: int, deare
 
 
 def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> StabilityRecord:
-    """Return how often the rounds of the bootstrap lead to the same row and the same score as the data.
+    """Return how often rounds of the bootstrap lead to the same row and score as the data, and what others would cost.
 
     Args:
         evidence: the figures of all candidates on the data and in every round.
@@ -539,8 +539,10 @@ def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> Stabi
         choice: the choice that the data led to.
     """
     chosen = evidence.candidates[choice.chosen]
+    sets = evidence.voting_sets(0)
     same_row = 0
     same_score = 0
+    differences = []
     rounds = range(1, evidence.readings)  # reading 0 is the data themselves, which the choice was made on
     for reading in rounds:
         decision = decide(evidence, max_drop, reading)
@@ -549,4 +551,10 @@ def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> Stabi
             same_row += 1
         if chosen_again.score == chosen.score:
             same_score += 1
-    return StabilityRecord(row=same_row / len(rounds), score=same_score / len(rounds))
+        if decision.chosen != choice.chosen:
+            differences.append(evidence.difference(decision.chosen, choice.chosen, sets, 0).value)
+    return StabilityRecord(
+        row=same_row / len(rounds),
+        score=same_score / len(rounds),
+        difference=float(np.mean(differences)) if differences and sets else None,
+    )

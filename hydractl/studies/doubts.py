@@ -17,7 +17,7 @@ from hydractl.metrics.plausibility import is_above_guessing
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
 from hydractl.studies.choosing import BLIND
-from hydractl.studies.words import NLL
+from hydractl.studies.words import AUROC_MARGIN, NLL
 
 OFTEN = 0.2
 """If more than this share of the resamples lead to another choice, the choice is called doubtful."""
@@ -158,7 +158,10 @@ def of_threshold(rule: str, flagged: int, n: int, chosen_flagged: int, chosen_n:
 
 
 def of_stability(stability: StabilityRecord) -> list[str]:
-    """Return a sentence if more than :data:`OFTEN` of the resamples led to another row or to another score."""
+    """Return a sentence if more than :data:`OFTEN` of the resamples led to another row or to another score.
+
+    Another score alone, which costs nothing, is no doubt where it would have changed less than the margin.
+    """
     changes = []
     changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():
@@ -166,4 +169,10 @@ def of_stability(stability: StabilityRecord) -> list[str]:
             changes.append(f"another {what} in {100 * share:.0f} %")
     if not changes:
         return []
-    return [f"Resamples of the validation data would have led to {' and '.join(changes)} of cases."]
+    consequence = ""
+    if stability.difference is not None:
+        is_small = abs(stability.difference) < AUROC_MARGIN
+        if is_small and changed_shares["row"] <= OFTEN:
+            return []
+        consequence = f", whose mean OOD AUROC there differs by {signed_number(stability.difference)}"
+    return [f"Resamples of the validation data would have led to {' and '.join(changes)} of cases{consequence}."]

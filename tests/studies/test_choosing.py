@@ -140,7 +140,7 @@ def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
         [SINGLE, candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130, score="vim")],
     )
     sure = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
-    assert (sure.row, sure.score) == (1.0, 1.0)
+    assert (sure.row, sure.score, sure.difference) == (1.0, 1.0, None)
     # vim's lead over energy turns round in the rounds below -0.5; the row stays.
     evidence = Evidence(
         [
@@ -152,6 +152,7 @@ def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
     doubtful = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
     assert doubtful.row == 1.0
     assert doubtful.score == pytest.approx(np.mean(0.005 + 0.01 * ROUNDS > 0), abs=0.011)
+    assert doubtful.difference == pytest.approx(0.895 - 0.90, abs=1e-12)  # on the data themselves
 
 
 def test_what_is_resampled_alone_is_what_resampling_all_metrics_gives() -> None:

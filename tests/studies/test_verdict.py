@@ -319,3 +319,12 @@ def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> N
     assert (
         "another row in 34 % and another score in 50 %" in doubts.of_stability(StabilityRecord(row=0.66, score=0.5))[0]
     )
+
+
+def test_another_score_that_costs_next_to_nothing_is_no_doubt() -> None:
+    assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.004)) == []
+    assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.014)) == [
+        "Resamples of the validation data would have led to another score in 70 % of cases, whose mean OOD AUROC there "
+        "differs by -0.0140."
+    ]
+    assert "differs by +0.0040" in doubts.of_stability(StabilityRecord(row=0.7, score=0.3, difference=0.004))[0]
