@@ -658,7 +658,7 @@ def said_over_seeds(trainings: Trainings, *names: str) -> str:
     for name in names:
         words = " ".join(SENTENCES[name].split())
         text = _FIGURE.sub(measured, words).replace("{trainings}", str(len(trainings)))
-        indent = "  " if text.startswith("*") else ""
+        indent = "  " if text.startswith("* ") else ""
         # A mean stays on one line with its deviation.
         whole = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
         lines = textwrap.wrap(whole, 120, subsequent_indent=indent, break_on_hyphens=False)
@@ -714,7 +714,11 @@ SENTENCES = {
     "cifar10": """
         **Another score is the best one, and pruned members gain little or nothing; a deep ensemble does gain.** Over
         {trainings} trainings of a ViT with an accuracy of {single accuracy}, `knn` instead of MSP gains {single knn -
-        single msp}, `energy` {single energy - single msp} and `mahalanobis` {single mahalanobis - single msp}.
+        single msp}, `energy` {single energy - single msp} and `mahalanobis` {single mahalanobis - single msp}. With
+        `energy` for all, minus the single model: `whole-late@4` {whole-late@4 energy - single energy} of AUROC and
+        {whole-late@4 accuracy - single accuracy} of accuracy at {whole-late@4 mac_ratio} times the mult-adds, the three
+        circuits {circuits energy - single energy} and {circuits accuracy - single accuracy} at {circuits mac_ratio}
+        times, a deep ensemble of the trainings {deep energy - single energy} and {deep accuracy - single accuracy}.
     """,
     "elsewhere": """
         Rounding differs between machines, and a training makes much of it: the same {trainings} seeds trained on
