@@ -215,12 +215,15 @@ def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
     """Return the importance of the heads as a map, and as numbers if these fit the width."""
     title = f"importance ({answer.method or 'given'}), shaded by rank"
     picture = HeatMap(title, list(answer.sites.items()))
-    numbers = _score_numbers(answer.sites)
-    needed = needed_width(numbers)
-    if needed > width:
-        # Numbers that are cut say nothing, and wrapped ones would push the map off the screen.
-        return Group(picture, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
-    return _spaced([picture, numbers])
+    return _spaced([picture, _if_it_fits(_score_numbers(answer.sites), width)])
+
+
+def _if_it_fits(drawn: Table, width: int) -> RenderableType:
+    """Return a table, or where it stands if it does not fit: cut numbers say nothing, wrapped ones push maps away."""
+    needed = needed_width(drawn)
+    if needed <= width:
+        return drawn
+    return Text(f"The numbers: --json, or a terminal of {needed} columns.")
 
 
 def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
@@ -255,14 +258,8 @@ def _planned_search_view(plan: SearchEstimate, width: int) -> RenderableType:
 
 def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
     """Return a map of when each head was removed, if the sites are known, and the steps if they fit the width."""
-    steps = _steps_table(answer)
-    needed = needed_width(steps)
-    shown: RenderableType = steps
-    if needed > width:
-        shown = Text(f"The numbers: --json, or a terminal of {needed} columns.")
-    if not answer.sites:
-        return shown
-    return _spaced([_removal_map(answer, answer.sites), shown])
+    steps = _if_it_fits(_steps_table(answer), width)
+    return _spaced([_removal_map(answer, answer.sites), steps]) if answer.sites else steps
 
 
 def _steps_table(answer: CircuitAnswer) -> Table:
