@@ -237,7 +237,7 @@ def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], title: str = 
     # Make the cells column by column, because marks compare the rows of a column. Then collect the cells of each row.
     cells_of_columns = [metric_cells(rows, column) for column in shown]
     lines = [[name_cell(row), *cells] for row, *cells in zip(rows, *cells_of_columns, strict=True)]
-    return Table(title, [*_plain_headings("model"), *_headings(column.metric for column in shown)], lines, note=note)
+    return Table(title, _heads("model", *(column.metric for column in shown)), lines, note=note)
 
 
 def name_cell(row: EvalRow) -> Cell:
@@ -262,14 +262,9 @@ def kind_words(row: EvalRow) -> str:
     return f"{kind}; heads kept: {' / '.join(kept)} of {sum(site.heads for site in sites)}"
 
 
-def _headings(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
-    """Return the heading of each metric: its label, and which direction is better."""
-    return [(metric.label, metric.direction) for metric in metrics]
-
-
-def _plain_headings(*labels: str) -> list[tuple[str, str]]:
-    """Return headings of columns in which no direction is better."""
-    return [(label, "") for label in labels]
+def _heads(*columns: str | Metric) -> list[tuple[str, str]]:
+    """Return the heading of each column, a text or that of a metric, and which direction is better there."""
+    return [(column, "") if isinstance(column, str) else (column.label, column.direction) for column in columns]
 
 
 def _unmarked_cells(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
@@ -316,7 +311,7 @@ def glance_table(rows: Sequence[EvalRow]) -> Table:
         words.append(f"auroc and fpr95: {_ood_title(rows)}")
     if reference:
         words.append(f"cost: mult-adds of all members for one sample, times those of {shown_name(reference)}")
-    heads = [*measured.heads, *_plain_headings("cost", "mult-adds", "parameters")]
+    heads = [*measured.heads, *_heads("cost", "mult-adds", "parameters")]
     return Table("", heads, lines, note=f"{'; '.join(words)}.")
 
 
@@ -349,9 +344,8 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
             size = "-" if measured.n is None else str(measured.n)
             _, *numbers = table_of_set[name].rows[index]
             lines.append([Cell(row.name), Cell(name), Cell(measured.group or "-"), Cell(size), *numbers])
-    heads = _plain_headings("model", "OOD set", "group", "n")
-    numbers_heads = _headings([*OOD_METRICS, DIVERSITY_METRICS[0]])
-    return Table("OOD sets", [*heads, *numbers_heads], lines, left=3, names=2)
+    heads = _heads("model", "OOD set", "group", "n", *OOD_METRICS, DIVERSITY_METRICS[0])
+    return Table("OOD sets", heads, lines, left=3, names=2)
 
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
@@ -384,7 +378,7 @@ def _table_by_score(rows: Sequence[EvalRow], leading: Column, title: str) -> Tab
             (cell,) = metric_cells([row], column)
             cells.append(replace(cell, mark=mark))
         lines.append(cells)
-    return Table(title, _plain_headings("model", *names), lines)
+    return Table(title, _heads("model", *names), lines)
 
 
 def _names_of_scores(rows: Sequence[EvalRow]) -> list[str]:
@@ -407,8 +401,8 @@ def difference_table(rows: Sequence[EvalRow]) -> Table:
             lines.append([Cell(row.name), *(_difference_cell(column, row) for column in columns_with_difference)])
     (first,) = drawn_names([rows[0].name], 14)
     note = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
-    headings = _headings(column.metric for column in columns_with_difference)
-    return Table(f"paired difference to {first}", [*_plain_headings("model"), *headings], lines, note=note)
+    heads = _heads("model", *(column.metric for column in columns_with_difference))
+    return Table(f"paired difference to {first}", heads, lines, note=note)
 
 
 def _difference_cell(column: Column, row: EvalRow) -> Cell:
@@ -437,7 +431,7 @@ def data_table(answer: EvalAnswer) -> Table:
         size = next((str(size) for size in sizes if size is not None), "-")
         group = "in distribution" if name == "id" else ood_group(rows, name) or "-"
         lines.append([Cell(set_title(name)), Cell(data.spec or "-"), Cell(group), Cell(size)])
-    return Table("", _plain_headings("data set", "", "group", "n"), lines, left=3)
+    return Table("", _heads("data set", "", "group", "n"), lines, left=3)
 
 
 # --- members, coverage, cost, diversity -------------------------------------------------------------------------------
@@ -452,7 +446,7 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
             measured.append((f"member {index}", member.metrics))
         for title, metrics in measured:
             lines.append([Cell(row.name), Cell(title), *_unmarked_cells(metrics, ID_METRICS)])
-    heads = [*_plain_headings("model", ""), *_headings(ID_METRICS)]
+    heads = _heads("model", "", *ID_METRICS)
     return Table("", heads, lines, left=2, names=2, note=f"ID {sizes_of_sets(rows)}")
 
 
@@ -504,7 +498,7 @@ def heads_table(rows: Sequence[EvalRow]) -> Table:
                 kept_at.setdefault(path, {})[name] = Cell(head_marks(site.heads, site.kept_by(member)))
     members = distinct_entries(kept_at.values())
     lines = [[Cell(path), *(cells.get(name, Cell("-")) for name in members)] for path, cells in kept_at.items()]
-    return Table("", _plain_headings("site", *members), lines, left=1 + len(members))
+    return Table("", _heads("site", *members), lines, left=1 + len(members))
 
 
 def diversity_table(rows: Sequence[EvalRow]) -> Table:
@@ -515,7 +509,7 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
             for members, metrics in _metrics_of_members(row, measured):
                 numbers = _unmarked_cells(metrics, DIVERSITY_METRICS)
                 lines.append([Cell(row.name), Cell(set_title(name)), Cell(members), *numbers])
-    heads = [*_plain_headings("model", "data set", "members"), *_headings(DIVERSITY_METRICS)]
+    heads = _heads("model", "data set", "members", *DIVERSITY_METRICS)
     note = "mi in nats; disagr: share of pairs of members that vote for different classes"
     return Table("", heads, lines, left=3, names=2, note=note)
 
@@ -560,7 +554,7 @@ def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
             if any(accuracy is not None for accuracy in accuracies):
                 lines.append([Cell(row.name), Cell(shown_name(kind)), *(Cell(number(value)) for value in accuracies)])
     title = f"accuracy under corruptions, by severity ({corrupted_sizes(rows)})"
-    return Table(title, _plain_headings("model", "corruption", *severities), lines, left=2, names=2)
+    return Table(title, _heads("model", "corruption", *severities), lines, left=2, names=2)
 
 
 def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
@@ -589,7 +583,7 @@ def settings_table(rows: Sequence[EvalRow]) -> Table:
         for name, text in facts.items():
             if text:
                 lines.append([Cell(row.name), Cell(name), Cell(text)])
-    return Table("fitted or given", _plain_headings("model", "what", ""), lines, left=3)
+    return Table("fitted or given", _heads("model", "what", ""), lines, left=3)
 
 
 def _dropout_words(row: EvalRow) -> str:
@@ -603,15 +597,12 @@ def _calibration_words(row: EvalRow) -> str:
     calibration = row.calibration
     if calibration is None:
         return ""
-    parts = []
-    if calibration.kind:
-        parts.append(calibration.kind)
+    parts = [calibration.kind] if calibration.kind else []
     if calibration.temperature is not None:
         parts.append(f"temperature {number(calibration.temperature)}")
-    if calibration.scale:
-        parts.append(f"{len(calibration.scale)} numbers of scale")
-    if calibration.bias:
-        parts.append(f"{len(calibration.bias)} numbers of bias")
+    for name, numbers in (("scale", calibration.scale), ("bias", calibration.bias)):
+        if numbers:
+            parts.append(f"{len(numbers)} numbers of {name}")
     data = calibration.fitted_on
     if data is not None and data.spec:
         parts.append(f"fitted on {data.spec}" + ("" if data.n is None else f" (n = {data.n})"))
