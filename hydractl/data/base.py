@@ -136,6 +136,10 @@ class Dataset(ABC):
         """Take down the fingerprint of sample ``i``, which was read."""
         self._fingerprints[i] = fingerprint
 
+    def share_fingerprints(self, fingerprints: dict[int, str]) -> None:
+        """Take the fingerprints, by index, that another set with the same samples knows and will know."""
+        self._fingerprints = fingerprints
+
     @property
     def decoder(self) -> str:
         """The versions of what decodes the samples, as decoders of JPEG differ in bits; empty if nothing does."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +21,9 @@ from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import SUPPORTED, DataSpec
 
 _Reader = Callable[..., "tuple[Dataset, RawLabels]"]
+
+_KNOWN: ContextVar[dict[tuple[object, ...], dict[int, str]] | None] = ContextVar("known", default=None)
+"""The fingerprints that :func:`keeping_fingerprints` keeps, by where samples come from; None outside of it."""
 
 
 class _ReaderEntry(NamedTuple):
@@ -137,6 +142,7 @@ def open_data(
     if entry.samples is not None:
         _check_models_read(parsed, entry.samples, reads)
     dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed, read_once=read_once)
+    _share_fingerprints(dataset, parsed.kind, parsed.path, frozenset(parsed.query.items()), id(parsed.held))
     _check_models_read(parsed, dataset.kind, reads)
     # Choose by the labels as they stand in the data, so that the samples are the same for every model. The labels of a
     # part are judged alone: those of other samples may be bad. Its classes are those of the whole set.
@@ -162,6 +168,7 @@ def open_data(
     # Apply what the settings ask for: corruption, choice of samples, OOD.
     if corruption is not None:
         dataset = CorruptedImages(dataset, corruption.name, corruption.severity, corruption.photographs)
+        _share_fingerprints(dataset, spec.text, id(spec.held), "corrupted")
     if rows is not None:
         # `positions` count within the part. If the part is sorted by class, they are drawn from every class.
         labels_to_draw_by = indices.tolist() if indices is not None and entry.drawn else None
@@ -175,9 +182,31 @@ def open_data(
                 f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
             )
         dataset = PseudoOod(dataset, ood_kind, seed)
+        _share_fingerprints(dataset, spec.text, id(spec.held), seed, limit)
     dataset.left_out = left_out
     dataset.spec = spec.text  # the SPEC as the user wrote it, including the settings taken out above
     return dataset
+
+
+@contextmanager
+def keeping_fingerprints() -> Iterator[None]:
+    """Within the block, sets that are opened again know the fingerprints of the samples that were read before.
+
+    For a command of many steps, each of which opens its data anew. Files must stay as they are meanwhile.
+    """
+    token = _KNOWN.set({})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def _share_fingerprints(dataset: Dataset, *origin: object) -> None:
+    """Let a set share its fingerprints with all other sets of the same origin and ids that are opened in the block."""
+    known = _KNOWN.get()
+    if known is not None:
+        fingerprints = known.setdefault((*origin, tuple(dataset.ids)), {})
+        dataset.share_fingerprints(fingerprints)
 
 
 def _read_set(

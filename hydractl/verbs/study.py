@@ -12,6 +12,7 @@ from hydractl.circuit.plan import SearchPlan
 from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
 from hydractl.data import open_data
+from hydractl.data.opening import keeping_fingerprints
 from hydractl.distributed import processes
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
@@ -55,6 +56,7 @@ _KEPT_BYTES = 1 << 30
 """Bytes of memory for decoded data, which all rows that run in this process share."""
 
 
+@keeping_fingerprints()
 def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry_run: bool, log: Log) -> Outcome:
     """Run the steps of a study that are not done yet, and return its verdict.
 

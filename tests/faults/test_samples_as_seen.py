@@ -16,6 +16,7 @@ from PIL import Image
 from hydractl.data import batches, open_data
 from hydractl.data.base import fingerprint_of
 from hydractl.data.files import FileImages
+from hydractl.data.opening import keeping_fingerprints
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.fingerprints import entry, incomparable, marked, other_decoder
 from tests.image_data import encoded, stacked
@@ -251,3 +252,21 @@ def test_an_unreadable_sample_is_read_once_more_for_nothing(reads: collections.C
     assert len(set(prints)) == 4 and set(data.skipped or {}) == {0}
     reads.clear()
     assert data.sample_fingerprints() == prints and not reads
+
+
+@pytest.mark.fault(96)
+@pytest.mark.parametrize("setting", ["", "?take=5", "?corruption=contrast&severity=2", "?ood=noise"])
+def test_sets_of_a_command_of_many_steps_are_decoded_once(setting: str, reads: collections.Counter[str]) -> None:
+    spec = folder("set", COLOUR) + setting
+    expected = open_data(spec).sample_fingerprints()
+    of_three = open_data(spec, limit=3).sample_fingerprints()
+    reads.clear()
+    with keeping_fingerprints():
+        assert open_data(spec).sample_fingerprints() == expected
+        once = sum(reads.values())
+        assert open_data(spec, ignore_labels=True).sample_fingerprints() == expected
+        assert sum(reads.values()) == once
+        # Other samples of the same name are others.
+        assert open_data(spec, limit=3).sample_fingerprints() == of_three
+    open_data(spec).sample_fingerprints()
+    assert sum(reads.values()) > once
