@@ -25,6 +25,7 @@ from hydractl.api.options import (
     Workers,
     running,
 )
+from hydractl.api.validating import OnBad
 from hydractl.api.values import Data, NamedData, Path
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec, OodSet
@@ -67,6 +68,7 @@ _SHARED = (
     "max_length",
     "tower",
     "limit",
+    "on_bad",
 )
 """The options that the commands of a study share with it."""
 
@@ -204,6 +206,7 @@ def study(
     tower: Tower = None,
     arch: Arch = None,
     force: Force = False,
+    on_bad: OnBad = "error",
     device: Device = "auto",
     workers: Workers = None,
     seed: Seed = 0,
@@ -260,6 +263,7 @@ def study(
         bootstrap=bootstrap,
         limit=limit,
         tower=tower,
+        on_bad=on_bad,
         seed=seed,
         batch_size=batch_size,
         timed=timed,

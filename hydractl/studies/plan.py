@@ -22,8 +22,8 @@ _SHARED: Mapping[str, Sequence[str]] = {
     "prune": (*_OF_BATCHES, "tower"),
     "finetune": _OF_BATCHES,
     "fuse": _OF_A_MODEL,
-    "eval": (*_OF_BATCHES, "limit"),
-    "calibrate": (*_OF_BATCHES, "limit"),
+    "eval": (*_OF_BATCHES, "limit", "on_bad"),
+    "calibrate": (*_OF_BATCHES, "limit", "on_bad"),
     "bench": (*_OF_A_MODEL, "max_length"),
 }
 """By verb, the options of a study that its steps share."""
@@ -68,6 +68,8 @@ class Plan:
         late: the sites in the last third of each tower.
         has_classifier: whether the model has a classifier; a zero-shot model has none.
         fitted: options of ``eval`` for OOD scores on features; empty if there are no such scores.
+        allow_seen: whether ``eval`` cannot tell what the model has seen. The study has compared its own sets, so the
+            steps measure all the same.
         steps: the steps up to the choice, each behind those that it needs.
         rows: the rows; the single model is the first.
     """
@@ -79,6 +81,7 @@ class Plan:
     late: Sequence[int]
     has_classifier: bool = True
     fitted: Mapping[str, object] = field(default_factory=dict)
+    allow_seen: bool = False
     steps: list[Step] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
@@ -344,8 +347,15 @@ class Plan:
 
     def testing_steps(self) -> list[Step]:
         """Return the steps that store the logits of all rows on the test data."""
-        data = {"test": self.request.test, "ood": self.request.ood}
+        data = self._test_data()
         return [self._eval_step(row, "test", data) for row in self.rows]
+
+    def _test_data(self) -> dict[str, object]:
+        """Return the options of ``eval`` that name the test data."""
+        data: dict[str, object] = {"test": self.request.test, "ood": self.request.ood}
+        if self.allow_seen:
+            data["allow_seen"] = True
+        return data
 
     def _eval_step(self, row: Row, purpose: str, data: Mapping[str, object]) -> Step:
         """Return the step that evaluates a row and stores its predictions.
@@ -408,8 +418,13 @@ class Plan:
         # The row itself, with its temperature, threshold and score; and its figures with them.
         calibrated = {**calibration, "reuse": predictions[:1], **force, **noted}
         steps.append(self.step("calibrate", [best], calibrated, ["best.st"]))
-        data = {"test": self.request.test, "ood": self.request.ood}
-        measured = {**data, **calibration, "bootstrap": self.request.bootstrap, "reuse": predictions, **force}
+        measured = {
+            **self._test_data(),
+            **calibration,
+            "bootstrap": self.request.bootstrap,
+            "reuse": predictions,
+            **force,
+        }
         steps.append(self.step("eval", [best], measured, ["best.json"]))
 
         figures = str(self.folder / "best.json")

@@ -69,6 +69,7 @@ class StudyRequest:
         threshold: of ``best.st``.
         bootstrap: resamples for intervals.
         limit, tower, seed: as every verb has them.
+        on_bad: whether a sample that cannot be read is an ``error``, or is left out: ``skip``.
         batch_size: samples that are computed together.
         timed: whether the latency of ``best.st`` is measured.
         decisive: see :func:`decisive_settings`; a study goes on only where all of it is the same.
@@ -95,6 +96,7 @@ class StudyRequest:
     bootstrap: int
     limit: int | None
     tower: str | None
+    on_bad: str
     seed: int
     batch_size: int
     timed: bool

@@ -17,7 +17,7 @@ from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.words import digest_of_words
-from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.files.fingerprints import Entry, incomparable, marked, who_saw
 from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
@@ -33,6 +33,9 @@ HALVES = 2
 
 _FEW = 20
 """The largest number of samples of a set that a hint lists."""
+
+_MOST_NAMED = 5
+"""The largest number of samples of a set that cannot be read and are named."""
 
 _WORDS = "--negative-words"
 
@@ -177,7 +180,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
         UsageError: a SPEC or a setting is wrong.
     """
     # Refuse data that cannot be right. Leave training samples, and samples of both halves, out of the validation data.
-    sets = _open_sets(request, source)
+    request, sets, unreadable = _open_sets(request, source)
     _check_apart(sets, source, request.limit)
     overlaps = _overlaps(sets)
     val, notes = _val_without_repeats(request, sets)
@@ -189,6 +192,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     set_aside = _set_aside(source)
     if set_aside is not None:
         warnings.append(set_aside)
+    warnings += unreadable
     warnings += overlaps.warnings
     older = incomparable(source.description.seen)
     if older is not None:
@@ -211,49 +215,85 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     return StudySets(request, fit, fingerprints, notes, warnings)
 
 
-def _open_sets(request: StudyRequest, source: Source) -> _Sets:
-    """Open every data set that the request names, the test sets with ``--limit``.
+def _open_sets(request: StudyRequest, source: Source) -> tuple[StudyRequest, _Sets, list[str]]:
+    """Open every data set that the request names, the test sets with ``--limit``, and read all their samples.
 
     The ID sets must have the classes of the model; a zero-shot model without class names gets those of ``--val``.
+
+    Returns:
+        The request without the training and validation samples that cannot be read, the sets, and a sentence for each
+        set of which samples cannot be read.
+
+    Raises:
+        InputError: there are such samples, and ``--on-bad`` is ``error``; it names them.
     """
     named_source = named_by_data(source, request.val, None)
     reads = {source.name: source.description.reads}
     labels = named_source.description.labels or []
     seed = request.seed
     limit = request.limit
+    unreadable = []
+
+    def opened(spec: DataSpec, **how: Any) -> Dataset:
+        """Return a set whose samples were read, and take down which of them cannot be."""
+        dataset = open_data(spec, reads=reads, seed=seed, on_bad="skip", **how)
+        dataset.sample_fingerprints()
+        if dataset.skipped:
+            unreadable.append(_sentence_on_unreadable(spec.option, dataset))
+        return dataset
+
+    def readable(spec: DataSpec, **how: Any) -> tuple[DataSpec, Dataset]:
+        """Return a training or validation set without the samples that cannot be read."""
+        dataset = opened(spec, **how)
+        if not dataset.skipped:
+            return spec, dataset
+        spec = _without(spec, dataset.skipped)
+        return spec, open_data(spec, reads=reads, seed=seed, **how)
 
     # Open the ID sets.
-    val = open_data(request.val, labels=labels, need_labels=True, reads=reads, seed=seed)
-    test = open_data(request.test, labels=labels, limit=limit, reads=reads, seed=seed)
+    made_of_val = (AUTO, request.made_of_val.text)
+    spec, val = readable(request.val, labels=labels, need_labels=True)
+    request = replace(request, val=spec)
+    test = opened(request.test, labels=labels, limit=limit)
     check_labels_are_classes(val, named_source)
     check_labels_are_classes(test, named_source)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
     if request.train is not None:
         need_labels = _needs_labels(request)
-        train = open_data(
-            request.train,
-            labels=labels,
-            need_labels=need_labels,
-            ignore_labels=not need_labels,
-            reads=reads,
-            seed=seed,
-        )
+        how = {"labels": labels, "need_labels": need_labels, "ignore_labels": not need_labels}
+        spec, train = readable(request.train, **how)
+        request = replace(request, train=spec)
         sets.train = GivenSet("--train", train)
 
     # Open the OOD validation sets, except those that are made from the validation data.
-    ood_val_sets = [ood_set for ood_set in request.ood_val_sets() if ood_set.spec.text != request.made_of_val.text]
-    for ood_set in ood_val_sets:
-        spec = ood_set.spec
-        if len(ood_val_sets) == 1:
-            spec = replace(spec, option="--ood-val")
-        dataset = open_data(spec, ignore_labels=True, reads=reads, seed=seed)
-        sets.ood_val[ood_set.name] = GivenSet(spec.option, dataset)
+    ood_val = []
+    given_ood_val = [ood_set for ood_set in request.ood_val if ood_set.spec.text not in made_of_val]
+    for ood_set in request.ood_val:
+        if ood_set in given_ood_val:
+            option = ood_set.spec.option if len(given_ood_val) > 1 else "--ood-val"
+            spec, dataset = readable(ood_set.spec.under(option), ignore_labels=True)
+            ood_set = ood_set.with_spec(spec)
+            sets.ood_val[ood_set.name] = GivenSet(option, dataset)
+        ood_val.append(ood_set)
+    request = replace(request, ood_val=ood_val)
 
     # Open the OOD test sets.
     for ood_set in request.ood:
-        dataset = open_data(ood_set.spec, ignore_labels=True, limit=limit, reads=reads, seed=seed)
+        dataset = opened(ood_set.spec, ignore_labels=True, limit=limit)
         sets.ood.append(GivenSet(ood_set.spec.option, dataset))
-    return sets
+    if unreadable and request.on_bad == "error":
+        raise InputError(unreadable[0], hint="--on-bad skip leaves such samples out", problems=unreadable[1:])
+    return request, sets, unreadable
+
+
+def _sentence_on_unreadable(option: str, dataset: Dataset) -> str:
+    """Return a sentence on the samples of a set that cannot be read; it names the first few."""
+    assert dataset.skipped  # there are such samples
+    ids = [dataset.ids[index] for index in sorted(dataset.skipped)]
+    listed = ", ".join(ids[:_MOST_NAMED])
+    if len(ids) > _MOST_NAMED:
+        listed += f" and {len(ids) - _MOST_NAMED} more"
+    return f"{len(ids)} of {len(dataset)} {dataset.kind}s of {option} cannot be read: {listed}"
 
 
 def _needs_labels(request: StudyRequest) -> bool:

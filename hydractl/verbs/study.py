@@ -20,6 +20,7 @@ from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
+from hydractl.files.fingerprints import incomparable
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import StudyAnswer, TimeRatio
 from hydractl.heads.mask import Site
@@ -43,7 +44,7 @@ from hydractl.studies.tested import test_rows
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
-PLAN = "hydractl.study-plan/3"
+PLAN = "hydractl.study-plan/4"
 
 _TRAINING_PASSES = 4
 """Number of forward passes that take about as long as one training step (forward, backward and update)."""
@@ -137,6 +138,7 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
         late=late_site_indices,
         has_classifier=_has_classifier(source),
         fitted=_options_of_feature_scores(sets, source),
+        allow_seen=incomparable(source.description.seen) is not None,
     )
     for name in scale.rows:
         for row in KINDS[name].make(plan):

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from hydractl.api.study import ROWS
@@ -459,6 +460,51 @@ def test_sets_are_compared_before_the_first_step(
         error = capsys.readouterr().err
         assert problem in error and "--allow-seen" not in error
         assert not (copy / "runs").exists()
+
+
+def broken(folder: Path, *names: str) -> dict[str, str]:
+    """Folders of images in place of the .npz files of a study, each with one that cannot be read; the options."""
+    for name in names:
+        data = np.load(f"{name}.npz")
+        for number, (image, label) in enumerate(zip(data["x"], data["y"], strict=True)):
+            path = folder / name / str(label) / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+        first = sorted((folder / name).rglob("*.png"))[0]
+        first.write_bytes(first.read_bytes()[:50])
+    (folder / "labels.txt").write_text("0\n1\n2\n")
+    return {"--val": "val", "--ood-val": "seen", "--test": "test", "--ood": "noise=noise", "--labels": "labels.txt"}
+
+
+@pytest.mark.fault(102)
+def test_images_that_cannot_be_read_are_named_before_the_first_step_or_left_out(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copy / "runs")
+    options = {**broken(copy, "val", "seen", "test", "noise"), "--rows": "single"}
+    for dry in (["--dry-run"], []):
+        assert study(*dry, **options) == 3
+        said = capsys.readouterr().err
+        for option, total in (("--val", 24), ("--test", 24), ("--ood-val", 18), ("--ood noise", 20)):
+            assert f"1 of {total} images of {option} cannot be read: 0/00.png" in said
+        assert "--on-bad skip leaves such samples out" in said and not (copy / "runs").exists()
+
+    # A test sample without a label is named before the first step, too.
+    paths = sorted((copy / "test").rglob("*.png"))[1:]
+    lines = [f"{path} {path.parent.name}" for path in paths]
+    (copy / "test.txt").write_text("\n".join([*lines[:-1], str(paths[-1])]))
+    assert study("--dry-run", **{**options, "--test": "test.txt"}) == 3
+    assert f"no label for {paths[-1]}" in capsys.readouterr().err
+
+    # Left out, they are left out of every step, and a study of the rest goes on as any other.
+    assert study("--on-bad", "skip", **options) == 0
+    document = json.loads(Path("runs/study.json").read_text())
+    assert "1 of 24 images of --test cannot be read: 0/00.png" in document["warnings"]
+    assert document["rows"][0]["test"]["id"]["n"] == 23
+    words = [word for step in document["steps"] for word in step]
+    assert {"val?without=0&part=2/2", "oodval=seen?without=0&part=2/2"} <= {*words}
+    assert study("--on-bad", "skip", **options) == 0
+    assert json.loads(Path("runs/study.json").read_text()) == document
 
 
 @pytest.mark.fault(62)
