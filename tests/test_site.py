@@ -90,6 +90,17 @@ def test_the_site_builds_without_a_warning_and_is_searched_from_disk(tmp_path: P
     assert re.search(r'md-search-result__item"><a href="file:[^"]*/evaluating\.html', results), results[-2000:]
 
 
+def test_pages_stay_short_enough_to_be_read() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first_lines = "\n".join(readme.splitlines()[:66])
+    assert len(readme.split()) <= 1_200 and len(re.findall(r"\d+\.\d+", first_lines)) <= 25
+    glossary = (DOCS / "concepts.md").read_text(encoding="utf-8").partition("## Glossary\n")[2].partition("\n## ")[0]
+    words = re.findall(r"^\| (?!word \|)(?!---)", glossary, flags=re.MULTILINE)
+    assert 0 < len(words) <= 20
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 80_000
+
+
 def texts_of(source: str) -> Iterator[str]:
     """Yield every text of a file of Python, with … for what is filled in."""
     for node in ast.walk(ast.parse(source)):
