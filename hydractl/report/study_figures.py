@@ -97,13 +97,15 @@ def glance(study: StudyAnswer) -> Table | None:
     (used,) = (row for row in study.rows if row.used)
     before, after = study.baseline, used.test
     words = {finding.metric: finding.kind for finding in study.verdict.against_baseline}
-    if used is study.rows[0] and used.score == before.ood_score:
+    is_single = used is study.rows[0]
+    if is_single and used.score == before.ood_score:
         return None
+    without_finding = "the same" if is_single else ""  # what a model has under any score, such as its accuracy
     lines = []
     for title, key in _AT_A_GLANCE.items():
         values = [*_cells(before, [key]), *_cells(after, [key])]
         if values != ["-", "-"]:
-            lines.append([title, *values, words.get(key, "")])
+            lines.append([title, *values, words.get(key, without_finding)])
     lines.append(["mult-adds", "1.00", number(used.mac_ratio, 2), ""])
     return text_table("", ["", "now (MSP)", f"{used.name}, {used.score}", ""], lines)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hydractl.report.eval_html import render
+from hydractl.report.study_figures import glance
 from tests.report.examples import HOSTILE, SETS, answer_of, everything, sample, study_of, without_values
 from tests.report.pages import Node, parse
 
@@ -193,6 +194,15 @@ def test_a_study_begins_with_its_verdict(document: dict[str, Any]) -> None:
 def test_no_figure_of_a_study_is_compared_with_itself(document: dict[str, Any]) -> None:
     page = parse(render(answer_of(document), study_of(document, used="base")))
     assert not page.by_id("verdict").all("table")
+
+
+def test_what_another_score_cannot_change_is_the_same(document: dict[str, Any]) -> None:
+    study = study_of(document, used="base")
+    single = study.rows[0].model_copy(update={"score": "vim"})
+    table = glance(study.model_copy(update={"rows": [single, *study.rows[1:]]}))
+    assert table is not None
+    word_by_title = {line[0].text: line[-1].text for line in table.rows}
+    assert word_by_title["OOD AUROC"] == "better" and word_by_title["accuracy"] == "the same"
 
 
 def test_ood_tables_by_set_and_by_group(page: Node, document: dict[str, Any]) -> None:
