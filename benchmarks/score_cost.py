@@ -20,8 +20,9 @@ import torch
 
 import hydractl
 from hydractl.errors import InputError
+from hydractl.metrics.feature_scores.layers import empty_sums
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import OF_LAYERS, SCORES
 from hydractl.metrics.samples import samples_of
 
 
@@ -37,7 +38,15 @@ def timed(work: Callable[[], object], rounds: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = (("width", 768), ("classes", 1000), ("train", 10_000), ("words", 70_000), ("batch", 64), ("rounds", 5))
+    sizes = (
+        ("width", 768),
+        ("classes", 1000),
+        ("train", 10_000),
+        ("blocks", 12),
+        ("words", 70_000),
+        ("batch", 64),
+        ("rounds", 5),
+    )
     for name, default in sizes:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--scores", default=",".join([*SCORES, *FEATURE_SCORES]), help="which, by commas [all]")
@@ -47,9 +56,18 @@ def main() -> None:
     weight, bias = rng.normal(size=(asked.classes, asked.width)), np.zeros(asked.classes)
     labels = rng.integers(0, asked.classes, asked.train)
     words = rng.normal(size=(asked.words, asked.width))
-    data = MemberTraining(features, labels, np.ones(asked.train), weight, bias, words=words)
     batch = rng.normal(size=(asked.batch, asked.width))
     logits = batch @ weight.T
+    # The features, and two vectors of each block but the last, which gives one.
+    vectors = [asked.width] * (2 * asked.blocks)
+    (layers,) = empty_sums([vectors], asked.classes)
+    started = time.process_time()
+    if not set(OF_LAYERS).isdisjoint(asked.scores.split(",")):
+        for sums in layers:
+            sums.add(features, labels)
+    summed = time.process_time() - started
+    layers_of_batch = np.tile(batch, len(vectors))
+    data = MemberTraining(features, labels, np.ones(asked.train), weight, bias, words=words, layers=layers)
 
     model = hydractl.load("timm:vit_base_patch16_224?pretrained=0", device="cpu")
     images = model.example_inputs(asked.batch)
@@ -66,8 +84,10 @@ def main() -> None:
             except InputError as error:  # ddu, of classes with too few samples
                 print(f"{name:12} {error}")
                 continue
-            fit = f"{time.process_time() - start:.2f}"
-            taken = timed(partial(FEATURE_SCORES[name].score, fitted, batch, logits), asked.rounds)
+            of_layers = FEATURE_SCORES[name].of_layers
+            fit = f"{time.process_time() - start + summed * of_layers:.2f}"
+            given = layers_of_batch if of_layers else batch
+            taken = timed(partial(FEATURE_SCORES[name].score, fitted, given, logits), asked.rounds)
         else:
             taken = timed(partial(samples_of, logits[None], score=name), asked.rounds)
         print(f"{name:12} {fit:>8} {1000 * taken / asked.batch:12.3f} {100 * taken / forward:16.1f} %")

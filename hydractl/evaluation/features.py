@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,9 +15,12 @@ from hydractl.files.atomic import Output, write_with
 from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
 from hydractl.files.header import Header, read_header
 from hydractl.jsonio import differences
+from hydractl.metrics.feature_scores.layers import LayerSums
 from hydractl.model.detection import TrainingFeatures
 
 FEATURES_SCHEMA = "hydractl.features/1"
+
+_PARTS_OF_LAYERS = tuple(part.name for part in dataclasses.fields(LayerSums))
 
 _HINT = "give the settings that it was made with, or name another file with --features"
 
@@ -69,7 +73,7 @@ class FeaturesFile:
             features.append(features_of_member.numpy())
             highest_logits.append(highest_of_member.numpy())
         rows = tensors.read("rows").numpy()
-        return TrainingFeatures(rows, features, highest_logits)
+        return TrainingFeatures(rows, features, highest_logits, _read_layers(self.path, tensors, members))
 
     def write(self, training: TrainingFeatures, made_with: Mapping[str, object]) -> None:
         """Write the features and the highest logits of all samples; :meth:`read` must have returned None before.
@@ -86,6 +90,10 @@ class FeaturesFile:
             highest_logits = training.highest[member]  # [N]
             tensors[f"features.{member}"] = torch.from_numpy(features)
             tensors[f"highest.{member}"] = torch.from_numpy(highest_logits)
+        for member, layers in enumerate(training.layers):
+            for place, sums in enumerate(layers):
+                for part in _PARTS_OF_LAYERS:
+                    tensors[f"layers.{member}.{place}.{part}"] = torch.from_numpy(getattr(sums, part))
         document = {"schema": FEATURES_SCHEMA, **made_with}
 
         def write_file(handle: IO[bytes]) -> None:
@@ -103,6 +111,43 @@ def open_features(path: Path, stack: ExitStack) -> FeaturesFile:
         return FeaturesFile(path)
     output = stack.enter_context(Output(path))
     return FeaturesFile(output)
+
+
+def _read_layers(path: Path, tensors: FileTensors, members: int) -> list[list[LayerSums]]:
+    """Return for each member the sums of its layers; nothing if the file has none.
+
+    Raises:
+        InputError: if a part is missing, or of another shape.
+    """
+    names = [name for name in tensors.header.tensors if name.startswith("layers.")]
+    if not names:
+        return []
+    count = len(names) // (members * len(_PARTS_OF_LAYERS))
+    try:
+        return [
+            [_read_sums(tensors, f"layers.{member}.{place}") for place in range(count)] for member in range(members)
+        ]
+    except (KeyError, ValueError):
+        raise InputError(f"{path} is broken: its sums of layers are incomplete", hint="remove it") from None
+
+
+def _read_sums(tensors: FileTensors, start: str) -> LayerSums:
+    """Return the sums of one layer.
+
+    Args:
+        tensors: the file.
+        start: the beginning of their names.
+
+    Raises:
+        KeyError: if a part is missing.
+        ValueError: if a part is of another shape.
+    """
+    parts = {part: tensors.read(f"{start}.{part}").numpy() for part in _PARTS_OF_LAYERS}
+    (width,) = parts["origin"].shape
+    (classes,) = parts["counts"].shape
+    if parts["sums"].shape != (classes, width) or parts["products"].shape != (width, width):
+        raise ValueError(start)
+    return LayerSums(**parts)
 
 
 def _check_tensors(path: Path, header: Header, members: int, samples: int) -> None:

@@ -38,6 +38,7 @@ class GraphAnswer(nn.Module):
 
     Attributes:
         takes_features: whether the OOD score is computed from features.
+        takes_layers: whether it takes what each block gives, too.
         outputs: the names of the outputs that it computes, some of :data:`OUTPUTS`.
     """
 
@@ -46,6 +47,7 @@ class GraphAnswer(nn.Module):
         super().__init__()
         self._chosen = chosen
         self.takes_features = detector is not None
+        self.takes_layers = detector is not None and detector.takes_layers
         self._numbers: list[dict[str, Floats]] = []
         self._fitted = nn.ModuleList()
         if detector is not None:

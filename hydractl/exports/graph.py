@@ -91,7 +91,7 @@ class _OfImages(nn.Module):
         """Run the model once on inputs in its own format, and return the outputs of the graph by name."""
         features: Sequence[Tensor] = []
         if self.answer.takes_features:
-            logits, features = read_features(self.model, inputs)
+            logits, features = read_features(self.model, inputs, layers=self.answer.takes_layers)
         else:
             logits = self.model.member_logits(inputs)
         return self.answer(logits, features)
@@ -229,7 +229,7 @@ def _moved_by_rounding(model: HydraModel, inputs: Any, scores: Tensor) -> Tensor
     """
     assert model.detector is not None
     generator = torch.Generator().manual_seed(0)
-    logits, features = read_features(model, inputs)
+    logits, features = read_features(model, inputs, layers=model.detector.takes_layers)
 
     # Disturb features and logits of all members by random numbers of the size of rounding errors.
     disturbed_features = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]

@@ -118,6 +118,7 @@ SCORES = ScoreTable()
 ON_FEATURES = {
     "mahalanobis": "labels",
     "rmd": "labels",
+    "mahalanobis-layers": "labels",
     "ddu": "labels",
     "knn": "data",
     "vim": "data",
@@ -148,8 +149,11 @@ OF_UNSIGNED = {
 """Scores for features that are never negative, e.g. after a ReLU, and what each does to others."""
 OF_STUDY = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
 """Scores that a study chooses from by default."""
-BY_NAME_ALONE = ("ddu",)
-"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow them."""
+OF_LAYERS = ("mahalanobis-layers",)
+"""Scores that take what every block gives, beside the features."""
+BY_NAME_ALONE = ("ddu", "mahalanobis-layers")
+"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, and those
+of all layers need much memory."""
 
 
 def needs_training_data(name: str) -> bool:

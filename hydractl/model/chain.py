@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,21 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.context import QueryTokens, RepeatedMasks, RunContext, apart
 from hydractl.model.laplace import with_posterior
 from hydractl.model.stacking import PerMember, StackingModule, StacksOfTower
+
+Watch = Callable[[int, State], None]
+"""A function that is called after a block, with the index of its site and the state after it.
+
+The state is that of all members, ``[M * B, T, d]``, or ``[B, T, d]`` up to where they differ; or that of one, where the
+context of the run names a member. After a last block that runs for the tokens that are read out, it has these alone.
+"""
+
+
+def _run_and_tell(block: Callable[[State], State], watch: Watch, site: int, state: State) -> State:
+    """Run a block, and call a function with the index of its site and the state after it."""
+    after = block(state)
+    watch(site, after)
+    return after
+
 
 _FEW_ROWS = 512
 """Up to this many tokens in a batch, members with merged MLPs run side by side on a CPU."""
@@ -187,10 +203,40 @@ class Chain:
         """The spans of the blocks, see :class:`hydractl.families.base.Stages`."""
         return self._stages[0].spans
 
-    def __call__(self, inputs: Any) -> Tensor:
-        """Return what the tower reads out for every member, ``[M, B, ...]``."""
-        state = self.stem(inputs)
-        return self.rest(self.sites.start, state)
+    def __call__(self, inputs: Any, watch: Watch | None = None) -> Tensor:
+        """Return what the tower reads out for every member, ``[M, B, ...]``.
+
+        Args:
+            inputs: a batch, as the model takes it.
+            watch: is called after every block.
+        """
+        chain = self if watch is None else self._watched_by(watch)
+        state = chain.stem(inputs)
+        return chain.rest(self.sites.start, state)
+
+    def _watched_by(self, watch: Watch) -> Chain:
+        """Return a copy of the chain that calls a function after every block."""
+        first, *others = self._stages
+        blocks = []
+        for site, block in zip(self.sites, first.blocks, strict=True):
+            blocks.append(partial(_run_and_tell, block, watch, site))
+        watched = copy.copy(self)
+        watched._stages = [replace(first, blocks=blocks), *others]
+        return watched
+
+    @property
+    def reads_all_tokens(self) -> bool:
+        """Whether the readout uses all tokens."""
+        return self._stages[0].reads is None
+
+    def tokens_read(self, state: State) -> Tensor | None:
+        """Return the positions ``[B, k]`` of the tokens that the readout uses; None if it uses all tokens.
+
+        Args:
+            state: a state of one member.
+        """
+        reads = self._stages[0].reads
+        return None if reads is None else reads(state)
 
     def stem(self, inputs: Any) -> State:
         """Run everything before the first block, and return the state: tokens, and the context that blocks also read.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hydractl.data.names import folded_name
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
+from hydractl.metrics.feature_scores.layers import LayerSums, add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import (
     BANKS,
     FEATURE_SCORES,
@@ -24,9 +25,11 @@ from hydractl.metrics.feature_scores.scores import (
     smaller_bank,
     unit,
 )
-from hydractl.metrics.ood_scores import OF_UNSIGNED
+from hydractl.metrics.ood_scores import OF_LAYERS, OF_UNSIGNED
 from hydractl.metrics.probabilities import Floats
+from hydractl.model.chain import Watch
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
+from hydractl.model.layers import LayerReader, widths_of_layers
 
 FeatureClassifier = tuple[Floats, Floats]
 """A linear function from features to logits: weight ``[classes, D]`` and bias ``[classes]``, float64."""
@@ -63,19 +66,38 @@ class _InputHook:
             self.value = arguments[0]
 
 
-def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
+def read_features(model: Network, inputs: Any, *, layers: bool = False) -> tuple[Tensor, list[Tensor]]:
     """Run a model, and return its logits and the features that enter the classifier of each member.
 
     For a zero-shot model the features are the normalised features of the samples. For a classifier that averages two
     linear layers they are the inputs of both layers, concatenated.
 
+    Args:
+        model: the model.
+        inputs: a batch, as the model takes it.
+        layers: whether to read what each block gives, too (:class:`hydractl.model.layers.LayerReader`).
+
     Returns:
-        The logits ``[M, B, classes]``, and for each member its features ``[B, D]``.
+        The logits ``[M, B, classes]``, and for each member its features ``[B, D]``; with ``layers`` what each block
+        gives follows them, ``[B, D + sum of widths]``.
     """
+    if not layers:
+        return _logits_and_features(model, inputs, None)
+    reader = LayerReader(model.chain_of_samples)
+    logits, features = _logits_and_features(model, inputs, reader)
+    of_layers = []
+    for member, of_classifier in enumerate(features):
+        of_blocks = reader.vectors(member)
+        of_layers.append(torch.cat([of_classifier.to(of_blocks[0].dtype), *of_blocks], dim=1))
+    return logits, of_layers
+
+
+def _logits_and_features(model: Network, inputs: Any, watch: Watch | None) -> tuple[Tensor, list[Tensor]]:
+    """Return the logits and the features of :func:`read_features`; ``watch`` is called after every block."""
     # A zero-shot model has two towers, one for samples and one for texts. The features come out of the tower of
     # samples.
     if len(model.chains) > 1:
-        outputs = model.tower_outputs(inputs)
+        outputs = model.tower_outputs(inputs, watch)
         features_of_samples = outputs[_tower_of_samples(model)]
         means = feature_means(model, features_of_samples)  # [M, B, D]
         return model.logits(outputs), list(means)
@@ -92,8 +114,7 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
                 stack.callback(handle.remove)
                 hooks.append(hook)
             hooks_of_members.append(hooks)
-        (chain,) = model.chains
-        logits = model.logits([chain(inputs)])
+        logits = model.logits(model.tower_outputs(inputs, watch))
 
     # Concatenate the inputs of each member's layers: one [B, D] for each member.
     features = []
@@ -112,12 +133,12 @@ def _tower_of_samples(model: Network) -> int:
     return index
 
 
-def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits ``[M, B, classes]`` and each member's features ``[B, D]``, for the members of all models."""
+def ensemble_features(models: Sequence[Network], inputs: Any, *, layers: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """Return what :func:`read_features` does, ``[M, B, classes]`` and one for each member, of all models."""
     logits = []
     features = []
     for model in models:
-        logits_of_model, features_of_model = read_features(model, inputs)
+        logits_of_model, features_of_model = read_features(model, inputs, layers=layers)
         logits.append(logits_of_model)
         features += features_of_model
     return torch.cat(logits), features
@@ -203,6 +224,11 @@ class Detector:
         return list(self.members[0])
 
     @property
+    def takes_layers(self) -> bool:
+        """Whether a score takes what each block gives (``layers`` of :func:`read_features`)."""
+        return takes_layers(self.names)
+
+    @property
     def constant(self) -> list[str]:
         """The names of the scores that are the same for every sample, because the training data told them nothing."""
         constant = []
@@ -224,21 +250,25 @@ class Detector:
 
         Args:
             logits: ``[M, B, classes]``, see :func:`read_features`.
-            features: for each member ``[B, D]``.
+            features: for each member ``[B, D]``; those of all layers if the detector takes them.
 
         Raises:
             InputError: if the statistics of a score do not fit the model.
         """
-        features_of_members = [_in_float64(features_of_member) for features_of_member in features]
-        logits_of_members = [_in_float64(logits_of_member) for logits_of_member in logits]
-        if not self.saw_negative:
-            self.saw_negative = any((features < 0).any() for features in features_of_members)
-        scores = {}
+        scores: dict[str, Floats] = {}
         try:
             for name in self.names:
-                score = FEATURE_SCORES[name].score
-                inputs = zip(self.members, features_of_members, logits_of_members, strict=True)
-                scores[name] = np.stack([score(fitted[name], x, outputs) for fitted, x, outputs in inputs])
+                scores[name] = np.empty(logits.shape[:2])
+            for member, fitted_of_member in enumerate(self.members):
+                all_layers = _in_float64(features[member])  # [B, D], or [B, D + sum of widths]
+                features_of_member = all_layers[:, : _width_of_features(fitted_of_member, all_layers.shape[1])]
+                logits_of_member = _in_float64(logits[member])
+                if not self.saw_negative:
+                    self.saw_negative = bool((features_of_member < 0).any())
+                for name, fitted in fitted_of_member.items():
+                    score = FEATURE_SCORES[name]
+                    taken = all_layers if score.of_layers else features_of_member
+                    scores[name][member] = score.score(fitted, taken, logits_of_member)
         except (LookupError, ValueError):  # statistics are missing, or have other shapes
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
         return scores
@@ -271,6 +301,24 @@ class Detector:
             for part, values in fitted[name].items():
                 tensors[f"{DETECTOR_START}{member}.{part}"] = narrowed(values)
         return tensors
+
+
+def takes_layers(names: Iterable[str]) -> bool:
+    """Return whether one of these scores takes what each block gives."""
+    return any(name in OF_LAYERS for name in names)
+
+
+def _width_of_features(fitted: Mapping[str, Statistics], width: int) -> int:
+    """Return how many of the columns that a member's scores get are its features; others follow from its blocks.
+
+    Args:
+        fitted: the statistics of each score of the member.
+        width: the number of columns.
+    """
+    for name in OF_LAYERS:
+        if name in fitted:
+            return len(fitted[name]["centre.0"])
+    return width
 
 
 def narrowed(values: Floats) -> Tensor:
@@ -321,22 +369,29 @@ class TrainingFeatures:
         rows: the indices of the samples in the data, int64 ``[N]``.
         features: for each member float32 ``[N, D]``, in the order of the rows.
         highest: for each member the highest logit of each sample, float64 ``[N]``.
+        layers: for each member the sums of its layers; empty if they were not asked for.
     """
 
     rows: npt.NDArray[np.int64]
     features: Sequence[npt.NDArray[np.float32]]
     highest: Sequence[Floats]
+    layers: Sequence[Sequence[LayerSums]] = ()
 
 
-def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[int], Any]]) -> TrainingFeatures:
+def read_training(
+    models: Sequence[Network],
+    batches: Iterable[tuple[Sequence[int], Any]],
+    labels: npt.NDArray[np.int64] | None = None,
+) -> TrainingFeatures:
     """Run the training data once, and keep the features that enter each classifier and the highest logits.
 
     Args:
         models: the models whose members make up the ensemble.
         batches: the training data, each batch as the indices of its samples and their inputs.
+        labels: the labels of all samples, ``[N]``; they ask for sums of what each block gives. None: without.
 
     Raises:
-        InputError: if logits are no linear function of the features.
+        InputError: if logits are no linear function of the features, or sums need too much memory.
     """
     classifiers_of_members = all_classifiers(models)
 
@@ -351,24 +406,49 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
     # The first batch is enough to check that logits are linear in the features. With a posterior they are not, because
     # it divides them by deviations.
     is_to_be_checked = not any(has_posterior(model) for model in models)
+    layers: list[list[LayerSums]] = []
+    if labels is not None:
+        layers = _empty_sums(models, classifiers_of_members)
     rows: list[int] = []
     for rows_of_batch, inputs in batches:
         rows += rows_of_batch
-        logits_of_members, features_of_members = ensemble_features(models, inputs)
+        logits_of_members, features_of_members = ensemble_features(models, inputs, layers=labels is not None)
         for member, (weight, bias) in enumerate(classifiers_of_members):
             logits_of_member = logits_of_members[member]  # [B, classes]
-            features_of_member = features_of_members[member]  # [B, D]
+            features_of_member = features_of_members[member][:, : weight.shape[1]]  # [B, D]
             if is_to_be_checked:
                 check_linear(logits_of_member, features_of_member, weight, bias)
             highest_logits = logits_of_member.max(dim=1).values
             features[member].append(features_of_member.float().cpu().numpy())
             highest[member].append(_in_float64(highest_logits))
+            if labels is not None:
+                add_to_sums(layers[member], _in_float64(features_of_members[member]), labels[rows_of_batch])
         is_to_be_checked = False
     return TrainingFeatures(
         rows=np.asarray(rows, dtype=np.int64),
         features=[np.concatenate(arrays) for arrays in features],
         highest=[np.concatenate(arrays) for arrays in highest],
+        layers=layers,
     )
+
+
+def _empty_sums(
+    models: Sequence[Network], classifiers_of_members: Sequence[FeatureClassifier]
+) -> list[list[LayerSums]]:
+    """Return empty sums for each layer of each member: its features, and what each block gives.
+
+    Raises:
+        InputError: the sums need too much memory.
+    """
+    widths_of_members: list[list[int]] = []
+    for model in models:
+        chain = model.chain_of_samples
+        widths = widths_of_layers(chain, [model.sites[site].d_model for site in chain.sites])
+        for _ in range(model.members):
+            weight, _ = classifiers_of_members[len(widths_of_members)]
+            widths_of_members.append([weight.shape[1], *widths])
+    classes = len(classifiers_of_members[0][0])
+    return empty_sums(widths_of_members, classes)
 
 
 def all_classifiers(models: Sequence[Network]) -> list[FeatureClassifier]:
@@ -416,9 +496,10 @@ def fit_detector(
         features = read.features[member].astype(np.float64)
         highest = read.highest[member]
         texts = texts_of_members[member]
+        layers = read.layers[member] if read.layers else ()
 
         # Each score takes what it needs of this.
-        training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours, texts)
+        training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours, texts, layers)
         training_of_members.append(training)
     return detector_of(names, training_of_members, fitted_on)
 

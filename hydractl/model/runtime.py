@@ -28,7 +28,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
-from hydractl.model.chain import Chain
+from hydractl.model.chain import Chain, Watch
 from hydractl.model.context import RunContext
 from hydractl.model.detection import Detector, read_features
 from hydractl.model.laplace import attach_posteriors, has_posterior, logits_of_towers
@@ -301,11 +301,16 @@ class HydraModel(nn.Module):
             return len(self.prompted.labels)
         return self.family.classes(self.description.config)
 
-    def tower_outputs(self, inputs: Any) -> list[Tensor]:
-        """Return what each tower reads out for every member: ``[M, B, ...]``, for class names ``[M, classes, D]``."""
+    def tower_outputs(self, inputs: Any, watch: Watch | None = None) -> list[Tensor]:
+        """Return what each tower reads out for every member: ``[M, B, ...]``, for class names ``[M, classes, D]``.
+
+        Args:
+            inputs: a batch, as ``preprocess`` returns it.
+            watch: is called after every block of the tower that reads samples.
+        """
         outputs = []
         for chain in self.chains:
-            outputs.append(self.label_features() if chain.of_labels else chain(inputs))
+            outputs.append(self.label_features() if chain.of_labels else chain(inputs, watch))
         return outputs
 
     def logits(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -444,7 +449,7 @@ class HydraModel(nn.Module):
         with torch.no_grad():
             if chosen.score in ON_FEATURES:
                 detector = self.fitted_detector(chosen.score)
-                logits, features = read_features(self, inputs)
+                logits, features = read_features(self, inputs, layers=detector.takes_layers)
                 # Scores on features by name: [M, B], averaged over members.
                 for score, values in detector.scores(logits, features).items():
                     fitted_scores[score] = values.mean(axis=0)

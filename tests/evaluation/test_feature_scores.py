@@ -18,7 +18,7 @@ from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.header import read_header
 from hydractl.metrics.feature_scores import vilu
-from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
+from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import evaluated, run
@@ -42,13 +42,18 @@ def features(name: str, spec: str) -> np.ndarray:
         return network.forward_head(state, pre_logits=True).double().numpy()
 
 
-def mahalanobis(name: str, spec: str) -> np.ndarray:
-    x, y = features(name, "builtin:digits/train"), np.asarray(open_data("builtin:digits/train", limit=400).labels)
+def distances(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Squared Mahalanobis distances to the nearest class of training data."""
     means = [x[y == c].mean(axis=0) for c in range(10)]
     centred = np.concatenate([x[y == c] - means[c] for c in range(10)])
     # The norm in front of the classifier leaves one direction without spread.
     precision = np.linalg.pinv(centred.T @ centred / len(x), rcond=1e-11, hermitian=True)
-    return np.array([min((v - mean) @ precision @ (v - mean) for mean in means) for v in features(name, spec)])
+    return np.array([min((v - mean) @ precision @ (v - mean) for mean in means) for v in given])
+
+
+def mahalanobis(name: str, spec: str) -> np.ndarray:
+    labels = np.asarray(open_data("builtin:digits/train", limit=400).labels)
+    return distances(features(name, "builtin:digits/train"), labels, features(name, spec))
 
 
 @pytest.mark.long
@@ -67,13 +72,66 @@ def test_an_ensemble_scores_by_the_mean_of_its_members() -> None:
     assert both["ood"]["l"] == pytest.approx(row["ood"]["l"], abs=1e-9)
 
 
+def layers(name: str, spec: str) -> list[np.ndarray]:
+    """By timm: the features, then of each block the class token and the mean of others; not of the last."""
+    model = hydractl.load(name, device="cpu")
+    (network,) = model.networks
+    outputs: list[torch.Tensor] = []
+    handles = [block.register_forward_hook(lambda *call: outputs.append(call[2])) for block in network.blocks]
+    with torch.no_grad():
+        network(samples(model, spec, 400))
+    for handle in handles:
+        handle.remove()
+    of_blocks = [features(name, spec)]
+    for hidden in outputs:
+        of_blocks += [hidden[:, 0].double().numpy(), hidden[:, 1:].double().mean(dim=1).numpy()]
+    return of_blocks[:-1]
+
+
+@pytest.mark.long
+def test_an_ensemble_sums_the_distances_of_all_layers() -> None:
+    asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis-layers,mahalanobis", "--predictions", "p.st"]
+    row = evaluated("t0.st+t1.st", *asked)["models"][0]
+    labels = np.asarray(open_data("builtin:digits/train", limit=400).labels)
+    scores = []
+    for spec in ("builtin:digits/test", "builtin:letters"):
+        total = 0.0
+        for name in ("t0.st", "t1.st"):
+            for fit, x in zip(layers(name, "builtin:digits/train"), layers(name, spec), strict=True):
+                total = total + distances(fit, labels, x) / 2
+        scores.append(total)
+    auroc = row["scores"]["mahalanobis-layers"]["ood"]["l"]["auroc"]
+    assert auroc == pytest.approx(ood_metrics(*scores).auroc, abs=1e-4)
+    assert read_predictions("p.st").piece(0, range(3), "mahalanobis-layers").shape == (2, 3, 1)
+
+
+def test_a_file_of_features_keeps_the_sums_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis-layers"]
+    first = evaluated("t0.st", *asked, "--features", "f.st")["models"][0]
+    assert safetensors.numpy.load_file("f.st")["layers.0.1.products"].shape == (24, 24)
+    assert evaluated("t0.st", *asked, "--features", "f.st")["models"][0]["ood"] == first["ood"]
+    assert evaluated("t0.st", *asked)["models"][0]["ood"] == first["ood"]
+    tensors = {name: torch.from_numpy(value) for name, value in safetensors.numpy.load_file("f.st").items()}
+    for broken in (
+        {**tensors, "layers.0.1.sums": torch.zeros(3, 24)},
+        {k: v for k, v in tensors.items() if k != "layers.0.1.counts"},
+    ):
+        with open("b.st", "wb") as handle:
+            write_tensors(handle, DictTensors(broken), read_header("f.st").description)
+        run("eval", "t0.st", *asked, "--features", "b.st", "-o", "a.json", code=3)
+        assert "b.st is broken: its sums of layers are incomplete" in capsys.readouterr().err
+    run("eval", "t0.st", *TEST, *TRAIN, "--ood-score", "vim", "--features", "v.st", "-o", "v.json")
+    run("eval", "t0.st", *asked, "--features", "v.st", "-o", "a.json", code=3)
+    assert "v.st was made without what mahalanobis-layers takes" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
     row = json.loads(Path("e.json").read_text())["models"][0]
     again = evaluated("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
-    assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, "ddu"}
+    assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, *BY_NAME_ALONE}
     assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
     assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
     before = Path("p.st").read_bytes()
@@ -154,11 +212,12 @@ def test_several_rows_have_a_file_of_features_each() -> None:
     assert found["a"] == pytest.approx(expected, abs=1e-4)
 
 
+LAYERS = "mahalanobis-layers"
 # They differ from ViM in the metric alone; ViM keeps the most, mutual information nothing.
 OTHERS = ("mahalanobis", "ddu", "ash", "nnguide", "fdbd", "nci", "she", "scale")
 
 
-@pytest.mark.parametrize("score", ["vim", *marked_long(["mi"]), *marked_release(["knn", *OTHERS])])
+@pytest.mark.parametrize("score", ["vim", LAYERS, *marked_long(["mi"]), *marked_release(["knn", *OTHERS])])
 def test_a_checkpoint_keeps_its_score(score: str) -> None:
     fitted = TRAIN if score not in ("energy", "mi") else []
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
@@ -292,7 +351,7 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     )
     row = json.loads(Path("f.json").read_text())["models"][0]
     assert row["scores"]["vilu"]["ood"]["l"]["auroc"] == 0.5
-    assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", "ddu"}, "which need words, or many samples"
+    assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", *BY_NAME_ALONE}
 
 
 def test_scores_of_features_that_are_not_negative_are_doubted_once(capsys: pytest.CaptureFixture[str]) -> None:

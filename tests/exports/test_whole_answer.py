@@ -28,6 +28,7 @@ from hydractl.metrics.arrays import ON_ARRAYS
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.feature_scores import vilu
+from hydractl.metrics.feature_scores.layers import add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.model.detection import Detector, detector_of
@@ -52,7 +53,9 @@ def training(width: int, seed: int) -> MemberTraining:
     highest = (features @ weight.T + bias).max(axis=1)
     words = generator.normal(size=(230, width))
     features = features.astype(np.float32).astype(np.float64)
-    return MemberTraining(features, labels, highest, weight, bias, neighbours=7, words=words)
+    (layers,) = empty_sums([[5, width - 5]], CLASSES)
+    add_to_sums(layers, features, labels)
+    return MemberTraining(features, labels, highest, weight, bias, neighbours=7, words=words, layers=layers)
 
 
 @cache

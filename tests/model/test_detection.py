@@ -66,9 +66,9 @@ def test_every_score_can_be_fitted(variant: str) -> None:
     if model.prompted is None:
         names.remove("neglabel")
         words = []
-    training = read_training([model], [(range(count), given)])
+    training = read_training([model], [(range(count), given)], labels)
     detector = fit_detector(names, [model], training, labels, 1, {}, words)
-    scores = detector.scores(*read_features(model, given))
+    scores = detector.scores(*read_features(model, given, layers=True))
     assert list(scores) == names
     assert all(values.shape == (1, count) and np.isfinite(values).all() for values in scores.values())
     assert scores["knn"] == pytest.approx(0, abs=1e-3), "the training samples themselves"

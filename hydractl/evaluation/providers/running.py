@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hydractl.data.batching import Batch, TimedBatches
+from hydractl.errors import InputError
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitted import Fit, warn_of_left_out
 from hydractl.evaluation.inputs import read_batches
@@ -31,11 +34,18 @@ from hydractl.files.predictions_header import (
 )
 from hydractl.files.training_history import trainings_of
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.ood_scores import OF_LAYERS, ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
 from hydractl.model.cost import dense_macs, macs, parameters
-from hydractl.model.detection import Detector, TrainingFeatures, ensemble_features, fit_detector, read_training
+from hydractl.model.detection import (
+    Detector,
+    TrainingFeatures,
+    ensemble_features,
+    fit_detector,
+    read_training,
+    takes_layers,
+)
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
@@ -247,7 +257,8 @@ class RunningModel(LogitsProvider):
                 if self._dropout_passes is not None:  # the settings allow no scores on features with it
                     logits = self._dropout_passes.member_logits(inputs, fingerprint, batch.indices[0])
                 elif self.detector is not None:
-                    logits, features = ensemble_features(models_of(model), inputs)
+                    layers = self.detector.takes_layers
+                    logits, features = ensemble_features(models_of(model), inputs, layers=layers)
                 else:
                     logits = model.member_logits(inputs)
                 outputs = Arriving([logits, *features])
@@ -345,32 +356,43 @@ class RunningModel(LogitsProvider):
         negative_words = words_for(names, self._fit)
         models = models_of(self.loaded())
         with torch.inference_mode():
-            features = self._training_features(models, data, kept)
+            labels_of_layers = labels if takes_layers(names) else None
+            features = self._training_features(models, data, labels_of_layers, kept)
             fitted_on = self.fit_record(names, data, neighbours)  # whose fingerprint is known when they were read
             return fit_detector(names, models, features, labels, neighbours, fitted_on, negative_words)
 
     def _training_features(
-        self, models: Sequence[HydraModel], data: EvalSet | None, file: FeaturesFile | None
+        self,
+        models: Sequence[HydraModel],
+        data: EvalSet | None,
+        labels: npt.NDArray[np.int64] | None,
+        file: FeaturesFile | None,
     ) -> TrainingFeatures:
         """Return the members' features of the training data, read from a file or computed now.
 
         Args:
             models: the models that run one after another, with their weights.
             data: the training data; None gives empty features, for scores that need none.
+            labels: the labels of the data, if a score takes what each block gives; else None.
             file: a file with the features of an earlier run, or a new file to write them to; None means no file.
+
+        Raises:
+            InputError: if the file has not what a score takes.
         """
         if data is None or file is None:
-            return read_training(models, self._fitting_inputs(data))
-
+            return read_training(models, self._fitting_inputs(data), labels)
         # Everything that decides the features; an existing file must have the same entries.
         made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data)}
         made_with.update(self.decisive().to_dict())
         stored_features = file.read(made_with, self.members, len(data))
         if stored_features is not None:
+            if labels is not None and not stored_features.layers:
+                text = f"{file.path} was made without what {' and '.join(OF_LAYERS)} takes"
+                raise InputError(text, hint="remove it, or name another file with --features")
             self._log.info(f"{self.name}: its features of --train are those in {file.path}")
             return stored_features
 
-        computed = read_training(models, self._fitting_inputs(data))
+        computed = read_training(models, self._fitting_inputs(data), labels)
         # A run reports samples that cannot be read. If the file were written without them, the next run would not try
         # to read them and could not report them.
         all_were_read = len(computed.rows) == len(data)

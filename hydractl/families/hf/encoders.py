@@ -58,7 +58,8 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
 
     mask = _none_on_meta(mask_of_inputs)
     context = _layer_arguments(base, hidden, None, mask)
-    # ModernBERT has two kinds of layers, each with its own mask and angles. Its readout also needs the mask of padding.
+    context["tokens"] = mask  # for means over tokens
+    # ModernBERT has two kinds of layers, each with its own mask and angles.
     if hasattr(base, "rotary_emb"):
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
         kinds = set(base.config.layer_types)
@@ -66,7 +67,6 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
         context["sliding_attention"] = create_bidirectional_sliding_window_mask(
             config=base.config, inputs_embeds=hidden, attention_mask=mask
         )
-        context["tokens"] = mask
     return State(hidden, context)
 
 

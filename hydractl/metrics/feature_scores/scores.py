@@ -7,7 +7,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hydractl.errors import InputError
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
+from hydractl.metrics.feature_scores.layers import LayerSums
 from hydractl.metrics.feature_scores.vilu import fit_vilu, vilu_probabilities
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
@@ -45,6 +46,7 @@ class MemberTraining:
         weight, bias: the classifier's parameters, [C, D] and [C]; its logits are ``features @ weight.T + bias``.
         neighbours: k of ``knn`` and ``nnguide``.
         words: for a zero-shot model, the features of texts of words that name no class, [W, D]; None without words.
+        layers: sums over the samples, of the features and then of what each block gives; empty if no score takes them.
     """
 
     features: Floats
@@ -54,6 +56,7 @@ class MemberTraining:
     bias: Floats
     neighbours: int = 50
     words: Floats | None = None
+    layers: Sequence[LayerSums] = ()
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,14 @@ class FeatureScore:
             and the logits [n, C] in float64.
         convention: the sentence that defines it.
         numbers: the names of kept arrays that hold a single number, [1].
+        of_layers: whether the features that it takes are those of all layers, side by side.
     """
 
     fit: Callable[[MemberTraining], Statistics]
     function: Score
     convention: str
     numbers: tuple[str, ...] = ()
+    of_layers: bool = False
 
     def score(self, fitted: Statistics, features: Floats, logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
         """Return the scores, float64 [n].
@@ -90,7 +95,12 @@ FEATURE_SCORES: dict[str, FeatureScore] = {}
 
 
 def _declare(
-    name: str, convention: str, fit: Callable[[MemberTraining], Statistics], *, numbers: tuple[str, ...] = ()
+    name: str,
+    convention: str,
+    fit: Callable[[MemberTraining], Statistics],
+    *,
+    numbers: tuple[str, ...] = (),
+    of_layers: bool = False,
 ) -> Callable[[Score], Score]:
     """Return a decorator that declares a function as the score of a name.
 
@@ -99,12 +109,13 @@ def _declare(
         convention: its definition, without "OOD score:" before it and "mean over members" after it.
         fit: fits it to training data.
         numbers: the names of kept arrays that hold a single number.
+        of_layers: whether it takes the features of all layers.
     """
     assert name in ON_FEATURES
 
     def declare(score: Score) -> Score:
         sentence = f"OOD score: {convention}; mean over members."
-        FEATURE_SCORES[name] = FeatureScore(fit, score, sentence, numbers)
+        FEATURE_SCORES[name] = FeatureScore(fit, score, sentence, numbers, of_layers)
         return score
 
     return declare
@@ -122,7 +133,12 @@ def _exceed_rounding(eigenvalues: Floats) -> NDArray[np.bool_]:
 
 
 def _whitening(centred: Floats) -> Floats:
-    """Return a matrix [D, r] that makes the covariance of centred features [N, D] the identity; r is its rank.
+    """Return the matrix of :func:`_whitening_of` for the covariance of centred features [N, D]."""
+    return _whitening_of(centred.T @ centred / len(centred))
+
+
+def _whitening_of(covariance: Floats) -> Floats:
+    """Return a matrix [D, r] that makes a covariance [D, D] the identity; r is its rank.
 
     ``centred @ whitening`` has variance 1 in each of r uncorrelated directions. Directions in which the features spread
     by no more than float32 rounding are left out. There are such directions if a norm precedes the classifier, or if
@@ -131,7 +147,6 @@ def _whitening(centred: Floats) -> Floats:
     Raises:
         InputError: the features do not spread in any direction.
     """
-    covariance = centred.T @ centred / len(centred)
     eigenvalues, eigenvectors = np.linalg.eigh(covariance)  # [D] in rising order, and [D, D], one vector a column
 
     exceeds_rounding = _exceed_rounding(eigenvalues)
@@ -225,6 +240,53 @@ def _rmd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
     to_nearest_class = _mahalanobis(arrays, fitted, features, logits)
     difference: Floats = to_nearest_class - to_mean_of_all
     return difference
+
+
+def _fit_layers(data: MemberTraining) -> dict[str, Floats]:
+    """Describe the classes as :func:`_fit_mahalanobis` does, for each layer.
+
+    Returns:
+        For layer i what that function returns, as ``centre.i``, ``whitening.i`` and ``means.i``.
+    """
+    fitted = {}
+    for place, sums in enumerate(data.layers):
+        centre, means, covariance = sums.gaussians()
+        whitening = _whitening_of(covariance)
+        fitted[f"centre.{place}"] = centre
+        fitted[f"whitening.{place}"] = whitening
+        fitted[f"means.{place}"] = (means - centre) @ whitening
+    return fitted
+
+
+@_declare(
+    "mahalanobis-layers",
+    "sum of the squared Mahalanobis distances to the nearest class mean, of the features and of what each block gives",
+    _fit_layers,
+    of_layers=True,
+)
+def _mahalanobis_layers(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Return the sum over layers of the squared distance to the nearest class mean, [n].
+
+    Source: Lee et al. 2018, whose layers are weighted by a regression on OOD samples; here all count alike, which needs
+    none.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: what :func:`_fit_layers` returned.
+        features: of all layers, one after another, [n, sum of widths].
+        logits: not used.
+    """
+    distances = []
+    start = 0
+    for place in range(len(fitted) // 3):
+        of_layer = {part: fitted[f"{part}.{place}"] for part in ("centre", "whitening", "means")}
+        stop = start + len(of_layer["centre"])
+        distances.append(_mahalanobis(arrays, of_layer, features[:, start:stop], logits))
+        start = stop
+    total = distances[0]
+    for distance in distances[1:]:
+        total = total + distance
+    return total
 
 
 def _fit_ddu(data: MemberTraining) -> Statistics:

@@ -1,0 +1,104 @@
+"""Sums over training samples, from which Gaussians of every layer of a model are fitted; no features are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydractl.errors import InputError
+from hydractl.metrics.probabilities import Floats
+
+MOST_BYTES = 2 << 30
+"""The most memory that the sums of all layers and members may need."""
+
+
+@dataclass(eq=False)
+class LayerSums:
+    """The sums of one layer's vectors, in float64.
+
+    Attributes:
+        origin: what is subtracted from every vector first, so that little is lost where sums cancel: the mean of the
+            first batch, [d].
+        counts: the samples of each class, [K].
+        sums: the sum of each class, [K, d].
+        products: the sum of the outer products of all vectors with themselves, [d, d].
+    """
+
+    origin: Floats
+    counts: NDArray[np.int64]
+    sums: Floats
+    products: Floats
+
+    @classmethod
+    def empty(cls, width: int, classes: int) -> LayerSums:
+        """Return sums over no samples."""
+        counts = np.zeros(classes, dtype=np.int64)
+        return cls(np.zeros(width), counts, np.zeros((classes, width)), np.zeros((width, width)))
+
+    def add(self, vectors: Floats, labels: NDArray[np.int64]) -> None:
+        """Add the vectors [B, d] of samples with these labels, [B]."""
+        if not self.counts.any():
+            self.origin = vectors.mean(axis=0)
+        from_origin = vectors - self.origin
+        self.counts += np.bincount(labels, minlength=len(self.counts))
+        np.add.at(self.sums, labels, from_origin)
+        self.products += from_origin.T @ from_origin
+
+    def gaussians(self) -> tuple[Floats, Floats, Floats]:
+        """Return the mean of all vectors [d], those of the classes with samples [K, d], and the covariance in classes.
+
+        The covariance, [d, d], is the mean over samples of the outer product of what is left of a vector without the
+        mean of its class.
+        """
+        seen = self.counts > 0
+        counts = self.counts[seen]
+        means = self.sums[seen] / counts[:, None]
+        samples = counts.sum()
+        between_classes = (means * counts[:, None]).T @ means
+        covariance = (self.products - between_classes) / samples
+        centre = self.origin + self.sums.sum(axis=0) / samples
+        return centre, self.origin + means, covariance
+
+
+def empty_sums(widths: Sequence[Sequence[int]], classes: int) -> list[list[LayerSums]]:
+    """Return empty sums for each layer of each member.
+
+    Args:
+        widths: for each member the width of each layer.
+        classes: the number of classes.
+
+    Raises:
+        InputError: they need too much memory.
+    """
+    layers = 0
+    numbers = 0
+    for widths_of_member in widths:
+        for width in widths_of_member:
+            layers += 1
+            numbers += width * (width + classes)
+    needed = numbers * np.dtype(np.float64).itemsize
+    if needed > MOST_BYTES:
+        raise InputError(
+            f"mahalanobis-layers needs {needed / (1 << 30):.1f} GiB for the covariances and class means of {layers}"
+            f" layers, more than {MOST_BYTES >> 30}",
+            hint="take mahalanobis, which is of the last layer alone",
+        )
+    return [[LayerSums.empty(width, classes) for width in widths_of_member] for widths_of_member in widths]
+
+
+def add_to_sums(layers: Sequence[LayerSums], vectors: Floats, labels: NDArray[np.int64]) -> None:
+    """Add a batch of samples.
+
+    Args:
+        layers: the sums of each layer of a member.
+        vectors: those of all layers, one after another, [B, sum of widths].
+        labels: [B].
+    """
+    start = 0
+    for sums in layers:
+        stop = start + len(sums.products)
+        sums.add(vectors[:, start:stop], labels)
+        start = stop

@@ -1,0 +1,94 @@
+"""Reads what every block of a model gives, in the pass that computes its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hydractl.families.base import State
+from hydractl.model.chain import Chain
+from hydractl.model.context import apart, context_of_run
+
+
+class LayerReader:
+    """A :data:`hydractl.model.chain.Watch` that keeps one or two vectors a sample of every block.
+
+    The first is the mean of the tokens that the readout uses: the class token, the last token of a text, or all tokens.
+    The second is the mean of all other tokens, but padding. It is left out where all are used, and of the last block,
+    which need not run for tokens that are not read.
+
+    Args:
+        chain: the tower that is watched.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._of_members: list[list[Tensor]] = [[] for _ in range(chain.members)]
+
+    def __call__(self, site: int, state: State) -> None:
+        """Keep what the block of a site gives."""
+        members = self._chain.members
+        member = context_of_run().member
+        if member is not None:
+            self._keep([member], site, state)
+        elif self._chain.start.runs_once(site):
+            self._keep(range(members), site, state)
+        else:
+            for index, hidden in enumerate(apart(state.hidden, members)):
+                self._keep([index], site, State(hidden, state.context))
+
+    def _keep(self, members: Sequence[int], site: int, state: State) -> None:
+        """Keep the vectors of a state, ``[B, T, d]``, for one or several members."""
+        vectors = self._means_of_tokens(site, state)
+        for member in members:
+            self._of_members[member] += vectors
+
+    def _means_of_tokens(self, site: int, state: State) -> list[Tensor]:
+        """Return the vectors ``[B, d]`` of a state, in at least float32."""
+        hidden = state.hidden if state.hidden.dtype == torch.float64 else state.hidden.float()
+        if "read" in state.context:  # the last block ran for these tokens alone
+            return [hidden.mean(dim=1)]
+        weights = _weights_of_tokens(state, hidden)
+        positions = self._chain.tokens_read(state)
+        if positions is None:
+            return [_weighted_mean(hidden, weights)]
+        index = positions[:, :, None].expand(-1, -1, hidden.shape[2])  # [B, k, d]
+        of_read = hidden.gather(1, index).mean(dim=1)
+        if site == self._chain.sites[-1]:
+            return [of_read]
+        return [of_read, _weighted_mean(hidden, weights.scatter(1, positions, 0.0))]
+
+    def vectors(self, member: int) -> list[Tensor]:
+        """Return what each block gave to a member, ``[B, d]`` each, in the order of the blocks."""
+        return self._of_members[member]
+
+
+def widths_of_layers(chain: Chain, widths_of_blocks: Sequence[int]) -> list[int]:
+    """Return the width of each vector that a :class:`LayerReader` keeps of a member.
+
+    Args:
+        chain: the tower.
+        widths_of_blocks: the width of the tokens of each of its blocks.
+    """
+    *first, last = widths_of_blocks
+    copies = 1 if chain.reads_all_tokens else 2
+    widths = []
+    for width in first:
+        widths += [width] * copies
+    return [*widths, last]
+
+
+def _weights_of_tokens(state: State, hidden: Tensor) -> Tensor:
+    """Return 1 for each token, and 0 for padding, ``[B, T]``."""
+    tokens = state.context.get("tokens")
+    if tokens is None:
+        return torch.ones_like(hidden[:, :, 0])
+    return torch.as_tensor(tokens).to(hidden.dtype)
+
+
+def _weighted_mean(hidden: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean of tokens ``[B, T, d]``, ``[B, d]``; 0 for a sample whose weights are all 0."""
+    total = (hidden * weights[:, :, None]).sum(dim=1)
+    return total / weights.sum(dim=1, keepdim=True).clamp(min=1)
