@@ -43,6 +43,7 @@ from hydractl.options.call import (
     where,
 )
 from hydractl.options.signature import opt
+from hydractl.studies.plan import SHARED
 from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
 from hydractl.studies.rows import KINDS
 
@@ -56,21 +57,6 @@ ROWS = ("default", *KINDS)
 """Names of ``--rows``."""
 
 _FURTHER_SCORES = tuple(name for name in ON_FEATURES if name not in OF_STUDY)
-_SHARED = (
-    "device",
-    "labels",
-    "prompt",
-    "arch",
-    "seed",
-    "batch_size",
-    "dtype",
-    "workers",
-    "max_length",
-    "tower",
-    "limit",
-    "on_bad",
-)
-"""The options that the commands of a study share with it."""
 
 
 @verb("study", writes="weights")
@@ -268,7 +254,7 @@ def study(
         batch_size=batch_size,
         timed=timed,
         decisive=decisive_settings(current().values),
-        given=current().given_of(_SHARED),
+        given=current().given_of(SHARED),
     )
     opening = opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed)
     outcome = run(request, opening, output=text_or_none(output), dry_run=dry_run, log=log())

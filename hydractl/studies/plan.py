@@ -28,6 +28,9 @@ _SHARED: Mapping[str, Sequence[str]] = {
 }
 """By verb, the options of a study that its steps share."""
 
+SHARED = {name for names in _SHARED.values() for name in names}
+"""All options that steps of any verb share with the study."""
+
 Circuit = tuple[Path, int]
 """The file of a circuit, and how many heads are removed by it."""
 
@@ -205,14 +208,10 @@ class Plan:
             circuit: the file of the circuit.
             remove: how many heads are removed; None for as many as ``--max-drop`` allows.
         """
-        arguments: dict[str, object] = {"circuit": str(circuit), "remove": remove, "force": True}
+        amount: dict[str, object] = {"remove": remove}
         if remove is None:
-            arguments = {
-                "circuit": str(circuit),
-                "remove": "auto",
-                "max_drop": self.request.max_drop,
-                "force": True,
-            }
+            amount = {"remove": "auto", "max_drop": self.request.max_drop}
+        arguments = {"circuit": str(circuit), **amount, "force": True}
         return self._pruned(name, arguments, shared=_OF_A_MODEL)
 
     def pruned_by_taylor(self, name: str, remove: int, seed: int) -> ModelRef:

@@ -124,10 +124,8 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, request.tower)
-    heads_by_site = {}
-    for site in sites:
-        site_index = source.sites.index(site)
-        heads_by_site[site_index] = len(source.description.mask.kept[site.path])
+    kept = source.description.mask.kept
+    heads_by_site = {source.sites.index(site): len(kept[site.path]) for site in sites}
     late_site_indices = [source.sites.index(site) for site in _late_sites(sites)]
 
     plan = Plan(
