@@ -103,6 +103,8 @@ def line(title: str, values: list[float], cost: float) -> str:
 def interval(difference: dict[str, Any]) -> str:
     """A paired difference with its interval."""
     low, high = difference["ci"]
+    if difference["value"] == low == high == 0:  # what another score cannot change
+        return "the same"
     return f"{difference['value']:+.3f} ({low:+.3f} to {high:+.3f})"
 
 

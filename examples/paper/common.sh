@@ -362,9 +362,9 @@ measure_zero_shot() {
     outside=
     if [ "$SUITE_OF_SET" ]; then outside="--ood-suite $SUITE_OF_SET --ood-root $OPENOOD"; fi
     if [ "$WITH_VILU" ]; then
-      step "$OUT/vilu.$name.pred.st" hydractl eval "vilu=$CLIP" --labels "$LABELS" --ood-score vilu --train "$TRAIN" \
+      step "$OUT/vilu.$name.pred.st" hydractl eval "vilu=$CLIP" --labels "$LABELS" --ood-score vilu-scaled --train "$TRAIN" \
         --test "$TEST" $outside $EVALUATION --predictions "$OUT/vilu.$name.pred.st" -o "$OUT/vilu.$name.json"
-      vilu="vilu=$OUT/vilu.$name.pred.st --ood-score msp --ood-score vilu=vilu"
+      vilu="vilu=$OUT/vilu.$name.pred.st --ood-score msp --ood-score vilu=vilu-scaled"
     else
       vilu=
     fi
