@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import BenchModel, preparation_of
 from hydractl.data import batches
-from hydractl.data.base import Dataset, report_left_out
+from hydractl.data.base import Dataset, report_left_out, report_orientation
 from hydractl.data.text import report_cut
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.families.config_json import Preprocessing
@@ -106,6 +106,8 @@ def measure_rows(
                 # The share of the machine's peak rate of mult-adds that the row reaches; None if the peak is not known.
                 share = None if peak is None else row.macs * row.throughput_per_s / peak
                 results.append(row.model_copy(update={"peak_share": share}))
+        if options.data is not None:
+            report_orientation(options.data, log)
         machine = _describe_machine(device, thread_count, peaks)
     noise = _warning_of_noise(results, options.rounds)
     if noise is not None:

@@ -16,7 +16,7 @@ import PIL
 from PIL import Image, features
 
 from hydractl.errors import InputError
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import in_mode, is_turned
 from hydractl.log import Log
 
 PAIRS = "image-caption pair"
@@ -48,6 +48,7 @@ class Dataset(ABC):
         left_out: how many files of a folder are no images by the ending of their names, by that ending.
         skipped: None means that an unreadable sample is an error. A dict means that unreadable samples are left out of
             the batches; it maps the index of each sample skipped so far to the reason.
+        turned: the indices of the images read so far that say by an EXIF orientation how they are to be turned.
     """
 
     kind = "image"
@@ -63,6 +64,7 @@ class Dataset(ABC):
         self.label_hint: str | None = None
         self.left_out: Mapping[str, int] = {}
         self.skipped: dict[int, str] | None = None
+        self.turned: set[int] = set()
         self._fingerprints: dict[int, str] = {}  # of the samples that were read so far, by index
 
     def __len__(self) -> int:
@@ -113,13 +115,16 @@ class Dataset(ABC):
             return known
         if self.skipped is None or i not in self.skipped:
             try:
-                fingerprint = self.fingerprint_of(self[i])
+                sample = self[i]
+                fingerprint = self.fingerprint_of(sample)
             except UnreadableSample as error:
                 if self.skipped is None:
                     raise
                 self.skipped[i] = error.message
             else:
                 self.note_fingerprint(i, fingerprint)
+                if has_orientation(sample):
+                    self.turned.add(i)
                 return fingerprint
         sample_id = self.ids[i].encode("utf-8", "backslashreplace")
         return _sha256([b"unreadable\n", sample_id])
@@ -178,6 +183,12 @@ def fingerprint_of(sample: Any) -> str:
         content = words.encode("utf-8", "surrogatepass")
         pieces += [f"text {len(content)}\n".encode(), content]
     return _sha256(pieces)
+
+
+def has_orientation(sample: Any) -> bool:
+    """Return whether a sample, or one with an index or a caption, is an image with an EXIF orientation."""
+    parts = sample if isinstance(sample, tuple) else (sample,)
+    return any(isinstance(part, Image.Image) and is_turned(part) for part in parts)
 
 
 @cache
@@ -281,6 +292,24 @@ def report_skipped(dataset: Dataset, log: Log) -> None:
     ids = reasons_of_skipped(dataset, log)
     if ids:
         log.warn(warning_of_skipped(dataset, len(ids), ids))
+
+
+def orientation_warnings(dataset: Dataset) -> list[str]:
+    """Return a sentence about images read so far that say how they are to be turned; an empty list without any."""
+    count = len(dataset.turned)
+    if not count:
+        return []
+    have = "image has" if count == 1 else "images have"
+    return [
+        f"{dataset.where}: {count} {have} an EXIF orientation, by which models of transformers see them turned and all "
+        "others do not, as their libraries have it: ?exif=1 behind the SPEC turns them for all"
+    ]
+
+
+def report_orientation(dataset: Dataset, log: Log) -> None:
+    """Warn about images read so far that say how they are to be turned."""
+    for warning in orientation_warnings(dataset):
+        log.warn(warning)
 
 
 def reasons_of_skipped(dataset: Dataset, log: Log) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydractl.data.base import Dataset, UnreadableSample
+from hydractl.data.base import Dataset, UnreadableSample, has_orientation
 from hydractl.errors import HydraError, InputError, SampleError, UsageError
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ class _Result(NamedTuple):
         inputs: what ``collate`` made of the samples; None if every sample is unreadable.
         unreadable: why samples cannot be read, by index.
         fingerprints: the fingerprints of samples that were not known before, by index.
+        turned: the indices of those of them that have an EXIF orientation.
     """
 
     inputs: Any
     unreadable: dict[int, str]
     fingerprints: dict[int, str]
+    turned: list[int]
 
 
 _DONE = object()
@@ -175,12 +177,13 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
 
     # Yield each batch with its labels, without the unreadable samples.
     yielded = 0
-    for indices, (inputs, unreadable, fingerprints) in zip(reader.indices_by_batch, results, strict=True):
+    for indices, (inputs, unreadable, fingerprints, turned) in zip(reader.indices_by_batch, results, strict=True):
         if unreadable:
             assert dataset.skipped is not None  # otherwise the reader has raised the error
             dataset.skipped.update(unreadable)
         for index, fingerprint in fingerprints.items():
             dataset.note_fingerprint(index, fingerprint)
+        dataset.turned.update(turned)
         readable = [i for i in indices if i not in unreadable]
         if not readable:
             continue
@@ -257,6 +260,7 @@ class _BatchReader:
         indices = []  # of these samples
         unreadable = {}
         fingerprints = {}
+        turned = []
         for index in self.indices_by_batch[i]:
             try:
                 sample = self.dataset[index]
@@ -269,9 +273,11 @@ class _BatchReader:
             indices.append(index)
             if self.dataset.known_fingerprint(index) is None:
                 fingerprints[index] = self.dataset.fingerprint_of(sample)
+                if has_orientation(sample):
+                    turned.append(index)
         while samples:
             try:
-                return _Result(self.collate(samples), unreadable, fingerprints)
+                return _Result(self.collate(samples), unreadable, fingerprints, turned)
             except SampleError as error:
                 dataset = self.dataset
                 index = indices.pop(error.position)
@@ -281,7 +287,7 @@ class _BatchReader:
                 # The index may be in the batch several times, and fails each time.
                 del samples[error.position]
                 unreadable[index] = why
-        return _Result(None, unreadable, fingerprints)
+        return _Result(None, unreadable, fingerprints, turned)
 
     def __getitem__(self, i: int) -> _Result | Exception:
         # Return an error instead of raising it: torch would raise a new error with the whole traceback as its message.

@@ -22,7 +22,7 @@ from hydractl.data.labels import INTEGER, RawLabels, limited
 from hydractl.data.slow_images import refuse_slow
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.families.pixels import in_eight_bits
+from hydractl.families.pixels import in_eight_bits, upright
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".jpe", ".mpo", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif"),
@@ -45,6 +45,8 @@ class EncodedImages(Dataset):
     is_encoded = True
     nothing = "the file is empty"
     """How messages describe an image that has no bytes."""
+    turns = False
+    """Whether images are turned as their EXIF orientation says."""
 
     @abstractmethod
     def read(self, i: int) -> bytes:
@@ -71,7 +73,8 @@ class EncodedImages(Dataset):
         if not content:
             raise self.unreadable(i, self.nothing)
         try:
-            return decoded_image(content)
+            image = decoded_image(content)
+            return upright(image) if self.turns else image
         except MemoryError:
             raise
         except UnidentifiedImageError as error:

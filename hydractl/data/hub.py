@@ -278,6 +278,8 @@ class HubImages(EncodedImages):
             means from anywhere.
     """
 
+    turns = True  # as the library does
+
     def __init__(
         self, spec: str, where: str, ids: list[str], column: Any, rows: list[int], folders: Sequence[str] | None
     ) -> None:

@@ -8,12 +8,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.data.base import PAIRS, Dataset, reason
+from hydractl.data.captions import CaptionedImages
 from hydractl.data.corrupted import CorruptedImages, take_corruption
+from hydractl.data.files import EncodedImages
 from hydractl.data.labels import Labels, RawLabels, limited, resolve_labels
 from hydractl.data.part import ChosenRows, dataset_part, take_rows
 from hydractl.data.pseudo_ood import PseudoOod, take_ood
@@ -134,6 +137,7 @@ def open_data(
     parsed, wanted_rows = take_rows(spec)
     parsed, ood_kind = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
+    parsed, turns = _take_exif(parsed)
 
     # Read the data and map the labels. Refuse data that a model does not read, before reading if that is possible.
     entry = _READERS[_reader_key(parsed)]
@@ -142,7 +146,9 @@ def open_data(
     if entry.samples is not None:
         _check_models_read(parsed, entry.samples, reads)
     dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed, read_once=read_once)
-    _share_fingerprints(dataset, parsed.kind, parsed.path, frozenset(parsed.query.items()), id(parsed.held))
+    _share_fingerprints(dataset, parsed.kind, parsed.path, frozenset(parsed.query.items()), id(parsed.held), turns)
+    if turns:
+        _turn(dataset, spec)
     _check_models_read(parsed, dataset.kind, reads)
     # Choose by the labels as they stand in the data, so that the samples are the same for every model. The labels of a
     # part are judged alone: those of other samples may be bad. Its classes are those of the whole set.
@@ -186,6 +192,33 @@ def open_data(
     dataset.left_out = left_out
     dataset.spec = spec.text  # the SPEC as the user wrote it, including the settings taken out above
     return dataset
+
+
+def _take_exif(spec: DataSpec) -> tuple[DataSpec, bool]:
+    """Split a SPEC into one without ``?exif=`` and whether images are turned by their EXIF orientation.
+
+    Raises:
+        UsageError: for a value other than 0 and 1.
+    """
+    settings = dict(spec.query)
+    asked = settings.pop("exif", "0")
+    if asked not in ("0", "1"):
+        raise UsageError(
+            f"{spec.where}: ?exif={asked} is neither 0 nor 1", hint="1 turns images by their EXIF orientation"
+        )
+    return replace(spec, query=settings), asked == "1"
+
+
+def _turn(dataset: Dataset, spec: DataSpec) -> None:
+    """Let a set turn its images by their EXIF orientation.
+
+    Raises:
+        UsageError: its images are no files, which alone have one.
+    """
+    images = dataset.images if isinstance(dataset, CaptionedImages) else dataset
+    if not isinstance(images, EncodedImages):
+        raise UsageError(f"{spec.where}: ?exif=1 is for images in files", hint="leave ?exif= out")
+    images.turns = True
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydractl.data.base import PAIRS, Dataset, UnreadableSample, left_out_warnings
+from hydractl.data.base import PAIRS, Dataset, UnreadableSample, left_out_warnings, orientation_warnings
 from hydractl.data.overlap import is_more_than_a_handful
 from hydractl.data.text import parts_of
 from hydractl.families.pixels import grey_or_rgb
@@ -32,8 +32,8 @@ def sample_warnings(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
     else:
         warnings = _image_warnings(dataset)
     named = [f"{dataset.where}: {warning}" for warning in warnings]
-    repetitions = [] if in_passing else repetition_warnings(dataset)
-    return [*names, *named, *repetitions]
+    of_all = [] if in_passing else [*repetition_warnings(dataset), *orientation_warnings(dataset)]
+    return [*names, *named, *of_all]
 
 
 def repetition_warnings(dataset: Dataset) -> list[str]:

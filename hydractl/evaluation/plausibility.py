@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, orientation_warnings
 from hydractl.data.overlap import GivenSet, trained_on_warning
 from hydractl.data.plausibility import repetition_warnings, sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
@@ -83,6 +83,7 @@ def warnings_of_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet
     warnings += warnings_of_seen(models, sets)
     for dataset in _read_as_they_are(sets):
         warnings += repetition_warnings(dataset)
+        warnings += orientation_warnings(dataset)
 
     # Validation data on which a model was trained.
     chosen_on = _sets_chosen_on(sets, options)

@@ -742,6 +742,9 @@ class ModelFamily(ABC):
         """Return the configuration of the same model with dropout after attention, in the MLP and after embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")
 
+    turns_images: bool = False
+    """Whether the library turns images as their EXIF orientation says."""
+
     adds_dropout: bool = False
     """Whether the library has no dropout layers, so that :meth:`add_dropout` has to put them into a model."""
 

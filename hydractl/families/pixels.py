@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from hydractl.errors import InputError
 from hydractl.families.config_json import Preprocessing, are_whole_numbers
@@ -27,6 +28,9 @@ _SCALED_TO_16_BITS = ("PNG", "PPM")
 _BITS, _PHOTOMETRIC, _NUMBERS = 258, 262, 339
 _WHITE_IS_ZERO = 0
 _SIGNED = 2
+
+# Where Pillow keeps what may say how to turn an image. Those in a TIFF it turns by itself.
+_MAY_BE_TURNED = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
 
 
 def images_of(samples: Sequence[Any]) -> list[Image.Image]:
@@ -164,6 +168,25 @@ def _unknown_range(kind: str) -> InputError:
     return InputError(
         f"pixels of {kind} may mean any brightness", hint="convert the image to 8 bits or to grey of 16 bits (0..65535)"
     )
+
+
+def is_turned(image: Image.Image) -> bool:
+    """Return whether an image says that it is to be shown turned or mirrored (EXIF orientation)."""
+    # Most images say nothing, and looking closer takes longer.
+    if not any(key in image.info for key in _MAY_BE_TURNED):
+        return False
+    # Damaged EXIF makes Pillow warn or raise nearly anything, and says nothing.
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:
+        return False
+    return orientation in range(2, 9)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image turned as its EXIF orientation says, which it then has no longer; any other image unchanged."""
+    return ImageOps.exif_transpose(image) if is_turned(image) else image
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hydractl.data import batches
-from hydractl.data.base import Dataset, report_left_out
+from hydractl.data.base import Dataset, report_left_out, report_orientation
 from hydractl.data.text import report_cut
 from hydractl.families.base import MERGEABLE
 from hydractl.files.checkpoint import read_piece
@@ -216,6 +216,7 @@ def measure_on(
                 totals_before += _sums_over_batch(before_averaging.member_logits(inputs), labels)
             totals_after += _sums_over_batch(fused.member_logits(inputs), labels)
             progress.advance(len(labels))
+    report_orientation(dataset, log)
     if before_averaging is None:
         totals_before = totals_after
 

@@ -19,7 +19,7 @@ from hydractl.distributed import Processes
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat, ModelFamily
 from hydractl.families.config_json import Preprocessing
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import in_mode, upright
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.log import Log
 from hydractl.model.runtime import move
@@ -242,6 +242,7 @@ class Augmentation:
         image_format = family.image_format(preprocess)
         channels, _, _ = image_format.size
         self._seed = seed
+        self._turns = family.turns_images
         self._mode = "L" if channels == 1 else "RGB"
         self._change = _random_changes(values, image_format)
 
@@ -280,6 +281,8 @@ class Augmentation:
 
         # Seed the CPU only: torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(seed)
+        if self._turns:
+            image = upright(image)
         in_colours = in_mode(image, self._mode)
         changed = self._change(in_colours)
         return self._finish(changed)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hydractl.data import open_data
-from hydractl.data.base import Dataset, report_classes, report_left_out
+from hydractl.data.base import Dataset, report_classes, report_left_out, report_orientation
 from hydractl.data.part import dataset_part
 from hydractl.data.text import report_cut
 from hydractl.errors import InputError
@@ -166,6 +166,7 @@ def choose_within(
             yield correct
 
     steps, counts_read = steps_within(try_budgets(), samples, max_drop)
+    report_orientation(dataset, log)
     choice = choices_tried[steps]
     measured_on = "val" if val else "data"
     measured = _provenance(max_drop, measured_on, samples, counts_read)

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.data import Dataset
-from hydractl.data.base import reasons_of_skipped, report_left_out, report_skipped, warning_of_skipped
+from hydractl.data.base import (
+    reasons_of_skipped,
+    report_left_out,
+    report_orientation,
+    report_skipped,
+    warning_of_skipped,
+)
 from hydractl.data.joined import STANDARD_INPUT, open_inputs
 from hydractl.data.text import warning_of_cut
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
@@ -421,6 +427,7 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log
     reasons_of_skipped(plan.dataset, log)
     if answer.skipped is not None:
         log.warn(warning_of_skipped(plan.dataset, answer.skipped.n, answer.skipped.ids))
+    report_orientation(plan.dataset, log)
     if answer.cut is not None:
         log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, source.description.preprocess["max_length"]))
     answer = answer.model_copy(update={"warnings": log.warnings})

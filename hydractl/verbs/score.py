@@ -12,7 +12,7 @@ import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
 from hydractl.data import Batch, Dataset, batches, open_data
-from hydractl.data.base import report_classes, report_left_out
+from hydractl.data.base import report_classes, report_left_out, report_orientation
 from hydractl.data.part import dataset_part
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
@@ -144,6 +144,7 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         details["remove"] = scoring.remove
     seen_samples: list[Entry] = []
     if on_data is not None:
+        report_orientation(on_data.dataset, log)
         details.update(on_data.measured_on)
         seen_samples = on_data.used
     details.update(asked_classes(source, scoring.tower))

@@ -121,7 +121,7 @@ MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_di
             "predict MODEL PETS -o p.jsonl",
             "score MODEL --method taylor --data PETS --labels ./PETS -o s.json",
         ),
-        "calibrate MODEL --val PETS --labels ./PETS --ood-val builtin:digits/val?take=5 --ood-score msp -o c.st",
+        "calibrate MODEL --val PETS --labels ./PETS --ood-val digits=builtin:digits/val?take=5 --ood-score msp -o c.st",
         "bench MODEL --data PETS --batch-size 1 --rounds 1 --warmup 0",
         "finetune MODEL --train PETS --epochs 1 --batch-size 2 -o f.st",
         "extract-circuit MODEL --val PETS --labels ./PETS --ood-val builtin:digits/val?take=5 --budget 1 -o i.json",

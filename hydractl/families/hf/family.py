@@ -144,6 +144,7 @@ class HFEncoder(ModelFamily):
     """The family of transformers' models whose heads can be separated."""
 
     name = "hf"
+    turns_images = True
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"(({'|'.join(LAYOUTS)})\.)?"

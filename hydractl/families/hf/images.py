@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat
 from hydractl.families.config_json import Preprocessing, object_in
-from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels
+from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels, upright
 from hydractl.families.reading import folder_for_library, names_only, read_config, refused_as, write_config
 from hydractl.jsonio import shown
 
@@ -149,7 +149,9 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
 
     def collate(samples: list[Any]) -> Any:
         """Return the inputs of the model for a list of images."""
-        return _run_processor(processor, [in_mode(image, mode) for image in images_of(samples)])
+        # Transformers' own `load_image` turns images, too.
+        images = [in_mode(upright(image), mode) for image in images_of(samples)]
+        return _run_processor(processor, images)
 
     return collate
 
