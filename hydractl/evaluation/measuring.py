@@ -11,11 +11,7 @@ from hydractl.evaluation.fitting import fit, fit_scores
 from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
-from hydractl.evaluation.plausibility import (
-    unsuited,
-    warning_of_unsuited,
-    warnings_of_row,
-)
+from hydractl.evaluation.plausibility import warning_of_unsuited, warnings_of_row
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
@@ -157,10 +153,9 @@ class Measuring:
         warnings = warnings_of_row(
             model, id_predictions.samples, fitted, counts, test_sets, advises_temperature=no_temperature_was_fitted
         )
-        unsuited_scores = [name for name in unsuited(model, scores.on_features) if name not in self._warned_of]
-        if unsuited_scores:
-            warnings.append(warning_of_unsuited(model.name, unsuited_scores))
-            self._warned_of.update(unsuited_scores)
+        unsuited = warning_of_unsuited(model, scores.on_features, self._warned_of)
+        if unsuited is not None:
+            warnings.append(unsuited)
         for warning in warnings:
             self._log.warn(warning)
 

@@ -194,20 +194,25 @@ def _warnings_of_validation(model: LogitsProvider, fitted: Fit, expected: Expect
     return [*warnings, *fitted.warnings]
 
 
-def unsuited(model: LogitsProvider, scores: Collection[str]) -> list[str]:
-    """Return those of the scores that expect features that are not negative, although some here are."""
+def warning_of_unsuited(model: LogitsProvider, scores: Collection[str], warned_of: set[str]) -> str | None:
+    """Return the warning about scores that expect features that are not negative, although some here are.
+
+    Args:
+        model: the model of the row, which has run.
+        scores: the names of its scores.
+        warned_of: the names of scores in earlier warnings, about which there is no other; those of this one are added.
+    """
     if model.detector is None:
-        return []
-    return [name for name in model.detector.doubtful if name in scores]
-
-
-def warning_of_unsuited(name: str, scores: Sequence[str]) -> str:
-    """Return the warning about scores that :func:`unsuited` returned, at least one, for a row of this name."""
-    listed = " and ".join(scores)
-    verb = "was" if len(scores) == 1 else "were"
-    effects = ", ".join(f"{score} {OF_UNSIGNED[score]}" for score in scores)
+        return None
+    unsuited = [name for name in model.detector.doubtful if name in scores and name not in warned_of]
+    if not unsuited:
+        return None
+    warned_of.update(unsuited)
+    listed = " and ".join(unsuited)
+    verb = "was" if len(unsuited) == 1 else "were"
+    effects = ", ".join(f"{score} {OF_UNSIGNED[score]}" for score in unsuited)
     made_for = f"{listed} {verb} made for features that are not negative, as after a ReLU"
-    return f"{name}: {made_for}, and some here are: {effects}"
+    return f"{model.name}: {made_for}, and some here are: {effects}"
 
 
 def _id_warning(

@@ -148,30 +148,23 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
         InputError: if a file is missing or wrong.
     """
     # Open the arguments that are predictions files. All other arguments are models that run.
-    predicted_rows: dict[int, PredictedModel] = {}  # by the index of the argument
-    running: list[ModelRef] = []
-    for index, model in enumerate(models):
+    predicted_rows: list[PredictedModel | None] = []  # None for a model that runs
+    models_that_run: list[ModelRef] = []
+    for model in models:
         name, members = model.split()
         refs = [member.text for member in members]
         if not _are_predictions(model.text, refs):
-            running.append(model)
+            models_that_run.append(model)
+            predicted_rows.append(None)
             continue
         if options.run.dropout is not None:
             raise UsageError(
                 f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
-        predicted_rows[index] = _row_of_predictions(name, refs, options.fit, log)
-    running_rows = _running_models(running, opening, options, log)
-
-    # Merge both kinds in the order of the arguments.
-    remaining_running_rows = iter(running_rows)
-    rows: list[Model] = []
-    for index in range(len(models)):
-        if index in predicted_rows:
-            rows.append(predicted_rows[index])
-        else:
-            rows.append(next(remaining_running_rows))
+        predicted_rows.append(_row_of_predictions(name, refs, options.fit, log))
+    running_rows = iter(_running_models(models_that_run, opening, options, log))
+    rows: list[Model] = [next(running_rows) if row is None else row for row in predicted_rows]
 
     names = [row.name for row in rows]
     repeated_names = sorted({name for name in names if names.count(name) > 1})

@@ -16,7 +16,6 @@ from hydractl.evaluation.gathering import Reading
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import (
     report_cut_texts,
-    unsuited,
     warning_of_unsuited,
     warnings_before,
     warnings_of_fit,
@@ -104,9 +103,9 @@ def run(
             model.release()
         for warning in warnings_of_samples([model], opened.sets, options):
             log.warn(warning)
-        unsuited_scores = unsuited(model, scores.beside or [scores.leading])
-        if unsuited_scores:
-            log.warn(warning_of_unsuited(model.name, unsuited_scores))
+        unsuited = warning_of_unsuited(model, scores.on_features, set())
+        if unsuited is not None:
+            log.warn(unsuited)
         if fitted.near_ties:
             ties = ", ".join(fitted.near_ties)
             log.warn(f"{fitted.score} was named first and is taken; as good on the validation data: {ties}")
