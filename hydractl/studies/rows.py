@@ -233,27 +233,19 @@ for _declared in rows_of_methods():
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
-
-def _row_of_pruned_weights(plan: Plan, name: str, method: str) -> Row:
-    """Plan the row of the model with about a tenth of its single weights pruned by a method, and then fine-tuned."""
-    kept = 0.891  # the share of weights that a ViT-B/16 keeps if a third of its heads is removed
-    pruned = plan.with_pruned_weights(name, method, kept)
-    return plan.row(name, plan.tuned(pruned))
+_KEPT_WEIGHTS = 0.891
+"""The share of weights that a ViT-B/16 keeps if a third of its heads is removed."""
 
 
-@row("oba", default=False, trained=True)
-def oba(plan: Plan) -> Iterator[Row]:
-    """Plan the row of single weights pruned by OBA."""
-    yield _row_of_pruned_weights(plan, "oba", "oba")
+def _maker_of_pruned_weights(name: str, method: str) -> Maker:
+    """Return what plans the row of a model some of whose single weights are pruned by a method, and then fine-tuned."""
+
+    def make(plan: Plan) -> Iterator[Row]:
+        pruned = plan.with_pruned_weights(name, method, _KEPT_WEIGHTS)
+        yield plan.row(name, plan.tuned(pruned))
+
+    return make
 
 
-@row("magnitude", default=False, trained=True)
-def magnitude(plan: Plan) -> Iterator[Row]:
-    """Plan the row of single weights pruned by magnitude."""
-    yield _row_of_pruned_weights(plan, "magnitude", "magnitude")
-
-
-@row("random-weights", default=False, trained=True)
-def random_weights(plan: Plan) -> Iterator[Row]:
-    """Plan the row of single weights pruned at random."""
-    yield _row_of_pruned_weights(plan, "random-weights", "random")
+for _name, _method in (("oba", "oba"), ("magnitude", "magnitude"), ("random-weights", "random")):
+    row(_name, default=False, trained=True)(_maker_of_pruned_weights(_name, _method))

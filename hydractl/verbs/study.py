@@ -165,7 +165,8 @@ def _check_rows(request: StudyRequest, source: Source, scale: Scale) -> None:
     least_by_row = {name: KINDS[name].least_steps for name in scale.rows if KINDS[name].least_steps}
     if not least_by_row:
         return
-    steps = _training_steps(request)
+    assert request.train is not None  # rows that are trained are refused without it
+    steps = request.epochs * math.ceil(_count_samples(request.train) / request.batch_size)
     least = max(least_by_row.values())
     if steps < least:
         names = ",".join(least_by_row)
@@ -185,14 +186,6 @@ def _late_sites(sites: Sequence[Site]) -> list[Site]:
         third = max(1, round(len(sites_of_tower) / 3))
         late_sites += sites_of_tower[-third:]
     return late_sites
-
-
-def _training_steps(request: StudyRequest) -> int:
-    """Return the number of optimizer steps in the training of a row."""
-    assert request.train is not None  # rows that are trained are refused without it
-    samples = _count_samples(request.train)
-    steps_an_epoch = math.ceil(samples / request.batch_size)
-    return request.epochs * steps_an_epoch
 
 
 def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, object]:
@@ -495,7 +488,8 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
     last_steps = plan.last_steps(row, used.score, tested.note, tested.options_of_table())
     steps = [*measuring_steps, *last_steps]
     _run_steps(last_steps, len(steps), len(measuring_steps), log)
-    stored_threshold = _stored_results(folder / "best.st").get("threshold")
+    (best,) = open_sources([str(folder / "best.st")])
+    stored_threshold = best.description.extra.get("threshold")
     threshold = None
     if isinstance(stored_threshold, Mapping):
         threshold = ThresholdRecord.model_validate(stored_threshold)
@@ -505,12 +499,6 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
     commands_to_go_on = next_commands(plan, row, used.score, tested.facts.free_alternative)
     answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
     return _write(plan, answer, steps)
-
-
-def _stored_results(model: Path) -> Mapping[str, object]:
-    """Return what is stored in a checkpoint beside its weights, by key: ``threshold``, ``calibration`` and so on."""
-    (source,) = open_sources([str(model)])
-    return source.description.extra
 
 
 def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
