@@ -68,7 +68,8 @@ class _Header(NamedTuple):
 def read_npz(spec: DataSpec, limit: int | None, seed: int = 0, *, read_once: bool = False) -> tuple[Dataset, RawLabels]:
     """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
 
-    ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]``;
+    ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]`` or
+    ``[N, 1]``;
     ``classes`` unicode strings ``[K]``. All headers are checked before an array is unpacked. The images are read
     through once, so that a damaged file is refused here and not later.
 
@@ -177,7 +178,7 @@ def _read_labels(
     if not label_problems:
         with np.load(path, allow_pickle=False) as arrays:
             if names["y"] in headers:
-                labels = arrays[names["y"]]
+                labels = arrays[names["y"]].reshape(-1)
             if names["classes"] in headers:
                 classes = arrays[names["classes"]]
 
@@ -327,7 +328,7 @@ def _problems_of_label_header(name: str, labels: _Header, images: _Header | None
     problems = []
     if labels.dtype.kind not in "iuU":
         problems.append(f"{name} is {labels.dtype}; integers or unicode strings are needed")
-    if len(labels.shape) != 1:
+    if len(labels.shape) != 1 and labels.shape[1:] != (1,):  # a column of labels is taken, as MedMNIST has it
         problems.append(f"{name} has shape {labels.shape}, one label for each image is needed")
         return problems
     if images is None or not images.shape:  # _read_needed_headers reports this as a problem of the images

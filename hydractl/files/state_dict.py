@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -36,6 +37,31 @@ Whether one of these scripts did write the file is told by its arguments, which 
 
 _WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that ``torch.compile``, parallel training and averaged models put before the names of tensors."""
+
+_LONGEST_PICKLE = 1 << 24
+"""The most bytes of the part of a file that says what is in it, beside the numbers themselves."""
+
+_CALLED = {
+    "argparse": {"Namespace"},
+    "collections": {"OrderedDict", "Counter", "defaultdict"},
+    "torch": {
+        *("FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Storage", "ByteStorage", "CharStorage"),
+        *("ShortStorage", "IntStorage", "LongStorage", "BoolStorage", "Size", "device"),
+        *("float16", "float32", "float64", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"),
+    },
+    "torch._utils": {
+        *("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state"),
+        *("_rebuild_sparse_tensor", "_rebuild_meta_tensor_no_storage"),  # refused later, by name
+    },
+    "torch.serialization": {"_get_layout"},
+    "torch.storage": {"UntypedStorage"},
+    "builtins": {"set"},
+    "__builtin__": {"set"},
+}
+"""By module, what a file may name in order to be called: tensors, and plain containers of what the file holds.
+
+None of it sets memory aside by a number in the file. torch allows more, such as ``bytearray(N)``.
+"""
 
 _NUMBER_OF_AVERAGED = "n_averaged"
 """A buffer of torch's averaged models that does not belong to the model itself."""
@@ -103,18 +129,39 @@ def _read_safely(path: Path) -> Any:
     """Return the content of a file, which may hold tensors, plain containers, numbers, and the arguments of a script.
 
     Raises:
-        ValueError: the archive is compressed.
+        ValueError: the archive is compressed, or says too much beside its numbers.
+        UnpicklingError: it names something that is not in :data:`_CALLED`.
     """
     import torch
 
     with zipfile.ZipFile(path) as archive:
         if any(part.compress_type for part in archive.infolist()):
             raise ValueError("its archive is packed")
+        for part in archive.infolist():
+            if part.filename.endswith(".pkl"):
+                if part.file_size > _LONGEST_PICKLE:
+                    raise ValueError(f"it holds {part.file_size:,} bytes beside its tensors")
+                _check_called(archive.read(part))
 
     # A Namespace (the arguments of a script) is harmless: it only holds values by name.
     with torch.serialization.safe_globals([argparse.Namespace]):
         # With mmap, a tensor with more numbers than are stored raises an error instead of reading beyond them.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _check_called(pickled: bytes) -> None:
+    """Refuse a pickle that names anything else than :data:`_CALLED`; nothing of it is run.
+
+    Raises:
+        UnpicklingError: it does, or is damaged.
+    """
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
+            raise pickle.UnpicklingError(f"{operation.name} is not allowed")
+        if operation.name == "GLOBAL":
+            module, _, name = str(argument).partition(" ")
+            if name not in _CALLED.get(module, ()):
+                raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
 
 
 def _entry_of_weights(content: Any) -> str | None:

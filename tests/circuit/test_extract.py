@@ -273,7 +273,7 @@ def test_ood_samples_are_made_of_the_id_samples_where_there_are_no_others() -> N
     assert seen == [("id", ID), ("ood", ID), ("ood", ID)]  # the jigsaws, and the images they were made of
     run("prune", "base.st", "--circuit", "other.json", "-o", "p.st")
     run("eval", "p.st", "--test", "id.npz?ood=noise", "-o", "e.json")  # other images than those it was chosen with
-    run("eval", "p.st", "--test", "other.npz", "-o", "e.json", code=3)
+    run("eval", "p.st", "--test", "other.npz", "-o", "f.json", code=3)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

@@ -87,13 +87,21 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
+@pytest.mark.parametrize("labels", [np.array([[2], [0], [1]]), np.array([["c"], ["a"], ["b"]])])
+def test_labels_in_a_column_are_taken(labels: np.ndarray, tmp_path: Path) -> None:
+    images = np.zeros((3, 4, 4), np.uint8)
+    column = open_data(str(save(tmp_path / "a.npz", x=images, y=labels)))
+    plain = open_data(str(save(tmp_path / "b.npz", x=images, y=labels.ravel())))
+    assert column.labels.tolist() == plain.labels.tolist() == [2, 0, 1]
+
+
 def test_every_problem_is_listed(tmp_path: Path) -> None:
-    path = save(tmp_path / "e.npz", x=np.zeros((3, 4, 4, 2), np.float32), y=np.zeros((2, 1)), classes=np.arange(3))
+    path = save(tmp_path / "e.npz", x=np.zeros((3, 4, 4, 2), np.float32), y=np.zeros((2, 2)), classes=np.arange(3))
     assert problems(path) == [
         "x is float32, uint8 (0..255) is needed",
         "x has shape (3, 4, 4, 2); 1 or 3 channels are needed",
         "y is float64; integers or unicode strings are needed",
-        "y has shape (2, 1), one label for each image is needed",
+        "y has shape (2, 2), one label for each image is needed",
         "classes is int64 (3,); a list of unicode strings is needed",
     ]
 

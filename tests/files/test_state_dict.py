@@ -72,7 +72,7 @@ def in_list(before: bytes, after: bytes) -> bytes:
 LARGE = b"J\x00\x00\x00\x10"
 REFUSED: dict[str, tuple[bytes, str]] = {
     "no archive": (b"abc", "not a zip file"),
-    "another archive": (rezipped(lambda name, content: b"little"), "version"),
+    "another archive": (rezipped(lambda name, content: b"little"), "no newline"),
     "a call": (saved({"a": _Runs()}), "it asks for more than tensors"),
     "an unknown entry": (saved({"net": {"a": torch.ones(1)}}), "'net' is no tensor"),
     "no tensor": (saved({"a": 3}), "'a' is no tensor"),
@@ -96,3 +96,71 @@ def test_what_is_no_plain_tensor_is_refused(case: str, tmp_path: Path, monkeypat
     with pytest.raises(InputError, match=rf"w.pth is no state dict of plain tensors: .*({REFUSED[case][1]})"):
         StateDict(Path("w.pth"))
     assert not Path("ran").exists()
+
+
+def calling(what: bytes, argument: bytes) -> bytes:
+    """An archive whose pickle calls something with one argument, beside a tensor."""
+
+    def change(name: str, content: bytes) -> bytes:
+        if name != "data.pkl":
+            return content
+        # Before the end of the dictionary: a key, and what the call gives.
+        return content[:-2] + b"X\x01\x00\x00\x00bc" + what + b"\n" + argument + b"\x85Rs."
+
+    return rezipped(change)
+
+
+@pytest.mark.fault(93)
+@pytest.mark.parametrize("size", [1 << 20, 1 << 36])
+@pytest.mark.parametrize(
+    "what", ["__builtin__\nbytearray", "builtins\nbytearray", "torch\nempty", "torch\nzeros", "numpy\nzeros"]
+)
+def test_a_pickle_gets_no_memory_by_asking_for_it(
+    what: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    number = size.to_bytes(6, "little")
+    Path("w.pth").write_bytes(calling(what.encode(), b"\x8a\x06" + number))
+    loaded = []
+    monkeypatch.setattr(torch, "load", lambda *_, **settings: loaded.append(settings))
+    with pytest.raises(InputError, match=r"w.pth is no state dict of plain tensors: it asks for more than tensors"):
+        StateDict(Path("w.pth"))
+    assert not loaded
+
+
+@pytest.mark.fault(93)
+def test_a_pickle_that_says_more_than_it_may_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydractl.files.state_dict._LONGEST_PICKLE", 100)
+    path = tmp_path / "w.pth"
+    path.write_bytes(saved({"a": torch.ones(2)}))
+    with pytest.raises(InputError, match=r"it holds \d+ bytes beside its tensors"):
+        StateDict(path)
+
+
+@pytest.mark.fault(93)
+def test_what_training_scripts_store_beside_weights_is_allowed(tmp_path: Path) -> None:
+    import argparse
+    import collections
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
+    content = {
+        "state_dict": model.state_dict(),
+        "parameters": dict(model.named_parameters()),
+        "optimizer": optimizer.state_dict(),
+        "lr_scheduler": schedule.state_dict(),
+        "args": argparse.Namespace(lr=0.1, names=["a"], size=torch.Size([2])),
+        "counts": collections.Counter("aab"),
+        "dtypes": [torch.float32, torch.bfloat16],
+        "halves": {
+            kind: torch.ones(2, dtype=kind) for kind in (torch.float16, torch.bfloat16, torch.int64, torch.bool)
+        },
+        "set": {1, 2},
+    }
+    path = tmp_path / "w.pth"
+    path.write_bytes(saved(content))
+    weights = StateDict(path)
+    assert weights.entry == "state_dict" and set(weights.names()) == {"weight", "bias"}
