@@ -13,6 +13,7 @@ A table stands between ``<!-- KIND: NAME ... -->`` and ``<!-- end -->``:
     seeds      trainings of ``seeds.json``, which ``examples/seeds.py`` writes; ``cifar10`` and ``elsewhere`` are others
     rules      ``verdict-rules.json``, which ``benchmarks/verdict_rules.py`` writes
     words      ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes
+    layers     ``layered-scores.json``, which ``benchmarks/layered_scores.py`` writes: what is ``said``, or ``changes``
     paper      a table of the paper, of ``paper.json``
 
 and of ``benchmarks/results/NAME.json`` those that ``hydractl bench`` writes (``bench``) and the scripts of benchmarks:
@@ -910,6 +911,77 @@ def paper(name: str) -> str:
     return "\n".join(line for line in made.splitlines() if not line.startswith("| *yours*"))
 
 
+_CHANGES = {
+    "": "`mahalanobis-layers`",
+    "tokens: read": "the tokens that are read alone",
+    "tokens: rest": "the mean of the others alone",
+    "tokens: all": "the mean of all tokens alone",
+    "tokens: read and all": "the tokens that are read, and the mean of all",
+    "last_read: False": "the others of the last block, too",
+    "gaussian: one": "one Gaussian instead of one a class",
+    "inverse: oas": "covariances shrunk by OAS",
+    "inverse: ridge": "covariances shrunk by 1 %",
+    "length: 1": "vectors scaled to length 1 (Mahalanobis++)",
+    "blocks: last half": "the last half of the blocks",
+    "classifier: False": "without the features of the classifier",
+    "sum: distance": "sum of distances, not squared",
+    "sum: log": "sum of their logarithms",
+    "sum: standard": "sum of standardised logarithms",
+    "sum: positive": "sum of the positive standardised ones",
+    "sum: squares": "sum of the squares of the positive ones",
+    "sum: highest": "the highest standardised one",
+}
+
+
+def layers(part: str) -> str:
+    """What ``layered-scores.json`` says, or its table: each variant, in one choice another score than hydractl's."""
+    document = json.loads((DOCS / "results/layered-scores.json").read_text(encoding="utf-8"))
+    if part == "said":
+        return said_of_layers(document)
+    rows = []
+    for change in document["changes"]:
+        title = ", ".join(f"{choice}: {value}" for choice, value in change["changes"].items())
+        difference, error = change["minus"]
+        cells = [f"{change['mean']:.3f}"]
+        if title:
+            cells += [f"{difference:+.3f} ± {error:.3f}", f"{change['lowest']:+.3f}", f"{change['highest']:+.3f}"]
+        rows.append([_CHANGES[title], *cells, *[""] * (4 - len(cells))])
+    return markdown(["", "mean AUROC", "difference", "lowest", "highest"], rows)
+
+
+def said_of_layers(document: dict[str, Any]) -> str:
+    """The figures of the score beside others, and what is chosen with each model left out."""
+    models = document["models"]
+    own = [model["mean"] for model in models]
+    last = [model["references"]["mahalanobis"] for model in models]
+    mean = statistics.mean(own)
+    mean_of = {
+        score: statistics.mean(model["references"][score] for model in models)
+        for score in ("msp", "mahalanobis", "hedge")
+    }
+    above = sum(one > other for one, other in zip(own, last, strict=True))
+    lowest = min(one - other for one, other in zip(own, last, strict=True))
+    left_out = document["left_out"]
+    chosen = statistics.mean(one["mean"] for one in left_out)
+    with_hedge = [model["hedge_with_it"] for model in models]
+    hedge_above = sum(model["hedge_with_it"] > model["references"]["hedge"] for model in models)
+    first = (
+        f"**`mahalanobis-layers` has a mean AUROC of {mean:.3f} on {len(models)} small models, the last layer alone "
+        f"{mean_of['mahalanobis']:.3f}, MSP {mean_of['msp']:.3f}.** It is above the last layer on {above} of them, and "
+        f"at worst {lowest:+.3f} from it."
+    )
+    second = (
+        f"* **Nothing less plain is better**: the variant chosen on all models but one has {chosen:.3f} on the one "
+        "left out, in the mean over all of them."
+    )
+    third = (
+        f"* **The sum of standardised free scores** that needs no OOD data ({mean_of['hedge']:.3f}) gains with it: "
+        f"{statistics.mean(with_hedge):.3f}, more on {hedge_above} of {len(models)}."
+    )
+    paragraphs = [textwrap.fill(text, 120, subsequent_indent="  " * text.startswith("*")) for text in (second, third)]
+    return "\n".join([textwrap.fill(first, 120), "", *paragraphs])
+
+
 KINDS = {
     "paper": paper,
     "study": study,
@@ -923,6 +995,7 @@ KINDS = {
     "making": making,
     "rules": rules,
     "words": words,
+    "layers": layers,
     "files": files,
     "gpu": gpu,
     "seeds": seeds,

@@ -68,7 +68,7 @@ BEFORE_A_RELEASE = [
     "verdict_words",
 ]
 SCRIPTS = [*(script for script in COMMANDS if script not in BEFORE_A_RELEASE), *marked_release(BEFORE_A_RELEASE)]
-TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases"}
+TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases", "layered_scores"}
 LINUX_ONLY = {"big_models", "eval_of_files"}
 
 
