@@ -46,6 +46,9 @@ _DONE = object()
 # With four, a ViT-S on an H200 waited for data half of the time (benchmarks/eval_of_files.py, other work beside it).
 _MOST_DEFAULT_WORKERS = 8
 
+# Decoding fewer images takes about as long as starting the processes.
+_WORTH_PROCESSES, _READ_TOGETHER = 2000, 64
+
 # Workers hand their batches over in shared memory, of which a container may have little: a worker that finds none left
 # is killed. Each has two batches in it: there is room for three of 128 images of 224 pixels.
 _SHARED_MEMORY = Path("/dev/shm")
@@ -141,6 +144,24 @@ def default_workers(dataset: Dataset) -> int:
     have_room = shutil.disk_usage(_SHARED_MEMORY).free // _SHARED_MEMORY_OF_WORKER
     processors_left = len(os.sched_getaffinity(0)) - 1
     return min(_MOST_DEFAULT_WORKERS, processors_left, have_room)
+
+
+def read_ahead(dataset: Dataset) -> None:
+    """Let a data set know the fingerprints of its samples, if these are many images, which several processes decode.
+
+    Raises:
+        UnreadableSample: if a sample cannot be read, and such samples are not skipped.
+        InputError: if none of them can be read.
+    """
+    if not dataset.is_encoded:
+        return
+    workers = min(_MOST_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1) if sys.platform == "linux" else 0
+    skipped = dataset.skipped or {}
+    wanted = [i for i in range(len(dataset)) if i not in skipped and dataset.known_fingerprint(i) is None]
+    if len(wanted) < _WORTH_PROCESSES or workers < 2:
+        return
+    for _ in batches(dataset, len, _READ_TOGETHER, workers=workers, indices=wanted):
+        pass
 
 
 def longest_first(dataset: Dataset) -> list[int]:

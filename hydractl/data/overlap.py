@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hydractl.data.base import Dataset
+from hydractl.data.batching import read_ahead
 from hydractl.data.part import dataset_part
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, incomparable, trained_on
@@ -113,6 +114,8 @@ class Findings:
 
 def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
     """Count the samples of each of two sets that are also in the other."""
+    for given_set in (first, second):
+        read_ahead(given_set.dataset)
     digests_of_first = first.dataset.sample_fingerprints()
     digests_of_second = second.dataset.sample_fingerprints()
     in_both = set(digests_of_first) & set(digests_of_second)

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from hydractl.data.base import PAIRS, Dataset, UnreadableSample, left_out_warnings, orientation_warnings
+from hydractl.data.batching import read_ahead
 from hydractl.data.overlap import is_more_than_a_handful
 from hydractl.data.text import parts_of
 from hydractl.families.pixels import grey_or_rgb
@@ -40,6 +41,7 @@ def repetition_warnings(dataset: Dataset) -> list[str]:
     """Return a sentence about repeated samples, if they are at least half of the set."""
     if dataset.kind == PAIRS:  # pairs may repeat an image, with another caption
         return []
+    read_ahead(dataset)
     total = len(dataset)
     different = len(set(dataset.sample_fingerprints()))
     repeated = total - different

@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from hydractl.data import batches, open_data
-from hydractl.data.base import fingerprint_of
+from hydractl.data.base import UnreadableSample, fingerprint_of
 from hydractl.data.files import FileImages
 from hydractl.data.opening import keeping_fingerprints
+from hydractl.data.plausibility import repetition_warnings
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.fingerprints import entry, incomparable, marked, other_decoder
 from tests.image_data import encoded, stacked
@@ -270,3 +271,25 @@ def test_sets_of_a_command_of_many_steps_are_decoded_once(setting: str, reads: c
         assert open_data(spec, limit=3).sample_fingerprints() == of_three
     open_data(spec).sample_fingerprints()
     assert sum(reads.values()) > once
+
+
+@pytest.mark.fault(96)
+@pytest.mark.parametrize("on_bad", ["error", "skip"])
+def test_many_images_are_decoded_by_several_processes(on_bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = folder("set", COLOUR)
+    Path(spec, "a/04.png").write_bytes(b"no image")
+    few = open_data(spec, on_bad=on_bad)
+    expected = few.sample_fingerprints() if on_bad == "skip" else None
+    monkeypatch.setattr("hydractl.data.batching._WORTH_PROCESSES", 5)
+    monkeypatch.setattr("hydractl.data.batching.os.sched_getaffinity", lambda _: range(4))
+    here: list[int] = []
+    before = FileImages.read
+    monkeypatch.setattr(FileImages, "read", lambda self, i: here.append(i) or before(self, i))
+    many = open_data(spec, on_bad=on_bad)
+    if expected is None:
+        with pytest.raises(UnreadableSample, match=r"a/04\.png"):
+            repetition_warnings(many)
+    else:
+        assert repetition_warnings(many) == [] and not here
+        assert many.sample_fingerprints() == expected and set(many.skipped or {}) == {2}
+    assert not here
