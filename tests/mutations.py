@@ -232,6 +232,48 @@ MUTATIONS = (
     ),
     # --- data ---------------------------------------------------------------------------------------------------------
     Mutation(
+        "a sample known by its mode",
+        "hydractl/data/base.py",
+        '        image = in_mode(sample, "RGB")\n',
+        "        image = sample\n",
+        "tests/faults/test_samples_as_seen.py",
+    ),
+    Mutation(
+        "a text known by its white space",
+        "hydractl/data/base.py",
+        'words = " ".join(unicodedata.normalize("NFC", text).split())',
+        'words = unicodedata.normalize("NFC", text)',
+        "tests/faults/test_samples_as_seen.py",
+    ),
+    Mutation(
+        "older fingerprints compared with new ones",
+        "hydractl/files/fingerprints.py",
+        '        if "decoder" in use:\n            seen.update(_kept_digests(use))\n',
+        "        seen.update(_kept_digests(use))\n",
+        "tests/files/test_fingerprints.py",
+    ),
+    Mutation(
+        "twelve bits of a TIFF taken for sixteen",
+        "hydractl/families/pixels.py",
+        "pixels = np.asarray(image) >> (bits - 8)",
+        "pixels = np.asarray(image) >> 8",
+        "tests/faults/test_deep_images.py",
+    ),
+    Mutation(
+        "an orientation that is ignored for models of transformers",
+        "hydractl/families/hf/images.py",
+        "in_mode(upright(image), mode)",
+        "in_mode(image, mode)",
+        "tests/faults/test_orientation.py",
+    ),
+    Mutation(
+        "a pickle that may name anything",
+        "hydractl/files/state_dict.py",
+        "if name not in _CALLED.get(module, ()):",
+        "if module not in _CALLED:",
+        "tests/files/test_state_dict.py",
+    ),
+    Mutation(
         "classes of a small fraction",
         "hydractl/data/part.py",
         "(number_in_class + starts[classes]) / counts[classes]",
