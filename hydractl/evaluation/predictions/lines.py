@@ -22,6 +22,8 @@ FLAG = "is_ood"
 CUT = "cut"
 """An additional field of texts: whether the model does not read the end of it."""
 
+_BLOCK = 4096
+"""The number of samples whose lines are made together."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
@@ -106,24 +108,29 @@ def lines_of(
         is_ood: the flag of each sample, an array or tensor; None for no flags.
         more: further fields by name, with the value of each sample.
     """
-    true_names: list[str | int | None] = [None] * len(ids)
-    if labels is not None:
-        true_names = [None if label < 0 else class_name(label, names) for label in labels]
-    # Whole columns become lists at once: reading single numbers would take longer than running a small model.
-    columns: dict[str, Sequence[Any]] = {
-        "id": ids,
-        "label": true_names,
-        "predicted": [class_name(index, names) for index in answers.predicted.tolist()],
-        "confidence": answers.confidence.tolist(),
-        "entropy": answers.entropy.tolist(),
-        "mi": answers.mi.tolist(),
-        "ood_score": [None] * len(ids) if ood_score is None else ood_score.tolist(),
-    }
-    if is_ood is not None:
-        columns[FLAG] = is_ood.tolist()
-    columns.update(more)
-    for values_of_sample in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, values_of_sample, strict=True))
+    # Columns become lists a block at a time: reading single numbers from arrays would take longer than running a small
+    # model, and lists of a whole data set would take much memory.
+    for start in range(0, len(ids), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        block_ids = ids[rows]
+        true_names: list[str | int | None] = [None] * len(block_ids)
+        if labels is not None:
+            true_names = [None if label < 0 else class_name(label, names) for label in labels[rows]]
+        columns: dict[str, Sequence[Any]] = {
+            "id": block_ids,
+            "label": true_names,
+            "predicted": [class_name(index, names) for index in answers.predicted[rows].tolist()],
+            "confidence": answers.confidence[rows].tolist(),
+            "entropy": answers.entropy[rows].tolist(),
+            "mi": answers.mi[rows].tolist(),
+            "ood_score": [None] * len(block_ids) if ood_score is None else ood_score[rows].tolist(),
+        }
+        if is_ood is not None:
+            columns[FLAG] = is_ood[rows].tolist()
+        for name, values in more.items():
+            columns[name] = values[rows]
+        for values_of_sample in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, values_of_sample, strict=True))
 
 
 def class_name(index: int, names: Sequence[str] | None) -> str | int:
