@@ -234,8 +234,8 @@ MUTATIONS = (
     Mutation(
         "a sample known by its mode",
         "hydractl/data/base.py",
-        '        image = in_mode(sample, "RGB")\n',
-        "        image = sample\n",
+        '        yield in_mode(strip, "RGB").tobytes()\n',
+        "        yield strip.tobytes()\n",
         "tests/faults/test_samples_as_seen.py",
     ),
     Mutation(

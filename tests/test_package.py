@@ -96,7 +96,7 @@ def test_the_readme_of_a_package_index_has_whole_addresses() -> None:
     assert len(own) > 30
     for target in own:
         kind, branch, path = target.split("/", 2)
-        assert (kind, branch) == ("raw" if path.endswith(".svg") else "blob", "main")
+        assert (kind, branch) == ("raw" if path.endswith((".svg", ".png")) else "blob", "main")
         assert (ROOT / path.partition("#")[0]).exists(), target
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypedDict
 
@@ -26,6 +27,7 @@ MOST_LISTED = 1000
 """How many ids of skipped samples a document lists at most; it always gives their exact number."""
 
 _MOST_SAID = 5
+_PIXELS_AT_ONCE = 1 << 22
 
 
 class UnreadableSample(InputError):
@@ -173,8 +175,7 @@ def fingerprint_of(sample: Any) -> str:
     if isinstance(sample, tuple) and isinstance(sample[0], Image.Image):
         sample = sample[0]
     if isinstance(sample, Image.Image):
-        image = in_mode(sample, "RGB")
-        return _sha256([f"image {image.width}x{image.height}\n".encode(), image.tobytes()])
+        return _sha256(itertools.chain([f"image {sample.width}x{sample.height}\n".encode()], _pixels_in_rgb(sample)))
 
     # The lengths are hashed, too, so that the pair ("ab", "c") differs from the pair ("a", "bc").
     pieces = []
@@ -183,6 +184,15 @@ def fingerprint_of(sample: Any) -> str:
         content = words.encode("utf-8", "surrogatepass")
         pieces += [f"text {len(content)}\n".encode(), content]
     return _sha256(pieces)
+
+
+def _pixels_in_rgb(image: Image.Image) -> Iterator[bytes]:
+    """Yield the pixels of an image in RGB, rows at a time: of a huge image no second copy is held."""
+    rows = max(1, _PIXELS_AT_ONCE // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        strip = image if rows >= image.height else image.crop((0, top, image.width, bottom))
+        yield in_mode(strip, "RGB").tobytes()
 
 
 def has_orientation(sample: Any) -> bool:

@@ -27,6 +27,7 @@ DATA = ["--data", "set.npz", "-q"]
 TRAIN = ["--train", "set.npz", "-q"]
 TEST = ["--test", "set.npz", "-q"]
 SEARCH = ["--val", "set.npz", "-q", "--objective", "acc", "--budget", "4"]
+KEPT = ["--predictions", "out.st", "--allow-seen"]  # what vit.st has seen is known in an older form
 VERBS = {
     "score": ["score", "vit.st", "--method", "taylor", *DATA, "--force", "-o", "out.json"],
     "extract-circuit": ["extract-circuit", "vit.st", *SEARCH, "--resume", "-o", "out.json"],
@@ -34,7 +35,7 @@ VERBS = {
     "folder": ["prune", "vit.st", "--method", "random", "--keep", "1", "-q", "--force", "-o", "out/"],
     "finetune": ["finetune", "vit.st", *TRAIN, "--epochs", "2", "--save-every", "3", "--resume", "-o", "out.st"],
     "fuse": ["fuse", "vit.st", "b.st", "-q", "--force", "-o", "out.st"],
-    "eval": ["eval", "vit.st", "b=b.st", *TEST, "--predictions", "out.st", "--resume", "-o", "out.json"],
+    "eval": ["eval", "vit.st", "b=b.st", *TEST, *KEPT, "--resume", "-o", "out.json"],
     "bench": ["bench", "vit.st", "--rounds", "2", "-q", "--force", "-o", "out.json"],
 }
 EXPORT = ["export", "vit.st", "-q", "--force", "-o", "out.pt2", "--format", "pt2,onnx"]

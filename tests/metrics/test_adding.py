@@ -133,10 +133,10 @@ def test_eval_measures_requires_and_shows_it(tmp_path: Path) -> None:
     assert code_of_report == 0 and "over" in text_of_report, text_of_report
     document: Any = json.loads((tmp_path / "e.json").read_text())
     row = document["models"][0]
-    assert row["ci"]["id.overconfidence"][0] <= row.id.overconfidence <= row["ci"]["id.overconfidence"][1]
+    assert row["ci"]["id.overconfidence"][0] <= row["id"]["overconfidence"] <= row["ci"]["id.overconfidence"][1]
     assert "too sure of itself" in document["conventions"]["overconfidence"]
     assert "overconfidence" in (tmp_path / "r.html").read_text()
-    row.id.overconfidence = "much"
+    row["id"]["overconfidence"] = "much"
     (tmp_path / "e.json").write_text(json.dumps(document))
     ((code, text),) = run(["report", "e.json"])
     assert code == 3 and "models[0].id.overconfidence is 'much', not a number" in text

@@ -73,9 +73,9 @@ def test_the_prompts_are_read_once(clip: str) -> None:
     calls = []
     plain = Chain.__call__
 
-    def counted(self: Chain, inputs: Any) -> torch.Tensor:
+    def counted(self: Chain, inputs: Any, watch: Any = None) -> torch.Tensor:
         calls.append(self.tower)
-        return plain(self, inputs)
+        return plain(self, inputs, watch)
 
     with mock.patch.object(Chain, "__call__", counted), torch.no_grad():
         first = model(clip_images())
