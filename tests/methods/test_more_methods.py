@@ -58,6 +58,7 @@ def pytest_of_the_package(env: dict[str, str], *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_its_tests_pass(tmp_path: Path) -> None:
     pytest_of_the_package(install(tmp_path), "-m", "not long")
 
