@@ -505,10 +505,6 @@ class ModelFamily(ABC):
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """Load a published folder of this library; return None if the folder is not a model of this library."""
 
-    def has_architecture(self, name: str) -> bool:
-        """Return whether a name without the family's is probably meant for this family, for a hint."""
-        return False
-
     @abstractmethod
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel | Path:
         """Load a model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``).

@@ -129,10 +129,6 @@ class TimmViT(ModelFamily):
             labels=_class_names(model, config),
         )
 
-    def has_architecture(self, name: str) -> bool:
-        """Return whether timm has an architecture of this name; a tag of weights may follow a dot."""
-        return bool(timm.is_model(name.partition(".")[0]))
-
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         """Download the model ``timm:NAME`` from the hub, or draw random weights if ``pretrained=0``.
 

@@ -368,9 +368,9 @@ def _must_be_file(ref: str) -> bool:
 
 def _model_hint(path: Path) -> str:
     """Return a hint for a missing file: a name of a library, the checkpoints in its folder, or what a MODEL can be."""
-    for family_name in FAMILIES.names:
-        if get_family(family_name).has_architecture(str(path)):
-            return f"{family_name} has a model of this name: {family_name}:{path}"
+    looks_like_a_name = path.name == str(path) and not path.suffix
+    if looks_like_a_name:
+        return f"a name of a library has its prefix, such as timm:{path}; else give a .st file or a published folder"
     near: list[str] = []
     if os.path.isdir(path.parent):
         near = sorted(file.name for file in path.parent.glob("*.st"))

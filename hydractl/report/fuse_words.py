@@ -39,11 +39,13 @@ def warnings_of(answer: FuseAnswer) -> list[str]:
     # What averaging does on random inputs, and on data.
     averaging = answer.averaging
     if averaging is not None and averaging.done and averaging.harmful:
-        parts, effect = ",".join(averaging.parts), _effect_words(averaging, "moves")
+        parts = ",".join(averaging.parts)
+        effect = _effect_words(averaging, "moves")
         warnings.append(f"--merge {parts} destroys what members learnt: {effect}; {_WHOLE}")
     data = answer.on_data
     if data is not None:
-        before, after = data.before.ensemble, data.after.ensemble
+        before = data.before.ensemble
+        after = data.after.ensemble
         if before - after > LOST:
             fall = f"from {number(before)} to {number(after)} on {data.n} samples"
             warnings.append(f"averaging takes the accuracy of the ensemble {fall}; {_WHOLE}")

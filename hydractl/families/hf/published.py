@@ -125,11 +125,15 @@ def converted_weights(
     # The library draws tensors of another shape at random: those of layers that lack heads are read here.
     read_tensors = loaded_model.state_dict()
     if lacks_heads:
-        for name, _, _ in list(report["mismatched_keys"]):
+        unknown = []
+        for mismatch in report["mismatched_keys"]:
+            name, _, _ = mismatch
             name_in_file = _name_in_file(name, read_tensors[name], loaded_model, infos)
-            if name_in_file is not None:
+            if name_in_file is None:
+                unknown.append(mismatch)
+            else:
                 read_tensors[name] = weights.read(name_in_file)
-        report["mismatched_keys"] = []
+        report["mismatched_keys"] = unknown
 
     # Compare the names that were read with those of the model.
     expected_names = set(model.state_dict())
