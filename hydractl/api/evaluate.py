@@ -316,42 +316,47 @@ def evaluate(
     from hydractl.verbs.eval import run
     from hydractl.verbs.opening import opening_options
 
+    dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed)
+    running = EvalRunOptions(
+        batch_size=batch_size,
+        dtype=dtype,
+        device=device,
+        workers=workers,
+        whole_last_block=whole_last_block,
+        dropout=dropout,
+    )
+    data = DataOptions(
+        test=checked_or_none(DataSpec, test),
+        ood=all_checked(OodSet, ood),
+        val=checked_or_none(DataSpec, val),
+        ood_val=ood_val_sets,
+        train=checked_or_none(DataSpec, train),
+        limit=limit,
+        seed=seed,
+        on_bad=on_bad,
+        label_map=checked_or_none(Document, label_map),
+        corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
+        severities=integers(severities),
+        photographs=text_or_none(photographs),
+        allow_seen=allow_seen,
+        suite=None if ood_suite is None else parse_ood_suite(ood_suite),
+        suite_root=text_or_none(ood_root) or "",
+    )
+    row_and_value = [text.rpartition("=") for text in temperatures]
+    fitting = FitOptions(
+        temperature=temperature_of_all(temperatures),
+        temperatures={row: value for row, equals, value in row_and_value if equals},
+        threshold=threshold,
+        scores=score_options(scores),
+        knn_k=knn_k,
+        negative_words=text_or_none(negative_words),
+        conformal=conformal,
+        conformal_score=conformal_score,
+    )
     options = EvalOptions(
-        run=EvalRunOptions(
-            batch_size=batch_size,
-            dtype=dtype,
-            device=device,
-            workers=workers,
-            whole_last_block=whole_last_block,
-            dropout=None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed),
-        ),
-        data=DataOptions(
-            test=checked_or_none(DataSpec, test),
-            ood=all_checked(OodSet, ood),
-            val=checked_or_none(DataSpec, val),
-            ood_val=ood_val_sets,
-            train=checked_or_none(DataSpec, train),
-            limit=limit,
-            seed=seed,
-            on_bad=on_bad,
-            label_map=checked_or_none(Document, label_map),
-            corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
-            severities=integers(severities),
-            photographs=text_or_none(photographs),
-            allow_seen=allow_seen,
-            suite=None if ood_suite is None else parse_ood_suite(ood_suite),
-            suite_root=text_or_none(ood_root) or "",
-        ),
-        fit=FitOptions(
-            temperature=temperature_of_all(temperatures),
-            temperatures={row: value for row, equals, value in (t.rpartition("=") for t in temperatures) if equals},
-            threshold=threshold,
-            scores=score_options(scores),
-            knn_k=knn_k,
-            negative_words=text_or_none(negative_words),
-            conformal=conformal,
-            conformal_score=conformal_score,
-        ),
+        run=running,
+        data=data,
+        fit=fitting,
         bootstrap=bootstrap,
         seed=seed,
         reuse=texts(reuse),
