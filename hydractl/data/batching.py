@@ -47,7 +47,8 @@ _DONE = object()
 _MOST_DEFAULT_WORKERS = 8
 
 # Decoding fewer images takes about as long as starting the processes.
-_WORTH_PROCESSES, _READ_TOGETHER = 2000, 64
+_WORTH_PROCESSES = 2000
+_READ_TOGETHER = 64
 
 # Workers hand their batches over in shared memory, of which a container may have little: a worker that finds none left
 # is killed. Each has two batches in it: there is room for three of 128 images of 224 pixels.
@@ -142,8 +143,14 @@ def default_workers(dataset: Dataset) -> int:
     if not dataset.is_encoded or not computes_on_gpu or not can_fork:
         return 0
     have_room = shutil.disk_usage(_SHARED_MEMORY).free // _SHARED_MEMORY_OF_WORKER
-    processors_left = len(os.sched_getaffinity(0)) - 1
-    return min(_MOST_DEFAULT_WORKERS, processors_left, have_room)
+    return min(_processors_left(), have_room)
+
+
+def _processors_left() -> int:
+    """Return how many processors this process leaves idle, at most 8; 0 where that is not known (not on Linux)."""
+    if sys.platform != "linux":
+        return 0
+    return min(_MOST_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1)
 
 
 def read_ahead(dataset: Dataset) -> None:
@@ -155,7 +162,7 @@ def read_ahead(dataset: Dataset) -> None:
     """
     if not dataset.is_encoded:
         return
-    workers = min(_MOST_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1) if sys.platform == "linux" else 0
+    workers = _processors_left()
     skipped = dataset.skipped or {}
     wanted = [i for i in range(len(dataset)) if i not in skipped and dataset.known_fingerprint(i) is None]
     if len(wanted) < _WORTH_PROCESSES or workers < 2:
