@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
 from hydractl.jsonio import shown
 from hydractl.log import Log
-from hydractl.options.option import Option, Raw, Refusal, value_text
+from hydractl.options.option import Option, Raw, value_text
 from hydractl.options.signature import OF_A_TERMINAL, Declared
 from hydractl.options.sources import (
     CONFIG,
@@ -26,7 +27,6 @@ from hydractl.options.sources import (
     Given,
     deciding_text,
     paths_out_of_folder,
-    text_of_file,
 )
 from hydractl.options.yaml_files import find_config, not_a_default
 
@@ -175,7 +175,7 @@ class Call:
         self.sources[name] = given.source
         self.ranks[name] = given.rank
         try:
-            value = option.parse(given.raw)
+            value = option.read(given.raw)
         except ValueError as error:
             self.unread.add(name)
             self.problems += [f"{option.label} {problem} ({given.source})" for problem in error.args]
@@ -188,22 +188,23 @@ class Call:
         """Take the argument of a Python call; broken rules become problems such as ``keep=3.5: must be ...``."""
         self.sources[option.name] = "flag"
         self.ranks[option.name] = FLAG
-
-        # First the type of the argument, then the rules of its value.
         try:
-            value = option.take(argument)
+            value = option.read(argument, of_program=True)
+            complaints = option.complaints(value)
         except ValueError as error:
-            refusals = [Refusal(problem) for problem in error.args]
+            complaints = list(error.args)
         else:
             self.values[option.name] = value
-            refusals = option.refusals(value)
-
-        if refusals:
+        if complaints:
             self.unread.add(option.name)
-        for refusal in refusals:
-            # The problem begins with the argument, so a rule need not repeat it in ", not ARGUMENT".
-            rule = refusal.rule.replace(f", not {argument!r}", "")
-            self.problems.append(f"{option.name}={shown(argument)}: {rule}{refusal.guess}")
+        # The problem begins with the argument, so a rule need not repeat it in ", not ARGUMENT".
+        shown_before = [argument, self.values[option.name]]
+        if option.many:
+            shown_before += self.values[option.name]
+        for complaint in complaints:
+            for value in shown_before:
+                complaint = complaint.replace(f", not {value!r}", "")
+            self.problems.append(f"{option.name}={shown(argument)}: {complaint}")
 
     def run(self, further: Mapping[str, Any] | None = None) -> Any:
         """Call the function of the verb, with what it takes beside its options; return its result.
@@ -257,31 +258,35 @@ def to_stdout() -> bool:
 
 
 def gather(
-    declared: Declared, flags: Mapping[str, Raw | None], environ: Mapping[str, str], folder: Path | None
+    declared: Declared,
+    flags: Mapping[str, Raw | None],
+    environ: Mapping[str, str],
+    folder: Path | None,
+    arguments: Mapping[str, object] = MappingProxyType({}),
 ) -> Call:
-    """Return the call of a verb on the command line, with the values of its options; problems are kept in it.
+    """Return the call of a verb, with the values of its options; problems are kept in it.
 
     Args:
         declared: the verb.
         flags: the values of the command line, by the name of the option; None means "not given".
         environ: the environment variables.
         folder: the working directory, where ``hydra.yaml`` is looked for; None means that it is not looked for.
+        arguments: the values that a Python program gives, by the name of the option.
 
     Raises:
         UsageError: the file of defaults cannot be read.
     """
-    # The file of defaults: named by the flag, else by the variable, else hydra.yaml.
-    config_flag = flags.get("config")
-    config_name = environ.get(CONFIG)
-    if isinstance(config_flag, str) and config_flag:
-        config_name = config_flag
-    config = find_config(folder, config_name or None)
-
-    # Each option has its value from one source only.
+    # The file of defaults: named by the flag or argument, else by the variable, else hydra.yaml. Each option has its
+    # value from one source only.
+    named = flags.get("config") or arguments.get("config") or environ.get(CONFIG)
+    config = find_config(folder, None if named is None else str(named))
     call = Call(declared, problems=list(config.problems))
     for option in declared.options:
         call.values[option.name] = option.fresh_default()
         call.sources[option.name] = "default"  # a value that is added replaces this
+        if option.name in arguments:
+            call.add_argument(option, arguments[option.name])
+            continue
         if option.flag_only and environ.get(option.variable):
             call.problems.append(not_a_default(option.variable, option.key))
         text = deciding_text(option, declared.verb, flags, environ, config)
@@ -292,31 +297,11 @@ def gather(
 
 
 def gather_arguments(declared: Declared, arguments: Mapping[str, object]) -> Call:
-    """Return the call of a verb by a Python program; problems are kept in it.
-
-    Args:
-        declared: the verb.
-        arguments: typed values by the name of the option. ``config`` names the file of defaults; without it no file is
-            read.
-
-    Raises:
-        UsageError: the file of defaults cannot be read.
+    """Return the call of a verb by a Python program: as :func:`gather`, but no variable is read, and no file of
+    defaults but what the argument ``config`` names.
     """
-    config_name = arguments.get("config")
-    if config_name is not None:
-        config_name = str(config_name)
-    config = find_config(None, config_name)
-
-    call = Call(declared, problems=list(config.problems), from_python=True)
-    for option in declared.options:
-        call.values[option.name] = option.fresh_default()
-        call.sources[option.name] = "default"
-        if option.name in arguments:
-            call.add_argument(option, arguments[option.name])
-            continue
-        text = text_of_file(option, declared.verb, config)
-        if text is not None:
-            call.add_text(option, text)
+    call = gather(declared, {}, {}, None, arguments)
+    call.from_python = True
     return call
 
 

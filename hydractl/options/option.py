@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydractl.errors import did_you_mean
 from hydractl.expressions.data_sets import DataSpec, OodSet
@@ -23,27 +24,6 @@ _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit every 64-bit counter and seed
 _NUMBERS = {int: "a whole number", float: "a number"}
-_NOTES = re.compile(r"(?P<help>.*?)( \[(?P<unit>(?!default: )[^;\]]+)?(; )?(default: (?P<default>.+))?\])?")
-
-
-class Refusal(NamedTuple):
-    """A rule that a value breaks.
-
-    Attributes:
-        rule: what the value must be: the rest of a sentence that starts with the name of the option.
-        shown: the value as the command line shows it; empty if the rule mentions it already.
-        guess: what was probably meant, with the punctuation before it.
-    """
-
-    rule: str
-    shown: str = ""
-    guess: str = ""
-
-    def sentence(self) -> str:
-        """Return the rule, the value and the guess as one sentence."""
-        if not self.shown:
-            return f"{self.rule}{self.guess}"
-        return f"{self.rule}, not {self.shown}{self.guess}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +44,6 @@ class Option:
         reads: turns a text into a value of another type than those below; raises ValueError as ``check`` does. For a
             type with a method ``of_option`` it takes the flag before the text, and an object of a program behind it.
         split: the items of the list are separated by commas; else the flag is repeated for each item.
-        repeats: a list with commas may hold an item twice.
         names: the items of the list are ``NAME=VALUE``; YAML may give a mapping.
         unit: the unit of the number.
         word: a word that is allowed instead of a number.
@@ -99,7 +78,6 @@ class Option:
     check: Callable[[Any], object] | None = None
     reads: Callable[..., Any] | None = None
     split: bool = False
-    repeats: bool = False
     names: bool = False
     unit: str | None = None
     word: str | None = None
@@ -147,9 +125,7 @@ class Option:
 
     def fresh_default(self) -> Any:
         """Return the built-in value; a list is copied, so that changing it does not change the default."""
-        if isinstance(self.default, list):
-            return list(self.default)
-        return self.default
+        return list(self.default) if isinstance(self.default, list) else self.default
 
     def placeholder(self) -> str:
         """Return the value as the help text writes it, e.g. ``N`` or ``a|b``; empty for a switch."""
@@ -162,202 +138,135 @@ class Option:
         placeholder_by_type = {int: "N", float: "X", str: "TEXT"}
         return placeholder_by_type[self.type]
 
-    def default_words(self) -> str:
-        """Return the built-in value in words; empty if there is none."""
-        if self.default_text is not None:
-            return self.default_text
-        if self.default in (None, []):
-            return ""
-        return value_text(self.default)
-
     def described(self, *, short: bool = False) -> str:
         """Return the help sentence with the unit and the default in brackets.
 
         Args:
             short: whether to stop at the first semicolon.
         """
-        text = self.help
-        if short:
-            text = text.partition("; ")[0]
-        notes = []
-        if self.unit:
-            notes.append(self.unit)
-        default = self.default_words()
-        if default:
-            notes.append(f"default: {default}")
-        if not notes:
-            return text
-        joined = "; ".join(notes)
-        return f"{text} [{joined}]"
+        text = self.help.partition("; ")[0] if short else self.help
+        default = self.default_text
+        if default is None and self.default not in (None, []):
+            default = value_text(self.default)
+        notes = [self.unit or "", f"default: {default}" if default else ""]
+        joined = "; ".join(filter(None, notes))
+        return f"{text} [{joined}]" if joined else text
 
-    # --- reading text -------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
-    def parse(self, raw: Raw) -> Any:
-        """Return the typed value of what a flag, a variable or a YAML file gives.
+    def read(self, given: Any, *, of_program: bool = False) -> Any:
+        """Return the typed value of what a flag, a variable, a YAML file or a Python program gives.
+
+        Args:
+            given: a switch, a text, or texts in a list or by name; of a program a value, or several, of any type.
+            of_program: whether a Python program gives it: numbers and switches are then not read from texts.
 
         Raises:
             ValueError: the value cannot be read; each of its arguments is the rest of a sentence that starts with the
                 option's name.
         """
-        if isinstance(raw, bool):
-            return raw
         if self.many:
-            return _all_read(self._parse_item, self._items(raw))
-        if isinstance(raw, str):
-            return self._parse_item(raw)
-        shape = "mapping"
-        if isinstance(raw, list):
-            shape = "list"
-        raise ValueError(f"takes one value, not a {shape}")
+            return self._read_items(given, of_program)
+        if isinstance(given, list | Mapping) and not of_program:
+            shape = "list" if isinstance(given, list) else "mapping"
+            raise ValueError(f"takes one value, not a {shape}")
+        return self._read_item(given, of_program)
 
-    def _items(self, raw: str | list[str] | Mapping[str, str]) -> list[str]:
-        """Return the texts of the items of a list: parts between commas, texts of a YAML list, or ``NAME=VALUE``.
+    def _read_items(self, given: Any, of_program: bool) -> list[Any]:
+        """Return the values of a list: of a sequence, a mapping ``NAME: VALUE``, a text with commas, or one item.
 
         Raises:
-            ValueError: there is no item, or a mapping is given to an option whose items have no names.
+            ValueError: there is no item, some cannot be read, or a mapping is given to an option that takes no names.
         """
-        if isinstance(raw, Mapping):
+        items = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        if isinstance(given, Mapping):
             if not self.names:
-                raise ValueError("takes a list, not a mapping")
-            return [f"{name}={value}" for name, value in raw.items()]
-
-        # A text is a list of one; with `split` each text may hold several items.
-        if isinstance(raw, str):
-            texts_given = [raw]
-        else:
-            texts_given = list(raw)
-        items = texts_given
-        if self.split:
-            items = []
-            for text in texts_given:
-                items += [part.strip() for part in text.split(",")]
+                raise ValueError("must be a list, not a mapping")
+            items = list(given.items())
+        elif self.split and (isinstance(given, str) or not of_program):  # each text may hold several items
+            items = [part.strip() for text in items for part in text.split(",")]
         if not items:
             raise ValueError("must not be empty")
-        return items
 
-    def _parse_item(self, text: str) -> Any:
-        """Return the typed value of the text of one value, or of one item of a list.
+        values = []
+        problems: list[str] = []
+        for item in items:
+            try:
+                values.append(self._read_item(item, of_program))
+            except ValueError as error:
+                problems += error.args
+        if problems:
+            raise ValueError(*problems)
+        return values
+
+    def _read_item(self, given: Any, of_program: bool) -> Any:
+        """Return the typed value of one value, or of one item of a list.
 
         Raises:
-            ValueError: the text cannot be read as a value of the option's type.
+            ValueError: it cannot be read as a value of the option's type.
         """
-        if not text.strip():
+        if isinstance(given, tuple) and self.names:  # a name, and a text or what stands for an object of a program
+            name, named = given
+            assert self.reads is not None  # what takes names is of a type of its own
+            return self.reads(f"{name}={named}", getattr(named, "held", None))
+        if hasattr(given, "item") and getattr(given, "ndim", None) == 0:  # a number of numpy or torch
+            given = given.item()
+        if isinstance(given, str) and not given.strip():
             raise ValueError("must not be empty")
 
-        # A text, or a type of its own, which has a function that reads it.
-        if self.type is str:
-            return text
-        if self.reads is not None:
-            return self.reads(text)
-
-        # A switch, or a number. A word such as "auto" may stand in place of a number.
-        lower_text = text.strip().lower()
         if self.type is bool:
-            return _parse_switch(lower_text, text)
-        if lower_text == self.word:
-            return lower_text
-        if self.type is int:
-            if _INTEGER.fullmatch(lower_text):
-                return int(lower_text)
-            raise ValueError(f"{self._number_rule()}, not {text!r}")
-        return _parse_finite(lower_text, text)
+            return _read_switch(given, of_program)
+        if self.type in (int, float):
+            return self._read_number(given, of_program)
+        if self.reads is None:
+            return _read_text(given)
+        if isinstance(given, DataSpec | OodSet):  # another option may have received it
+            return given.under(self.flag)
+        if isinstance(given, self.type):
+            return given
+        return self.reads(_read_text(given))
 
-    def _number_rule(self) -> str:
-        """Return the rule that a value of this type must keep, such as ``must be a whole number or auto``."""
+    def _read_number(self, given: Any, of_program: bool) -> Any:
+        """Return a finite number in the type of the option, or the word that may stand in its place.
+
+        A program may give an int for a float, and a bool for neither.
+
+        Raises:
+            ValueError: this is no such number.
+        """
         rule = f"must be {_NUMBERS[self.type]}"
         if self.word and self.type is int:
             rule += f" or {self.word}"
-        return rule
+        if of_program:
+            is_number = isinstance(given, int | float) and not isinstance(given, bool)
+            if isinstance(given, str) and given == self.word:
+                return given
+            if not is_number or (self.type is int and not isinstance(given, int)):
+                raise ValueError(rule)
+            if not math.isfinite(given):
+                raise ValueError("must be a finite number")
+            return self.type(given)
 
-    # --- taking Python values -----------------------------------------------------------------------------------------
-
-    def take(self, value: object) -> Any:
-        """Return a Python argument in the form that the settings hold; numbers are not read from texts.
-
-        Args:
-            value: one value, or several if the option takes a list; scalars of numpy and torch count as numbers.
-
-        Raises:
-            ValueError: the value is of a wrong type; each of its arguments is the rest of a sentence that starts with
-                the argument.
-        """
-        if not self.many:
-            return self._take_item(value)
-
-        # A list may come as a mapping NAME: VALUE, as a text with commas, as a sequence, or as a single item.
-        items: list[Any]
-        if isinstance(value, Mapping):
-            if not self.names:
-                raise ValueError("must be a list, not a mapping")
-            items = list(value.items())
-        elif isinstance(value, str):
-            items = self._items(value)
-        elif isinstance(value, Sequence):
-            items = list(value)
-        else:
-            items = [value]
-        if not items:
-            raise ValueError("must not be empty")
-        if isinstance(value, Mapping):
-            return _all_read(self._take_named, items)
-        return _all_read(self._take_item, items)
-
-    def _take_named(self, item: tuple[object, object]) -> Any:
-        """Return the value of a name and what a mapping has for it: a text, or what stands for an object."""
-        name, named = item
-        assert self.reads is not None  # what takes names is of a type of its own
-        return self.reads(f"{name}={named}", getattr(named, "held", None))
-
-    def _take_item(self, value: object) -> Any:
-        """Return one value of a Python program, or one item of a list, in the type of the option.
-
-        Raises:
-            ValueError: the value is of another type.
-        """
-        is_scalar_of_a_library = hasattr(value, "item") and getattr(value, "ndim", None) == 0
-        if is_scalar_of_a_library:  # e.g. of numpy or torch
-            value = value.item()  # type: ignore[attr-defined]
-
-        # A switch, or a text.
-        if self.type is bool:
-            return _take_switch(value)
-        if self.type is str:
-            return _take_text(value)
-
-        # A type of its own: such an object, or a text that its function reads.
-        if self.reads is not None:
-            if isinstance(value, self.type):
-                if isinstance(value, DataSpec | OodSet):  # another option may have received it
-                    return value.under(self.flag)
-                return value
-            return self.reads(_take_text(value))
-
-        # A number. A word such as "auto" may stand in its place.
-        if self.word is not None and value == self.word:
-            return value
-        return self._take_number(value)
-
-    def _take_number(self, value: object) -> Any:
-        """Return a number in the type of the option; an int is accepted for a float, a bool for neither.
-
-        Raises:
-            ValueError: the value is no number of this type, or not finite.
-        """
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(self._number_rule())
-        if self.type is int and not isinstance(value, int):
-            raise ValueError(self._number_rule())
-        if not math.isfinite(value):
-            raise ValueError("must be a finite number")
-        return self.type(value)
+        text = given.strip().lower()
+        if text == self.word:
+            return text
+        if self.type is int and _INTEGER.fullmatch(text):
+            return int(text)
+        try:
+            number = float(text) if self.type is float else math.nan
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{rule}, not {given!r}")
+        return number
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def words(self, value: object) -> list[str]:
-        """Return the words that give the option a value on the command line: the inverse of :meth:`parse`.
+        """Return the words that give the option a value on the command line: the inverse of :meth:`read`.
 
         Args:
-            value: a value as :meth:`take` takes it.
+            value: a value as a program gives it.
         """
         flag = self.short or self.flag
         if self.type is bool:
@@ -375,143 +284,81 @@ class Option:
     # --- checking -----------------------------------------------------------------------------------------------------
 
     def complaints(self, value: Any) -> list[str]:
-        """Return the problems of a typed value; each is the rest of a sentence that starts with the option's name."""
-        refusals = self.refusals(value)
-        return [refusal.sentence() for refusal in refusals]
+        """Return the problems of a typed value; each is the rest of a sentence that starts with the option's name.
 
-    def refusals(self, value: Any) -> list[Refusal]:
-        """Return the rules that a typed value breaks; None means "not given" and breaks no rule."""
+        None means "not given" and breaks no rule.
+        """
         if value is None:
             return []
-        items = [value]
-        if self.many:
-            items = value
-        refusals = []
-        for item in items:
-            refusal = self._first_refusal(item)
-            if refusal is not None:
-                refusals.append(refusal)
+        items = value if self.many else [value]
+        problems = [problem for problem in map(self._complaint, items) if problem is not None]
 
-        # A list with commas may not hold an item twice, if the option does not allow it.
-        may_not_repeat = self.many and self.split and not self.repeats
-        if may_not_repeat and len(set(value)) < len(value):
+        # A list with commas may not hold an item twice.
+        if self.many and self.split and len(set(value)) < len(value):
             listed = ",".join(map(str, value))
-            refusals.append(Refusal(f"lists something twice: {listed}"))
-        return refusals
+            problems.append(f"lists something twice: {listed}")
+        return problems
 
-    def _first_refusal(self, value: Any) -> Refusal | None:
+    def _complaint(self, value: Any) -> str | None:
         """Return the first rule that a value breaks, of choices, pattern, range and ``check``; None if it keeps all."""
         if value == self.word:  # such as "auto" in place of a number
             return None
         if self.choices and self.reads is None and value not in self.choices:
             listed = ", ".join(self.choices)
             guess = did_you_mean(str(value), self.choices)
-            return Refusal(f"must be one of {listed}", repr(value), guess)
+            return f"must be one of {listed}, not {value!r}{guess}"
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
-            form = self.placeholder()
-            return Refusal(f"must be {form}, such as {self.example}", repr(value))
+            return f"must be {self.placeholder()}, such as {self.example}, not {value!r}"
 
-        broken_bound = self._broken_bound(value)
-        if broken_bound is not None:
-            return Refusal(broken_bound, str(value))
+        bounds = (
+            ("at least", self.at_least, operator.ge),
+            ("at most", self.at_most, operator.le),
+            ("greater than", self.above, operator.gt),
+            ("less than", self.below, operator.lt),
+        )
+        for words, bound, holds in bounds:
+            if bound is not None and not holds(value, bound):
+                return f"must be {words} {bound}, not {value}"
 
-        if self.check is None:
-            return None
         try:
-            self.check(value)
+            if self.check is not None:
+                self.check(value)
         except ValueError as error:
-            return Refusal(str(error))
-        return None
-
-    def _broken_bound(self, value: Any) -> str | None:
-        """Return the bound that a number is beyond, as a rule in words; None if the number is within the range."""
-        if self.at_least is not None and value < self.at_least:
-            return f"must be at least {self.at_least}"
-        if self.at_most is not None and value > self.at_most:
-            return f"must be at most {self.at_most}"
-        if self.above is not None and value <= self.above:
-            return f"must be greater than {self.above}"
-        if self.below is not None and value >= self.below:
-            return f"must be less than {self.below}"
+            return str(error)
         return None
 
 
-def _parse_switch(plain: str, text: str) -> bool:
-    """Return True or False for the text of a switch.
-
-    Args:
-        plain: the text in lower case, without spaces around it.
-        text: the text as it was given, for the message.
-
-    Raises:
-        ValueError: the text means neither true nor false.
-    """
-    if plain in _TRUE:
+def _read_switch(given: Any, of_program: bool) -> bool:
+    """Return True or False; ValueError for what means neither, and for a text of a program."""
+    if isinstance(given, bool):
+        return given
+    if of_program:
+        raise ValueError("must be True or False")
+    text = given.strip().lower()
+    if text in _TRUE:
         return True
-    if plain in _FALSE:
+    if text in _FALSE:
         return False
-    raise ValueError(f"must be true or false, not {text!r}")
+    raise ValueError(f"must be true or false, not {given!r}")
 
 
-def _parse_finite(plain: str, text: str) -> float:
-    """Return the number that a text writes.
-
-    Args:
-        plain: the text in lower case, without spaces around it.
-        text: the text as it was given, for the message.
-
-    Raises:
-        ValueError: the text is no number, or not a finite one.
-    """
-    try:
-        number = float(plain)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"must be a number, not {text!r}")
-    return number
-
-
-def _take_switch(value: object) -> bool:
-    """Return True or False unchanged; ValueError for any other value."""
-    if isinstance(value, bool):
-        return value
-    raise ValueError("must be True or False")
-
-
-def _take_text(value: object) -> str:
+def _read_text(given: Any) -> str:
     """Return a text, a path, or a number as text; ValueError for any other value or an empty text."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str):
-        raise ValueError(f"must be a text, not {type(value).__name__}")
-    if not value.strip():
+    if isinstance(given, os.PathLike):
+        given = os.fspath(given)
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        given = str(given)
+    if not isinstance(given, str):
+        raise ValueError(f"must be a text, not {type(given).__name__}")
+    if not given.strip():
         raise ValueError("must not be empty")
-    return value
-
-
-def _all_read(read: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Return what the items of a list are; ValueError with a message for each that cannot be read."""
-    values = []
-    problems: list[str] = []
-    for item in items:
-        try:
-            values.append(read(item))
-        except ValueError as error:
-            problems += error.args
-    if problems:
-        raise ValueError(*problems)
-    return values
+    return given
 
 
 def value_text(value: Any) -> str:
     """Return a value as one would write it after its flag."""
     if isinstance(value, bool):
-        if value:
-            return "on"
-        return "off"
+        return "on" if value else "off"
     if isinstance(value, list):
         return ",".join(value_text(item) for item in value)
     if isinstance(value, float):

@@ -62,26 +62,12 @@ def deciding_text(
         if item.many and not item.split:  # the items of a list without commas stand on a line each
             raw = variable.splitlines()
         return Given(raw, item.variable, VARIABLE)
-    return text_of_file(item, verb, config)
-
-
-def text_of_file(item: Option, verb: str, config: Contents) -> Given | None:
-    """Return the text that the file of defaults has for an option of a verb; None if it has none.
-
-    A key in the verb's own mapping wins over a key for all verbs.
-
-    Args:
-        item: the option.
-        verb: the verb that has it.
-        config: the contents of the file of defaults.
-    """
+    # In a file, a key in the verb's own mapping wins over a key for all verbs.
     texts_of_verb = config.verbs.get(verb, {})
     if item.key in texts_of_verb:
-        source = f"{config.name}:{verb}.{item.key}"
-        return Given(texts_of_verb[item.key], source, VERB_KEY)
+        return Given(texts_of_verb[item.key], f"{config.name}:{verb}.{item.key}", VERB_KEY)
     if item.key in config.shared:
-        source = f"{config.name}:{item.key}"
-        return Given(config.shared[item.key], source, SHARED_KEY)
+        return Given(config.shared[item.key], f"{config.name}:{item.key}", SHARED_KEY)
     return None
 
 

@@ -69,9 +69,9 @@ def test_a_type_checker_takes_right_calls_and_refuses_wrong_ones(tmp_path: Path)
 @pytest.mark.parametrize("verb", VERBS)
 def test_an_option_takes_what_it_says(verb: str) -> None:
     for option in options_of_verb(verb):
-        assert option.refusals(option.default) == [], option.name
+        assert option.complaints(option.default) == [], option.name
         for value in examples(option):
-            assert option.refusals(option.take(value)) == [], option.name
+            assert option.complaints(option.read(value, of_program=True)) == [], option.name
 
 
 def examples(option: Option) -> list[object]:
