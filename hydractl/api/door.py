@@ -12,7 +12,6 @@ from torch import nn
 
 from hydractl.api.calling import PythonLog, is_left_out, unknown_argument, value_for_option
 from hydractl.api.models import Model, ModelLike, open
-from hydractl.api.wording import Wording
 from hydractl.errors import HydraError, RequirementError, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.inputs import reading
@@ -22,6 +21,7 @@ from hydractl.options.call import gather_arguments
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
 from hydractl.options.signature import Declared
+from hydractl.options.wording import in_python
 from hydractl.verbs.outcome import Outcome
 
 
@@ -53,7 +53,11 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 
     # Turn the values into those that options take.
     models = {name: values.pop(name) for name in list(values) if options[name].kind in MODEL_KINDS}
-    wording = Wording(declared.verb, function.__name__, declared.options, values)
+
+    def said(message: str) -> str:
+        """Return a message in terms of Python."""
+        return in_python(message, declared.options, values)
+
     try:
         taken: dict[str, object] = {}
         for name, value in values.items():
@@ -61,7 +65,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         for name, value in models.items():
             taken[name] = _model_texts(options[name], value)
         verb_call = gather_arguments(declared, taken)
-        verb_call.log = PythonLog(wording.said, further.get("on_log"))
+        verb_call.log = PythonLog(said, further.get("on_log"))
         with ExitStack() as while_it_works:
 
             def protect_inputs() -> None:
@@ -78,7 +82,13 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
                 rows = list(outcome.lines)
                 result = outcome.returned(type(result)).with_rows(rows)
     except HydraError as error:
-        wording.translate(error)
+        error.message = said(error.message)
+        error.args = (error.message,)
+        error.problems = list(map(said, error.problems))
+        if error.hint == f"hydractl {declared.verb} --help":
+            error.hint = f"help(hydractl.{function.__name__})"
+        elif error.hint is not None:
+            error.hint = said(error.hint)
         raise
     unmet = outcome.unmet
     if unmet:

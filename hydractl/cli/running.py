@@ -32,8 +32,9 @@ from hydractl.options.call import gather
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
 from hydractl.options.registry import VERBS, engine_of
-from hydractl.options.sources import unknown_variables, with_sources
+from hydractl.options.sources import unknown_variables
 from hydractl.options.verbs import declared, options_of_verb
+from hydractl.options.wording import with_sources
 from hydractl.verbs.outcome import Outcome
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ this over the built-in value.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hydractl.options.option import Option, Raw
@@ -124,61 +123,3 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
             meant = about_option(name.removeprefix("HYDRACTL_"), None, ENVIRONMENT)
             lines.append(f"the environment variable {name} is not read by hydractl{meant}")
     return lines
-
-
-def with_sources(text: str, options: Sequence[Option], values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    """Return a message in which each option's value is followed by its source, unless that is a flag or a default.
-
-    Somebody who reads that ``--data x`` is no data set, and did not give it, has to know where it comes from.
-
-    Args:
-        text: the message.
-        options: the options of the command.
-        values: their values, by name.
-        sources: where each value came from, by name.
-    """
-    for item in options:
-        source = sources.get(item.name, "default")
-        if source == "flag" or source.startswith("default"):
-            continue
-        value = values[item.name]
-        for words in _words_in_messages(item, value):
-            # Match whole words: not a part of another word, nor the beginning of a longer path or query.
-            pattern = rf"(?<!\S){re.escape(words)}(?![\w./?&=-])"
-            match = re.search(pattern, text)
-            if match is None:
-                continue
-            before = text[: match.end()]
-            behind = text[match.end() :]
-            text = f"{before} (from {source}){behind}"
-    return text
-
-
-def _words_in_messages(item: Option, value: Any) -> list[str]:
-    """Return the phrases by which messages name the texts of an option.
-
-    A MODEL is named by its text alone, any other option by its flag and the text. A data set ``NAME:GROUP=SPEC`` may
-    also be named by its flag, its name and its SPEC.
-
-    Args:
-        item: the option.
-        value: its value; numbers are left out.
-    """
-    values = [value]
-    if isinstance(value, list):
-        values = value
-    texts = [str(text) for text in values if isinstance(text, str) or item.reads is not None]
-
-    if item.name == "model":
-        return texts
-    words = [f"{item.flag} {text}" for text in texts]
-    if not item.names:
-        return words
-
-    # A data set: the flag, NAME and SPEC.
-    for text in texts:
-        name_and_group, equals, spec = text.partition("=")
-        if equals:
-            name, _, _ = name_and_group.partition(":")
-            words.append(f"{item.flag} {name} {spec}")
-    return words

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.options.sources import with_sources
 from hydractl.options.verbs import options_of_verb
+from hydractl.options.wording import with_sources
 from tests.calls import checked
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=12&depth=1&num_heads=3&num_classes=3"

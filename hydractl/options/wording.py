@@ -1,0 +1,93 @@
+"""Messages name options by their flags. Here they are told in the words of whoever gave the values.
+
+On the command line a value that no flag gave is followed by its source. A Python program reads its own arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydractl.options.option import Option
+
+_COMMAND = "hydractl "
+"""The text after this in a message is a command to type, whose flags stay as they are."""
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_MODEL = re.compile(r"\bMODEL(?=s?\b)")
+_NOT_WITHIN_A_VALUE = r"(?![\w./?&=-])"
+# Samples in memory: the flag, the name of the set, "memory:", the argument, and the key in a mapping.
+_IN_MEMORY = re.compile(
+    rf"(?:--[a-z-]+ (?:[\w.+-]+ )?)?memory:([a-z_]+)(?:\.([\w.+-]+(?::near|:far)?))?{_NOT_WITHIN_A_VALUE}"
+)
+
+
+def with_sources(text: str, options: Sequence[Option], values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Return a message in which each option's value is followed by its source, unless that is a flag or a default.
+
+    Somebody who reads that ``--data x`` is no data set, and did not give it, has to know where it comes from.
+
+    Args:
+        text: the message.
+        options: the options of the command.
+        values: their values, by name.
+        sources: where each value came from, by name.
+    """
+    for option in options:
+        source = sources.get(option.name, "default")
+        if source == "flag" or source.startswith("default") or option.type in (bool, int, float):
+            continue
+        for value in _items(option, values[option.name]):
+            # A MODEL is named by its text alone. A data set NAME:GROUP=SPEC may also be named by NAME and SPEC.
+            phrases = [str(value) if option.label == "MODEL" else f"{option.flag} {value}"]
+            name_and_group, equals, spec = str(value).partition("=")
+            if option.names and equals:
+                name = name_and_group.partition(":")[0]
+                phrases.append(f"{option.flag} {name} {spec}")
+            for phrase in phrases:
+                text = _with_words(text, rf"(?<!\S){re.escape(phrase)}", f"{phrase} (from {source})", count=1)
+    return text
+
+
+def in_python(text: str, options: Sequence[Option], arguments: Mapping[str, Any]) -> str:
+    """Return a message in terms of Python: ``--data cal.npz`` becomes ``data='cal.npz'``.
+
+    A command to type at its end stays as it is.
+
+    Args:
+        text: the message.
+        options: the options of the verb.
+        arguments: what the call gave, by name.
+    """
+    message, command, command_line = text.partition(_COMMAND)
+    message = message.replace(" (flag)", "")
+
+    # First samples in memory, then flags with the values of this call, then the flags that are left, and MODEL.
+    message = _IN_MEMORY.sub(lambda held: held[1] + (f"[{held[2]!r}]" if held[2] else ""), message)
+    argument_by_flag = {}
+    for option in options:
+        argument_by_flag[option.flag] = option.name
+        for value in _items(option, arguments.get(option.name)):
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                message = _with_words(message, re.escape(f"{option.flag} {value}"), f"{option.name}={value!r}")
+    # A flag may belong to another verb.
+    message = _FLAG.sub(lambda flag: argument_by_flag.get(flag[0], flag[0][2:].replace("-", "_")), message)
+    message = _MODEL.sub("model", message)
+    return f"{message}{command}{command_line}"
+
+
+def _items(option: Option, value: Any) -> Sequence[Any]:
+    """Return the values of an option that takes several, or its one value."""
+    return value if option.many and isinstance(value, list | tuple) else [value]
+
+
+def _with_words(text: str, pattern: str, replacement: str, count: int = 0) -> str:
+    """Return a text with other words for what a pattern matches, unless a longer path or query begins there.
+
+    Args:
+        text: the text.
+        pattern: a regular expression of the words to replace.
+        replacement: the other words.
+        count: how often at most; 0: wherever they stand.
+    """
+    return re.sub(pattern + _NOT_WITHIN_A_VALUE, lambda _: replacement, text, count=count)
