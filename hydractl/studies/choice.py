@@ -31,10 +31,10 @@ RULE = (
     "validation set tells something where some score of the single model has an AUROC whose interval lies above "
     "{blind:g}; others have no vote. A row with a score is admissible where its AUROC is on no such set more than "
     "{margin:g}, or significantly, below that of the single model with MSP, and its mean significantly above; a row "
-    "also where its accuracy is at most {drop:g} below that of the single model, and its NLL after temperature "
-    "scaling at most {nll:g} above it. All rows are compared under the admissible score of the single model with the "
-    "highest mean AUROC. The cheapest admissible row is taken of which no dearer one is better by more than "
-    "{margin:g}, significantly."
+    "also unless its accuracy is more than {drop:g} below that of the single model, or its NLL after temperature "
+    "scaling more than {nll:g} above it, significantly so. All rows are compared under the admissible score of the "
+    "single model with the highest mean AUROC. The cheapest admissible row is taken of which no dearer one is better "
+    "by more than {margin:g}, significantly."
 )
 
 

@@ -9,8 +9,8 @@ temperature, the single model too. All differences are paired: they are measured
    at most the margin below that of the reference and not significantly below it, and if the mean of its differences
    over these sets is significantly above 0.
 3. **One score for all rows**: the admissible score of the single model with the highest mean AUROC, MSP if it has none.
-   A row is admissible if it is so under that score, if its accuracy is at most a limit below that of the single model,
-   and if its NLL is at most :data:`NLL_TOLERANCE` above it. The single model always is.
+   A row is admissible if it is so under that score, and if neither its accuracy nor its NLL is significantly worse than
+   that of the single model, and by more than a limit. The single model always is.
 4. **The cheapest suitable row is taken**: the cheapest admissible row such that no dearer one is better by more than
    the margin, significantly. The price is mult-adds, then members, then the order in the table.
 """
@@ -27,12 +27,12 @@ import numpy as np
 from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.metrics.probabilities import Floats
-from hydractl.studies.words import ACCURACY, AUROC_MARGIN, NLL
+from hydractl.studies.words import ACCURACY, AUROC_MARGIN, KINDS, NLL
 
 SINGLE = "single"
 REFERENCE = "msp"
 NLL_TOLERANCE = 0.02
-"""How much the NLL of a row may be above that of the single model, in nats."""
+"""The limit of NLL: how much that of a row may be above that of the single model, in nats."""
 BLIND = 0.6
 """A set has a vote only if the interval of an AUROC of the single model lies above this value."""
 _ROUNDING = 1e-9
@@ -99,12 +99,16 @@ def _aurocs(candidate: Candidate, sets: Sequence[str]) -> Floats:
 
 
 @dataclass(frozen=True)
-class AurocDifference:
-    """A paired difference of mean AUROC, and the ends of its 95 % interval."""
+class Difference:
+    """A paired difference of a figure, and the ends of its 95 % interval."""
 
     value: float
     low: float
     high: float
+
+    def exceeds(self, limit: float) -> bool:
+        """Return whether it is above a limit, and significantly above 0."""
+        return self.value > limit + _ROUNDING and self.low > 0
 
 
 class Evidence:
@@ -127,20 +131,15 @@ class Evidence:
 
         # The figures of all candidates as arrays. A reading is one way to measure them: reading 0 is the data
         # themselves, and each other reading is a round of the bootstrap.
-        aurocs = []
-        accuracies = []
-        nlls = []
-        for candidate in self.candidates:
-            aurocs.append(_aurocs(candidate, self.sets))
-            accuracies.append(_readings(candidate.inside, ACCURACY))
-            nlls.append(_readings(candidate.inside, NLL))
+        aurocs = [_aurocs(candidate, self.sets) for candidate in self.candidates]
         self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
-        self._accuracies = np.stack(accuracies)  # [candidates, readings]
-        self._nlls = np.stack(nlls)  # [candidates, readings]
+        self._inside = {}  # by metric, [candidates, readings]
+        for metric in (ACCURACY, NLL):
+            self._inside[metric] = np.stack([_readings(candidate.inside, metric) for candidate in self.candidates])
 
-        # Caches: means by the sets they are over; ends of intervals by both candidates and the sets.
+        # Caches: means by the sets they are over; ends of intervals by both candidates and the figure.
         self._means: dict[tuple[int, ...], Floats] = {}
-        self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
+        self._spreads: dict[tuple[int, int, object], tuple[float, float]] = {}
 
     @property
     def readings(self) -> int:
@@ -189,15 +188,15 @@ class Evidence:
         lower_ends: Floats = np.quantile(in_rounds, 0.025, axis=-1)
         return lower_ends - on_data
 
-    def accuracy(self, index: int, reading: int) -> float:
-        """Return the accuracy of a candidate in a reading."""
-        accuracy = self._accuracies[index, reading]
-        return float(accuracy)
+    def inside(self, metric: str, index: int, reading: int) -> float:
+        """Return the accuracy or the NLL of a candidate in a reading."""
+        return float(self._inside[metric][index, reading])
 
-    def nll(self, index: int, reading: int) -> float:
-        """Return the NLL of a candidate in a reading, in nats."""
-        nll = self._nlls[index, reading]
-        return float(nll)
+    def loss(self, metric: str, index: int, reading: int) -> Difference:
+        """Return by how much the accuracy or the NLL of a candidate is worse than that of the single model."""
+        if metric == ACCURACY:  # higher is better
+            return self._paired(self._inside[metric], self.reference, index, metric, reading)
+        return self._paired(self._inside[metric], index, self.reference, metric, reading)
 
     def mean(self, index: int, sets: tuple[int, ...], reading: int) -> float:
         """Return the mean AUROC of a candidate over ``sets`` in a reading; 0 without sets."""
@@ -213,37 +212,36 @@ class Evidence:
             self._means[sets] = aurocs.mean(axis=1)
         return self._means[sets]
 
-    def difference(self, index: int, other: int, sets: tuple[int, ...], reading: int) -> AurocDifference:
-        """Return the mean AUROC of one candidate over some sets minus that of another, with its 95 % interval.
-
-        The interval has the width that it has on the data, and moves along with the difference of the reading.
+    def difference(self, index: int, other: int, sets: tuple[int, ...], reading: int) -> Difference:
+        """Return the mean AUROC of one candidate over some sets minus that of another.
 
         Args:
             index: the index of the candidate.
             other: the index of the other candidate, whose mean is subtracted.
-            sets: the indices of the OOD sets that the means are over.
+            sets: the indices of the OOD sets that the means are over; there are some.
             reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        key = (index, other, sets)
-        if key not in self._spreads:
-            self._spreads[key] = self._spread_of_difference(index, other, sets)
-        to_low, to_high = self._spreads[key]
-        mean = self.mean(index, sets, reading)
-        mean_of_other = self.mean(other, sets, reading)
-        value = mean - mean_of_other
-        return AurocDifference(value, low=value + to_low, high=value + to_high)
+        return self._paired(self._mean_aurocs(sets), index, other, sets, reading)
 
-    def _spread_of_difference(self, index: int, other: int, sets: tuple[int, ...]) -> tuple[float, float]:
-        """Return both ends of the 95 % interval of a difference, each minus the difference on the data.
+    def _paired(self, figures: Floats, index: int, other: int, name: object, reading: int) -> Difference:
+        """Return the figure of one candidate minus that of another, with its 95 % interval.
 
-        So the interval can be put around the difference of any reading.
+        The interval has the width that it has on the data, and moves along with the difference of the reading.
+
+        Args:
+            figures: [candidates, readings].
+            index, other: the indices of both candidates.
+            name: tells the figure from others.
+            reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        aurocs = self._mean_aurocs(sets)
-        differences = aurocs[index] - aurocs[other]  # [readings]
-        on_data = differences[0]
-        in_rounds = differences[1:]
-        low, high = np.quantile(in_rounds, [0.025, 0.975])
-        return float(low - on_data), float(high - on_data)
+        key = (index, other, name)
+        if key not in self._spreads:
+            differences = figures[index] - figures[other]  # [readings]
+            low, high = np.quantile(differences[1:], [0.025, 0.975])
+            self._spreads[key] = (float(low - differences[0]), float(high - differences[0]))
+        to_low, to_high = self._spreads[key]
+        value = float(figures[index, reading] - figures[other, reading])
+        return Difference(value, low=value + to_low, high=value + to_high)
 
 
 @dataclass(frozen=True)
@@ -392,20 +390,31 @@ def why_not_eligible(evidence: Evidence, index: int, max_drop: float, reading: i
     if candidate.row == SINGLE:
         return ""
 
-    accuracy = evidence.accuracy(index, reading)
-    single_accuracy = evidence.accuracy(evidence.reference, reading)
-    loss = single_accuracy - accuracy
-    if loss > max_drop + _ROUNDING:
-        return f"accuracy {accuracy:.4f}, lower than {single_accuracy:.4f} by more than {max_drop:g}"
-
-    nll = evidence.nll(index, reading)
-    single_nll = evidence.nll(evidence.reference, reading)
-    if nll - single_nll > NLL_TOLERANCE:
-        return f"NLL {nll:.4f}, higher than {single_nll:.4f} by more than {NLL_TOLERANCE:g}"
-
+    for metric, limit in limits_of(max_drop).items():
+        if evidence.loss(metric, index, reading).exceeds(limit):
+            figure = evidence.inside(metric, index, reading)
+            of_single = evidence.inside(metric, evidence.reference, reading)
+            worse = "lower" if metric == ACCURACY else "higher"
+            name = KINDS[metric].words
+            return f"{name} {figure:.4f}, significantly {worse} than {of_single:.4f}, and by more than {limit:g}"
     if not candidate.eligible:
         return "no single file can hold it: it is compared only"
     return ""
+
+
+def limits_of(max_drop: float) -> dict[str, float]:
+    """Return by how much accuracy and NLL of a row may be worse than those of the single model, by metric."""
+    return {ACCURACY: max_drop, NLL: NLL_TOLERANCE}
+
+
+def doubtful_losses(evidence: Evidence, index: int, max_drop: float) -> dict[str, Difference]:
+    """Return by metric the losses of a candidate that are above their limit and may be none, as its sample is small."""
+    doubtful = {}
+    for metric, limit in limits_of(max_drop).items():
+        loss = evidence.loss(metric, index, 0)
+        if loss.value > limit + _ROUNDING and not loss.exceeds(limit):
+            doubtful[metric] = loss
+    return doubtful
 
 
 def clearly_better(evidence: Evidence, index: int, other: int, voting_sets: tuple[int, ...], reading: int) -> bool:
@@ -415,10 +424,7 @@ def clearly_better(evidence: Evidence, index: int, other: int, voting_sets: tupl
     """
     if not voting_sets:
         return False
-    gain = evidence.difference(index, other, voting_sets, reading)
-    is_large = gain.value > AUROC_MARGIN + _ROUNDING
-    is_significant = gain.low > 0
-    return is_large and is_significant
+    return evidence.difference(index, other, voting_sets, reading).exceeds(AUROC_MARGIN)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from hydractl.metrics.confidence import share_difference_interval, share_interva
 from hydractl.metrics.plausibility import is_above_guessing
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
-from hydractl.studies.choosing import BLIND
-from hydractl.studies.words import AUROC_MARGIN, NLL
+from hydractl.studies.choosing import BLIND, Difference
+from hydractl.studies.words import AUROC_MARGIN, KINDS, NLL
 
 OFTEN = 0.2
 """If more than this share of the resamples lead to another choice, the choice is called doubtful."""
@@ -132,6 +132,25 @@ def of_temperature(temperature: float, validation_gain: float, calibrated: Resam
         f"The temperature {temperature_text} sharpens probabilities, and makes the NLL of the test data worse by "
         f"{rise} ({low_text} to {high_text}): it suits the validation data alone; was the model trained on them?"
     ]
+
+
+def of_limits(row: str, losses: Mapping[str, Difference], limits: Mapping[str, float]) -> list[str]:
+    """Return a sentence for each figure of a row that is beyond its limit, though not significantly worse.
+
+    Args:
+        row: the name of the row.
+        losses: by metric, how much worse it is than the single model on the validation data.
+        limits: by metric, how much worse it may be.
+    """
+    sentences = []
+    for metric, loss in losses.items():
+        interval = f"{signed_number(loss.low)} to {signed_number(loss.high)}"
+        sentences.append(
+            f"On validation data the {KINDS[metric].words} of {row} is worse by {number(loss.value)} ({interval}), "
+            f"more than the {limits[metric]:g} allowed; the samples cannot tell whether it is worse at all, so it was "
+            "not ruled out."
+        )
+    return sentences
 
 
 def of_threshold(rule: str, flagged: int, n: int, chosen_flagged: int, chosen_n: int) -> list[str]:

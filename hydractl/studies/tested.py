@@ -30,7 +30,7 @@ from hydractl.model.source import Source
 from hydractl.report.texts import number
 from hydractl.studies import doubts
 from hydractl.studies.choice import Chosen
-from hydractl.studies.choosing import REFERENCE, SINGLE
+from hydractl.studies.choosing import REFERENCE, SINGLE, doubtful_losses, limits_of
 from hydractl.studies.comparing import AgainstSingle, Rung, end_of
 from hydractl.studies.measured_rows import MeasuredRow, measure_row
 from hydractl.studies.mistakes import Mistakes, mistakes_of
@@ -246,10 +246,19 @@ class Tested:
         searched = first_set if has_circuits else None
         sentences = doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
         sentences += chosen.doubts_of_guessing
+        sentences += self._doubts_of_limits()
         if self.uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(self.used.row)
         sentences += doubts.of_stability(chosen.stability)
         return sentences
+
+    def _doubts_of_limits(self) -> list[str]:
+        """Return the doubts whether the row to use keeps to the limits of accuracy and NLL."""
+        chosen = self.chosen
+        row = self.used.row
+        max_drop = chosen.plan.request.max_drop
+        losses = doubtful_losses(chosen.evidence, chosen.evidence.rows[row][0], max_drop)
+        return doubts.of_limits(row, losses, limits_of(max_drop))
 
     def _doubts_of_labelled(self, row: str) -> list[str]:
         """Return the doubts about the row to use that need labels of the test data: accuracy, and temperature."""

@@ -9,7 +9,14 @@ import pytest
 
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
 from hydractl.metrics.samples import samples_of
-from hydractl.studies.choosing import Candidate, Evidence, StudyChoice, choose_candidate, stability
+from hydractl.studies.choosing import (
+    Candidate,
+    Evidence,
+    StudyChoice,
+    choose_candidate,
+    doubtful_losses,
+    stability,
+)
 from hydractl.studies.words import ACCURACY, AUROC, NLL
 
 ROUNDS = np.linspace(-1, 1, 101)
@@ -83,6 +90,51 @@ def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_wi
     assert choice.reasons[2] == "a is better (+0.0200)"
     assert "not significantly" in choice.reasons[3]
     assert choice.own_candidates == {"single": 2, "a": 4, "b": 6}
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "stays"),
+    [
+        (20, 12, True),  # 8 of 750 where 7.5 are allowed: more, and perhaps none
+        (19, 12, True),  # 7: less than the limit
+        (8, 0, False),  # the same 8, significantly
+        (60, 20, False),
+    ],
+)
+def test_a_limit_of_accuracy_rules_out_only_what_is_lost_for_certain(lost: int, gained: int, stays: bool) -> None:
+    right = np.ones(750)
+    right[:60] = 0
+    of_row = right.copy()
+    of_row[:gained] = 1
+    of_row[100 : 100 + lost] = 0
+    drawn = np.random.default_rng(0).integers(0, 750, (1000, 750))
+
+    def inside(is_right: Any) -> Resampled:
+        rounds = is_right[drawn].mean(axis=1)
+        return Resampled({ACCURACY: is_right.mean(), NLL: 0.3}, {ACCURACY: rounds, NLL: np.full(1000, 0.3)})
+
+    def outside(auroc: float) -> Resampled:
+        return Resampled({"set0": auroc}, {"set0": np.full(1000, auroc)})
+
+    single = Candidate("single", "msp", 1, 100, inside(right), outside(0.8))
+    row = Candidate("a", "msp", 2, 130, inside(of_row), outside(0.9))
+    evidence = Evidence([single, row])
+    choice = choose_candidate(evidence, 0.01)
+    assert ([single, row][choice.chosen].row == "a") is stays
+    assert choice.limits["a"].startswith("accuracy 0.") is not stays
+    losses = doubtful_losses(evidence, 1, 0.01)
+    assert list(losses) == ([ACCURACY] if stays and lost - gained > 7 else [])
+    if losses:
+        assert losses[ACCURACY].value == pytest.approx(8 / 750) and losses[ACCURACY].low < 0
+
+
+def test_a_limit_of_nll_rules_out_only_what_is_worse_for_certain() -> None:
+    """In some rounds the NLL of the row is below that of the single model, whose own does not move."""
+    rounds = {ACCURACY: np.full(101, 0.9), NLL: 0.33 + 0.05 * ROUNDS}
+    unsure = Candidate("a", "msp", 2, 130, Resampled({ACCURACY: 0.9, NLL: 0.33}, rounds), figures({"set0": 0.9}))
+    evidence = Evidence([SINGLE, unsure])
+    assert choose_candidate(evidence, 0.01).chosen == 1
+    assert list(doubtful_losses(evidence, 1, 0.01)) == [NLL]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from scipy.stats import norm
 from hydractl.files.study_answer import SearchGainRecord, SearchStateRecord, StabilityRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies import doubts
+from hydractl.studies.choosing import Difference
 from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.search_gain import sentences_on_search
 from hydractl.studies.verdict import ANSWERS, Facts, Price, Use, answer_of, verdict
@@ -258,6 +259,15 @@ def test_blind_sets_are_named() -> None:
         and "it had no vote" in doubts.of_blind_sets(["a"], ["b"])[0]
     )
     assert "nothing could be chosen on them" in doubts.of_blind_sets([], ["a", "b"])[0]
+
+
+def test_a_limit_that_the_sample_cannot_tell_about_is_said() -> None:
+    losses = {ACCURACY: Difference(8 / 750, -0.0027, 0.024)}
+    assert doubts.of_limits("whole-avg@4", losses, {ACCURACY: 0.01, NLL: 0.02}) == [
+        "On validation data the accuracy of whole-avg@4 is worse by 0.0107 (-0.0027 to +0.0240), more than the 0.01 "
+        "allowed; the samples cannot tell whether it is worse at all, so it was not ruled out."
+    ]
+    assert doubts.of_limits("whole-avg@4", {}, {ACCURACY: 0.01, NLL: 0.02}) == []
 
 
 def test_a_threshold_that_flags_more_id_samples_than_it_was_chosen_for_is_said() -> None:
