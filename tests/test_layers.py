@@ -50,7 +50,7 @@ LIBRARIES = {
     "matplotlib": ["report/"],
     "jinja2": ["report/"],
     "markupsafe": ["report/"],
-    "huggingface_hub": ["families/", "report/eval_card.py"],
+    "huggingface_hub": ["families/"],
     "timm": ["families/timm.py", "families/timm_eva.py", "families/timm_relative.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],

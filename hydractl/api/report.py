@@ -51,22 +51,6 @@ def make_report(
         Path | None,
         reporting("Write the plots of that report as .png files into a folder", metavar="DIR", often=True, writes=True),
     ] = None,
-    card: Annotated[
-        Path | None,
-        reporting(
-            "Write a model card: a .md file with the results of one row of an eval",
-            metavar="FILE",
-            check=ends_in(".md", any_case=True),
-            often=True,
-            writes=True,
-        ),
-    ] = None,
-    card_model: Annotated[
-        str | None, reporting("The row that the card is about [default: the last one]", metavar="NAME")
-    ] = None,
-    note: Annotated[
-        str | None, reporting("A sentence about how this model was chosen, for the card", metavar="TEXT")
-    ] = None,
     openood_csv: Annotated[
         Path | None,
         reporting(
@@ -110,7 +94,6 @@ def make_report(
         RequirementError: one of ``require`` is not met.
     """
     with Problems() as problems:
-        problems.goes_with("card_model", "card")
         if output is not None and over is None:
             problems.add(f"--output{where('output')} needs --over: only means are a new document")
 
@@ -123,12 +106,9 @@ def make_report(
         ReportOptions(
             html=text_or_none(html),
             plots=text_or_none(plots),
-            card=text_or_none(card),
-            card_model=card_model,
             openood_csv=text_or_none(openood_csv),
             force=force,
         ),
-        note=note,
         over=over,
         requirements=requirements(require),
         output=text_or_none(output),

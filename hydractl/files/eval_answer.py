@@ -309,7 +309,6 @@ class EvalAnswer(Result):
     ood_val: Mapping[str, DataSetRecord] | None = optional("By name the OOD validation sets that it was chosen on.")
     train: DataSetRecord | None = optional("The training data that OOD scores were fitted to.")
     conventions: Conventions = optional("A sentence on each metric that is in the rows.", {})
-    note: str | None = optional("How the model was chosen, as the command said it.")
     suite: OodSuite | None = optional("The OOD suite that was asked for.")
     bootstrap: BootstrapOptions | None = optional("How intervals were drawn.")
     over: Literal["seed", "data"] | None = optional("What the runs of a row differ in.")

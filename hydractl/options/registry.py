@@ -187,12 +187,12 @@ VERBS: dict[str, Verb] = {
     "report": Verb(
         signature="hydractl.api.report:make_report",
         summary="Show, draw and check what eval, bench and study found",
-        usage="DOCUMENT... [--html FILE] [--plots DIR] [--card FILE.md] [options]",
+        usage="DOCUMENT... [--html FILE] [--plots DIR] [options]",
         about="Show, draw and check the documents that eval, bench and study wrote, without running a model: "
-        "their table, a report, plots, a model card, and what is required of them.",
+        "their table, a report, plots, and what is required of them.",
         examples="""
-  # a page with tables and plots, and a model card
-  hydractl report eval.json --html report.html --card README.md
+  # a page with tables and plots
+  hydractl report eval.json --html report.html
   # means and standard deviations over seeds
   hydractl report a.json b.json c.json --over seed -o mean.json
   # a gate for scripts: exit code 4 when it fails

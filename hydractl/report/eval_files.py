@@ -4,48 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import difflib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hydractl.errors import OutputError, UsageError
+from hydractl.errors import OutputError
 from hydractl.files.atomic import Output, file_path, make_folder, named_apart, storage_error, write_with
 from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.files.results import Metrics
-from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import KINDS, pictures
 from hydractl.report.eval_tables import metrics_at, single_number
 from hydractl.report.pictures import save_png
-from hydractl.report.texts import shown_name
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The files to write; None means that one is not asked for. The card is about ``card_model``, or the last row."""
+    """The files to write; None means that one is not asked for."""
 
     html: str | None = None
     plots: str | None = None
-    card: str | None = None
-    card_model: str | None = None
     openood_csv: str | None = None
     force: bool = False
 
 
-@dataclass(frozen=True)
-class Reports:
-    """The claimed outputs, by kind, and the index of the row that the card is about."""
-
-    outputs: Mapping[str, Output]
-    card_row: int
-
-
 @contextlib.contextmanager
-def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Reports]:
-    """Claim the outputs of ``--html``, ``--plots``, ``--card`` and ``--openood-csv``, for a ``with`` statement.
+def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Mapping[str, Output]]:
+    """Claim the outputs of ``--html``, ``--plots`` and ``--openood-csv``, by kind, for a ``with`` statement.
 
     Claiming every file that may be written makes sure, before the computing, that none is lost or overwritten after it.
     A missing folder of pictures is created, and removed again if nothing is put into it. Other files in it stay.
@@ -56,9 +43,7 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
 
     Raises:
         OutputError: a file exists already, or cannot be written.
-        UsageError: the card is to be about a row that does not exist.
     """
-    card_row = _card_row(options, names)
     path_by_kind = _single_files(options, names)
 
     # On leaving, the stack ends every claim, even if a later one could not be made.
@@ -70,16 +55,14 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
         outputs = {}
         for kind, path in path_by_kind.items():
             outputs[kind] = stack.enter_context(Output(path, force=options.force))
-        yield Reports(outputs, card_row)
+        yield outputs
 
 
 def _single_files(options: ReportOptions, names: Sequence[str]) -> dict[str, Path]:
-    """Return the paths of all files but the pictures, by kind: page, card, and for each row a table of OpenOOD."""
+    """Return the paths of all files but the pictures, by kind: the page, and for each row a table of OpenOOD."""
     files: dict[str, Path] = {}
     if options.html is not None:
         files["html"] = file_path(options.html)
-    if options.card is not None:
-        files["card"] = file_path(options.card)
     if options.openood_csv is not None:
         path = file_path(options.openood_csv)
         for index, name in enumerate(names):
@@ -88,22 +71,19 @@ def _single_files(options: ReportOptions, names: Sequence[str]) -> dict[str, Pat
     return files
 
 
-def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
+def write_reports(answer: EvalAnswer, outputs: Mapping[str, Output]) -> list[Path]:
     """Write every claimed file, and return the paths of the files written.
 
     Args:
         answer: an answer of eval, e.g. read by :meth:`EvalAnswer.read`.
-        reports: the outputs that were claimed for the rows of this answer.
+        outputs: the outputs that were claimed for the rows of this answer, by kind.
 
     Returns:
         The paths; a picture without any number to draw is not written.
     """
-    outputs = reports.outputs
     written: list[Path] = []
     if "html" in outputs:
         written.append(_write_bytes(outputs["html"], render(answer)))
-    if "card" in outputs:
-        written.append(_write_bytes(outputs["card"], render_card(answer, reports.card_row)))
     for index, row in enumerate(answer.models):
         kind = _csv_kind(index)
         if kind in outputs:
@@ -117,9 +97,6 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
 def _write_bytes(output: Output, content: bytes) -> Path:
     """Write a claimed file, and return its path."""
     return write_with(output, lambda handle: handle.write(content))
-
-
-_MOST_NAMES = 10  # the most names that a hint lists
 
 
 def _csv_kind(row: int) -> str:
@@ -148,26 +125,6 @@ def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
 def _remove_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):  # it has pictures in it, and stays
         folder.rmdir()
-
-
-def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
-    """Return the index of the row that the card is about: the row that was asked for, else the last one.
-
-    Raises:
-        UsageError: no row has the name that was asked for.
-    """
-    wanted = options.card_model
-    if options.card is None or wanted is None:
-        return len(names) - 1
-    if wanted in names:
-        return list(names).index(wanted)
-    hint = f"the rows are: {', '.join(map(shown_name, names[:_MOST_NAMES]))}"
-    if len(names) > _MOST_NAMES:
-        hint += ", ..."
-    alike = difflib.get_close_matches(wanted, names, n=1)
-    if alike:
-        hint = f"did you mean {shown_name(alike[0])}?"
-    raise UsageError(f"--card-model {shown_name(wanted)} is no row", hint=hint)
 
 
 # --- the table of OpenOOD ---------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.files.eval_answer import EvalAnswer
@@ -13,9 +15,10 @@ from hydractl.report.eval_pictures import pictures, rows_looked_at
 from hydractl.report.pictures import Picture, inline_svgs
 from hydractl.report.study_figures import glance, study_tables
 from hydractl.report.tables import Cell, Table
-from hydractl.report.texts import number, shown_name, template, visible
+from hydractl.report.texts import number, shown_name, visible
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from markupsafe import Markup
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
@@ -57,8 +60,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         answer: the answer of the eval.
         study: the answer of the study that the eval belongs to, whose verdict comes first; None if there is none.
     """
-    page = template("report.html.j2", visible, {"shown": shown_name, "ends": _interval_text}, autoescape=True)
-    text = page.render(
+    text = _page().render(
         title=_title(answer, study),
         verdict=() if study is None else study.verdict.lines,
         glance=None if study is None else glance(study),
@@ -67,6 +69,23 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         arrows=_ARROWS,
     )
     return text.encode("utf-8")
+
+
+@cache
+def _page() -> Template:
+    """Return the template of the page, which escapes every value, so that no text of a document becomes markup."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def written(value: object) -> object:
+        return value if isinstance(value, Markup) else visible(value)
+
+    folder = Path(__file__).with_name("templates")
+    environment = Environment(
+        loader=FileSystemLoader(folder), finalize=written, undefined=StrictUndefined, autoescape=True
+    )
+    environment.filters.update({"shown": shown_name, "ends": _interval_text})
+    return environment.get_template("report.html.j2")
 
 
 def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:

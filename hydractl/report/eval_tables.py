@@ -1,4 +1,4 @@
-"""The numbers of an eval as columns and tables, described once; terminal, page, card and pictures only show them."""
+"""The numbers of an eval as columns and tables, described once; terminal, page and pictures only show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one form of all tables: what a terminal, a page, a card and a notebook show is described once, and drawn here."""
+"""The one form of all tables: what a terminal, a page and a notebook show is described once, and drawn here."""
 
 from __future__ import annotations
 

@@ -8,16 +8,10 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from hydractl.files.bench_answer import BenchInput
-
-if TYPE_CHECKING:
-    from jinja2 import Environment, Template
-
 
 _MOST_DIGITS = 12
 
@@ -205,32 +199,3 @@ def head_marks(heads: int, kept: Collection[int]) -> str:
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
     """Return names for a picture: visible, at most ``width`` characters long, and different from each other."""
     return short_names([visible(name) for name in names], width)
-
-
-@cache
-def _template_environment(show: Callable[[object], str], **options: Any) -> Environment:
-    """Return the environment of this package's templates; ``show`` writes every value that is not yet markup."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    def written(value: object) -> object:
-        return value if isinstance(value, Markup) else show(value)
-
-    folder = Path(__file__).with_name("templates")
-    return Environment(loader=FileSystemLoader(folder), finalize=written, undefined=StrictUndefined, **options)
-
-
-def template(
-    name: str, show: Callable[[object], str], filters: Mapping[str, Callable[..., object]], **options: Any
-) -> Template:
-    """Return a template in which ``show`` writes every text, so that a text of a document cannot become markup.
-
-    Args:
-        name: the file of the template.
-        show: returns a value as text, escaped for the language of the template.
-        filters: further functions that the template may call, by name.
-        options: options of the jinja2 environment.
-    """
-    environment = _template_environment(show, **options)
-    environment.filters.update(filters)
-    return environment.get_template(name)

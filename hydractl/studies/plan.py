@@ -393,7 +393,7 @@ class Plan:
     def last_steps(self, row: Row, score: str, note: str, of_table: Mapping[str, object]) -> list[Step]:
         """Return the steps that remain when the row to use is known, with its OOD score.
 
-        They put all rows into one table, write the row as ``best.st``, measure it, write its card and time it.
+        They put all rows into one table, write the row as ``best.st``, measure it and time it.
 
         Args:
             row: the row.
@@ -425,10 +425,6 @@ class Plan:
             **force,
         }
         steps.append(self.step("eval", [best], measured, ["best.json"]))
-
-        figures = str(self.folder / "best.json")
-        card = self.folder / "best.md"
-        steps.append(Step(Command("report", (figures,), {"card": str(card), **force, **noted}), (card,)))
 
         # Nothing is to compare of the single model.
         if self.request.timed and row.name != "single":

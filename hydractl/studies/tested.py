@@ -71,7 +71,7 @@ class Tested:
 
     @property
     def note(self) -> str:
-        """The sentence about the choice in ``best.st`` and its card, if test data changed it; else empty."""
+        """The sentence about the choice in ``best.st``, if test data changed it; else empty."""
         if self._final_index == 0:
             return ""
         chosen = self.chosen.taken

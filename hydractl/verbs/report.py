@@ -32,7 +32,6 @@ def run(
     files: Sequence[Document],
     options: ReportOptions,
     *,
-    note: str | None,
     over: str | None,
     requirements: Sequence[Requirement],
     output: str | None,
@@ -44,7 +43,6 @@ def run(
     Args:
         files: the documents; ``-`` is standard input.
         options: which files show them.
-        note: a sentence of the user about how the model was chosen, or None.
         over: what means are taken over: ``seed`` or ``data``; None to show a single document.
         requirements: what has to hold of the rows.
         output: the file of the means; ``-`` is standard output. None: they are not kept.
@@ -68,8 +66,6 @@ def run(
         raise UsageError("several documents need --over: means over seeds or over data sets")
     if schemas == {EvalAnswer.form()}:
         answer = _one_eval(documents, over, log)
-        if note is not None:
-            answer = answer.model_copy(update={"note": note})
         return _report_on_eval(answer, options, requirements, output, dry_run=dry_run)
 
     # The others are shown one at a time.
@@ -79,9 +75,6 @@ def run(
     (schema,) = schemas
     of_evals = {
         "--html": options.html,
-        "--card": options.card,
-        "--card-model": options.card_model,
-        "--note": note,
         "--openood-csv": options.openood_csv,
         "--over": over,
         "--plots": options.plots,

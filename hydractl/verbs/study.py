@@ -524,7 +524,7 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     if is_timed:
         # Times are added only for the terminal; in the folder, only bench.json holds them.
         answer = answer.model_copy(update={"latency": _latency(folder / "bench.json")})
-    names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
+    names = ("best.st", "report.html", "study.json", "study.sh")
     return Outcome(answer, files=[folder / name for name in names])
 
 

@@ -25,7 +25,7 @@ def test_passes_are_members_and_cost_as_much() -> None:
     plain = evaluated(*files, *TEST)["models"]
     found = evaluated(*files, *TEST, *SETS, *MC, "--bootstrap", "10")
     Path("e.json").write_text(json.dumps(found))
-    assert main(["report", "e.json", "--html", "r.html", "--card", "card.md", "-q"]) == 0
+    assert main(["report", "e.json", "--html", "r.html", "-q"]) == 0
     for row, one, members in zip(found["models"], plain, (1, 3, 2), strict=True):
         assert row["name"] == one["name"] and row["heads"] == one["heads"]
         assert len(row["members"]) == 4 * members and row["diversity"]["letters"]["pairs"] == []
@@ -36,7 +36,6 @@ def test_passes_are_members_and_cost_as_much() -> None:
     assert "mc_dropout" in found["conventions"] and "mc_dropout" not in evaluated("base.st", *TEST)["conventions"]
     page = Path("r.html").read_text()
     assert "4 passes, dropout rate 0.2, seed 0" in page
-    assert "4 passes of MC dropout (rate 0.2)" in Path("card.md").read_text()
 
 
 def test_without_a_rate_it_is_the_model() -> None:

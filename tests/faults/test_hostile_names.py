@@ -22,7 +22,7 @@ NAMES = [
 ]
 CLASSES = [*NAMES, "@SUM(1)", "+1", "-2<img src=x onerror=alert(1)>", "\tx"]
 ROW, SET = "@<img>|`x`\x1b[31m", "@set|<b>`x`"
-FILES = ["out.json", "p.csv", "p.jsonl", "report.html", "card.md"]
+FILES = ["out.json", "p.csv", "p.jsonl", "report.html"]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,7 @@ def said(made: Path) -> str:
         both = ["eval", f"{ROW}==vit<b>.st", "=vit<b>.st", "--label-map", "map.json", "--test", SET]
         ood = ["--ood", "letters=ood/<script>"]
         assert main([*both, *ood, "-o", "out.json"]) == 0, stream.getvalue()
-        outputs = ["--html", "report.html", "--card", "card.md"]
-        assert main(["report", "out.json", *outputs]) == 0, stream.getvalue()
+        assert main(["report", "out.json", "--html", "report.html"]) == 0, stream.getvalue()
         for name in ("p.csv", "p.jsonl"):
             words = ["eval", "=vit<b>.st", "--label-map", "map.json", "--test", SET, "--predictions", name]
             assert main([*words, "-o", "x.json", "--force"]) == 0, stream.getvalue()
@@ -66,7 +65,7 @@ def said(made: Path) -> str:
 def test_no_output_holds_an_escape_sequence(said: str, made: Path) -> None:
     assert not control_characters(said)
     assert "\u202e" not in said
-    for name in ("p.csv", "report.html", "card.md"):
+    for name in ("p.csv", "report.html"):
         text = (made / name).read_text()
         assert "\x1b" not in text and "\x9b" not in text, name
     for name in ("out.json", "p.jsonl"):

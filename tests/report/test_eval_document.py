@@ -12,7 +12,6 @@ import pytest
 
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import pictures
 from hydractl.report.eval_terminal import eval_table
@@ -181,7 +180,7 @@ def test_whatever_part_is_missing_or_null_a_report_is_made(
         except InputError:
             continue
         changed += 1
-        assert render(answer) and render_card(answer, 0) and eval_table(answer, 80)
+        assert render(answer) and eval_table(answer, 80)
         pictures(answer)
     assert changed > 350
 

@@ -12,7 +12,6 @@ from PIL import Image
 from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.report.eval_card import render_card
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import KINDS
@@ -57,10 +56,9 @@ def files(folder: Path) -> set[str]:
 
 @pytest.mark.long
 def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) -> None:
-    written = made(document, html="out.html", plots="pictures", card="README.md")
-    assert written[:2] == ["out.html", "README.md"] and set(written) == files(here)
+    written = made(document, html="out.html", plots="pictures")
+    assert written[0] == "out.html" and set(written) == files(here)
     assert Path("out.html").read_bytes() == render(answer_of(document))
-    assert Path("README.md").read_bytes() == render_card(answer_of(document), 1)
     pictures = [path for path in written if path.endswith(".png")]
     assert pictures == [f"pictures/{kind}.png" for kind in KINDS]
     for path in pictures:
@@ -74,46 +72,38 @@ def test_from_a_file_it_is_the_same(document: dict[str, Any], here: Path) -> Non
     assert Path("one.html").read_bytes() == Path("two.html").read_bytes()
 
 
-def test_the_card_is_about_the_row_asked_for(document: dict[str, Any], here: Path) -> None:
-    made(document, card="card.md", card_model="base")
-    assert Path("card.md").read_bytes() == render_card(answer_of(document), 0)
-    with pytest.raises(UsageError, match="--card-model hydro is no row") as caught:
-        made(document, card="other.md", card_model="hydro")
-    assert caught.value.hint == "did you mean hydra?" and files(here) == {"card.md"}
-
-
 # --- what is there already --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", ["out.html", "README.md", "pictures/overview.png", "pictures/scores.png"])
+@pytest.mark.parametrize("there", ["out.html", "pictures/overview.png", "pictures/scores.png"])
 def test_whatever_is_there_is_refused_before_anything_is_written(
     document: dict[str, Any], there: str, here: Path
 ) -> None:
     Path(there).parent.mkdir(exist_ok=True)
     Path(there).write_text("mine")
     with pytest.raises(OutputError, match=f"the output exists: {there}"):
-        made(document, html="out.html", plots="pictures", card="README.md")
+        made(document, html="out.html", plots="pictures")
     assert files(here) == {there} and Path(there).read_text() == "mine"
 
 
 def test_with_force_what_is_written_is_replaced_and_other_files_stay(here: Path) -> None:
     found = sample({"base": 1}, sets={}, n=40, rounds=0)
     Path("pictures").mkdir()
-    replaced = {"out.html", "README.md", "pictures/reliability.png"}
+    replaced = {"out.html", "pictures/reliability.png"}
     kept = {"pictures/notes.txt", "pictures/scores.png"}  # there are no OOD scores to draw
     for file in replaced | kept:
         Path(file).write_text("mine")
-    assert replaced <= set(made(found, html="out.html", plots="pictures", card="README.md", force=True))
+    assert replaced <= set(made(found, html="out.html", plots="pictures", force=True))
     assert {file for file in replaced | kept if Path(file).read_bytes() == b"mine"} == kept
     made(found, plots=".")  # the folder itself may be the working one
     assert Path("reliability.png").exists() and kept < files(here)
 
 
 def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:
-    options = ReportOptions(html="out.html", plots="pictures", card="README.md")
-    with claimed_reports(options, names(document)) as reports:
-        planned = [str(output.path) for output in reports.outputs.values()]
-        assert {"out.html", "README.md", "pictures/scores.png"} <= set(planned)
+    options = ReportOptions(html="out.html", plots="pictures")
+    with claimed_reports(options, names(document)) as outputs:
+        planned = [str(output.path) for output in outputs.values()]
+        assert {"out.html", "pictures/scores.png"} <= set(planned)
         with pytest.raises(OutputError, match="another process is writing"):
             Output("out.html")
     assert list(here.iterdir()) == []
@@ -147,15 +137,13 @@ def test_places_that_cannot_be(options: dict[str, Any], complaint: str, document
 
 def test_formats_and_partners() -> None:
     document = {"model": ["e"]}
-    checked("report", {**document, "html": "a.HTML", "card": "b.md", "card_model": "m"})
+    checked("report", {**document, "html": "a.HTML", "openood_csv": "b.CSV"})
     with pytest.raises(UsageError) as caught:
-        checked("report", {**document, "html": "a.pdf", "card": "b.txt"})
+        checked("report", {**document, "html": "a.pdf", "openood_csv": "b.txt"})
     assert caught.value.problems == [
         "--html must end in .html, not 'a.pdf' (flag)",
-        "--card must end in .md, not 'b.txt' (flag)",
+        "--openood-csv must end in .csv, not 'b.txt' (flag)",
     ]
-    with pytest.raises(UsageError, match=r"^--card-model \(flag\) needs --card$"):
-        checked("report", {**document, "card_model": "m"})
     with pytest.raises(UsageError, match=r"^--output \(flag\) needs --over: only means are a new document$"):
         checked("report", {**document, "output": "x"})
 

@@ -18,7 +18,7 @@ Refused = Callable[..., list[str]]
 
 SCORE: dict[str, Any] = {"model": ["a.st"], "method": "random"}
 NO_DEFAULT = "force cannot be a default; give --force with the command that is to replace an output"
-AN_ENDING = {"log": ".jsonl", "report": ".json", "html": ".html", "card": ".md", "openood_csv": ".csv"}
+AN_ENDING = {"log": ".jsonl", "report": ".json", "html": ".html", "openood_csv": ".csv"}
 
 
 @pytest.mark.fault(94)
