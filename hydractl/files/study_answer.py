@@ -42,12 +42,24 @@ class MistakesRecord(Record):
     )
 
 
+class NextBestRecord(Record):
+    """What comes next to the choice on validation data, on the test data."""
+
+    row: Annotated[str, told("The row.")]
+    score: Annotated[str, told("The OOD score.")]
+    mac_ratio: Number = null("Its mult-adds over those of the single model.")
+    line: Annotated[str, told("The same in a sentence.")]
+    against_used: Annotated[Sequence[FindingRecord], told("Its differences to the model to use.")]
+
+
 class VerdictRecord(Record):
     """What the test data say of the model to use."""
 
     answer: Annotated[str, told("The answer in a word or two.")]
     lines: Annotated[Sequence[str], Field(min_length=1), told("The same in sentences.")]
-    doubts: Annotated[Sequence[str], told("Of these, those that make it less sure.")]
+    next_best: NextBestRecord | None = null("What might have been chosen instead.")
+    uncertain: str | None = null("What the first sentence ends with where resampled data often choose otherwise.")
+    doubts: Annotated[Sequence[str], told("Of these, other ones that make it less sure.")]
     footnote: Annotated[str, told("What the intervals leave out.")]
     hardest: str | None = null("The score of the single model that is the hardest rival.")
     rivals: Annotated[Mapping[str, FindingRecord], told("The differences to the rivals fixed beforehand, by score.")]

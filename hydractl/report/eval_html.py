@@ -13,7 +13,7 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import pictures, rows_looked_at
 from hydractl.report.pictures import Picture, inline_svgs
-from hydractl.report.study_figures import glance, study_tables
+from hydractl.report.study_figures import glance, in_brief, study_tables
 from hydractl.report.tables import Cell, Table
 from hydractl.report.texts import number, shown_name, visible
 
@@ -64,6 +64,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         title=_title(answer, study),
         verdict=() if study is None else study.verdict.lines,
         glance=None if study is None else glance(study),
+        brief=() if study is None else in_brief(study),
         sections=[section for section in _sections(answer, study) if not section.is_empty],
         details=[section for section in _details(answer, study) if not section.is_empty],
         arrows=_ARROWS,

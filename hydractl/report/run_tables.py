@@ -19,7 +19,7 @@ from hydractl.files.verb_answers import (
     RecipeSetting,
     TrainedMember,
 )
-from hydractl.report.study_figures import glance, study_tables
+from hydractl.report.study_figures import glance, in_brief, study_tables
 from hydractl.report.tables import UNKNOWN, fitted, plain_table
 from hydractl.report.texts import (
     bytes_text,
@@ -278,14 +278,16 @@ def three_digits(value: float) -> str:
 
 
 def study_table(answer: StudyAnswer, width: int) -> RenderableType:
-    """Return a finished study: the verdict, the rows on test data, the time of the best, and the next commands."""
+    """Return a finished study: the answer at a glance, the rows on test data, and the next commands.
+
+    Of the sentences of the verdict it has the first one and those of :func:`in_brief`.
+    """
     verdict = answer.verdict
     at_a_glance = glance(answer)
-    headline, *sentences = map(Text, verdict.lines)
-    parts: list[RenderableType] = [headline]
+    parts: list[RenderableType] = [Text(verdict.lines[0])]
     if at_a_glance is not None:
         parts += [Text(""), fitted(at_a_glance, width), Text("")]
-    parts += sentences
+    parts += map(Text, in_brief(answer))
     for study in study_tables(answer):
         heads = [(label.replace(" ", "\n"), "") for label, _ in study.heads]
         parts += [Text(""), fitted(replace(study, heads=heads), width)]

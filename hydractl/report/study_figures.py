@@ -110,5 +110,12 @@ def glance(study: StudyAnswer) -> Table | None:
     return text_table("", ["", "now (MSP)", f"{used.name}, {used.score}", ""], lines)
 
 
+def in_brief(study: StudyAnswer) -> list[str]:
+    """Return the sentences that stand beside the first one of the verdict: on the next best row, and the doubts."""
+    verdict = study.verdict
+    next_best = [] if verdict.next_best is None else [verdict.next_best.line]
+    return [*next_best, *verdict.doubts]
+
+
 _AT_A_GLANCE = {"OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95", "accuracy": "id.accuracy"}
 """The figures that are seen first, by title."""

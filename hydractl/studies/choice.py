@@ -138,6 +138,19 @@ class Chosen:
         """Return the mean AUROC of the candidate at ``index`` over the OOD validation sets with a vote, 0 without."""
         return self.evidence.mean(index, self.evidence.voting_sets(0), reading=0)
 
+    def next_best(self, used: Rung) -> Rung | None:
+        """Return the best on validation data of what might have been chosen, beside the choice and the rung to use.
+
+        None if there is nothing else, or no OOD validation set has a vote.
+        """
+        others = []
+        for index in self.choice.admissible:
+            if self.choice.telling and self.rung(index).row not in (self.taken.row, used.row):
+                others.append(index)
+        if not others:
+            return None
+        return self.rung(max(others, key=self.mean_auroc))  # of equals the cheapest
+
     def rivals_of(self, rung: Rung) -> list[str]:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
 

@@ -433,6 +433,7 @@ class StudyChoice:
 
     Attributes:
         chosen: the index of the candidate that is taken.
+        admissible: the indices of all candidates that might have been taken, cheapest first.
         own_candidates: by row, the index of its candidate with its own score; see :func:`index_under_own_score`.
         telling, blind: the names of the OOD validation sets with and without a vote.
         rivals: the indices of the single model's admissible candidates that are not significantly below its best one.
@@ -441,6 +442,7 @@ class StudyChoice:
     """
 
     chosen: int
+    admissible: list[int]
     own_candidates: dict[str, int]
     telling: list[str]
     blind: list[str]
@@ -483,6 +485,7 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
     limits = {row: why_not_eligible(evidence, index, max_drop, 0) for row, index in own_candidates.items()}
     return StudyChoice(
         chosen=decision.chosen,
+        admissible=[decision.compared[row] for row in decision.admissible],
         own_candidates=own_candidates,
         telling=telling_names,
         blind=blind_names,

@@ -185,7 +185,7 @@ def of_stability(stability: StabilityRecord) -> list[str]:
     changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():
         if share > OFTEN:
-            changes.append(f"another {what} in {100 * share:.0f} %")
+            changes.append(f"another {what} in {100 * share:.0f} % of cases")
     if not changes:
         return []
     consequence = ""
@@ -193,5 +193,5 @@ def of_stability(stability: StabilityRecord) -> list[str]:
         is_small = abs(stability.difference) < AUROC_MARGIN
         if is_small and changed_shares["row"] <= OFTEN:
             return []
-        consequence = f", whose mean OOD AUROC there differs by {signed_number(stability.difference)}"
-    return [f"Resamples of the validation data would have led to {' and '.join(changes)} of cases{consequence}."]
+        consequence = f", whose mean OOD AUROC on these data differs by {signed_number(stability.difference)}"
+    return [f"Not certain: resamples of the validation data would have led to {' and '.join(changes)}{consequence}."]

@@ -35,7 +35,7 @@ from hydractl.studies.comparing import AgainstSingle, Rung, end_of
 from hydractl.studies.measured_rows import MeasuredRow, measure_row
 from hydractl.studies.mistakes import Mistakes, mistakes_of
 from hydractl.studies.search_gain import kept_learning_rates, search_gain, sentences_on_search
-from hydractl.studies.verdict import Facts, Price, Use, verdict
+from hydractl.studies.verdict import Facts, NextBest, Price, Use, verdict
 from hydractl.studies.words import AUROC, KINDS, Finding, judge, judge_all, smallest_set_behind
 
 FOOTNOTE = (
@@ -138,6 +138,13 @@ class Tested:
             findings_against_hardest = self._findings(figures_of_used, rival_figures, is_single)
             findings_by_set = self._findings_by_set(self.used, aurocs_of_single[hardest_score])
 
+        # The same with the best of the other scores, where the rung does not beat that one for certain.
+        findings_against_unbeaten: dict[str, Finding] = {}
+        unbeaten_score = against_single[self._final_index].unbeaten
+        if unbeaten_score is not None and not is_single:
+            unbeaten_figures = self._measured_on_resamples(self._single, Rung(SINGLE, unbeaten_score))
+            findings_against_unbeaten = self._findings(figures_of_used, unbeaten_figures, is_single)
+
         # Compare it with the single model as it is: MSP, and no temperature.
         baseline_figures = self._measured_on_resamples(self.uncalibrated, Rung(SINGLE, REFERENCE))
         findings_against_baseline = self._findings(figures_of_used, baseline_figures, is_single)
@@ -153,15 +160,28 @@ class Tested:
             final_index=self._final_index,
             against_single=against_single,
             against_hardest=findings_against_hardest,
+            against_unbeaten=findings_against_unbeaten,
             by_test_set=findings_by_set,
             against_baseline=findings_against_baseline,
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
             has_other_rows=len(self.rows) > 1,
             reasons_for_single=reasons_for_single,
+            next_best=self._next_best,
+            uncertain=" ".join(doubts.of_stability(self.chosen.stability)),
             doubts=self._sentences_of_doubt(),
             mistakes="" if self.mistakes is None else self.mistakes.line,
         )
+
+    @cached_property
+    def _next_best(self) -> NextBest | None:
+        """What comes next to the choice on validation data, compared with what is to be used; None without any."""
+        rung = self.chosen.next_best(self.used)
+        if rung is None:
+            return None
+        figures = self._measured_on_resamples(self.rows[rung.row], rung)
+        findings = self._findings(figures, self._figures[self._final_index], same_row=False)
+        return NextBest(rung, self._price_of_row(rung.row), findings)
 
     @property
     def _samples_by_metric(self) -> dict[str, int]:
@@ -249,7 +269,6 @@ class Tested:
         sentences += self._doubts_of_limits()
         if self.uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(self.used.row)
-        sentences += doubts.of_stability(chosen.stability)
         return sentences
 
     def _doubts_of_limits(self) -> list[str]:
@@ -431,6 +450,8 @@ class Tested:
         return VerdictRecord(
             answer=in_words.answer,
             lines=list(in_words.lines),
+            next_best=None if facts.next_best is None else facts.next_best.record(facts.rung),
+            uncertain=facts.uncertain or None,
             doubts=list(facts.doubts),
             footnote=FOOTNOTE,
             hardest=against_single.hardest,

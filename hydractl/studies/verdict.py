@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hydractl.files.study_answer import NextBestRecord
 from hydractl.report.texts import number
 from hydractl.studies.choosing import REFERENCE, SINGLE
 from hydractl.studies.comparing import AgainstSingle, Rung
@@ -14,6 +15,7 @@ from hydractl.studies.words import (
     AUROC,
     BETTER,
     CANNOT_TELL,
+    FPR95,
     GAINS,
     KINDS,
     LOSSES,
@@ -79,6 +81,39 @@ class Use:
 
 
 @dataclass(frozen=True)
+class NextBest:
+    """What comes next to the choice on validation data.
+
+    Attributes:
+        rung: its row and its OOD score.
+        price: the cost of its row.
+        against_used: its differences on the test data to the rung to use, by metric.
+    """
+
+    rung: Rung
+    price: Price
+    against_used: Mapping[str, Finding]
+
+    def line(self, used: Rung) -> str:
+        """Return the sentence that names it, with its price and what it does on the test data."""
+        price = "" if self.price.macs is None else f", at {self.price.macs:.2f} times the mult-adds"
+        return (
+            f"Next best on validation data is {name_of(self.rung)}{price}: on the test data "
+            f"{_detection(self.against_used)} against {name_of(used)}."
+        )
+
+    def record(self, used: Rung) -> NextBestRecord:
+        """Return the same as a record of the document."""
+        return NextBestRecord(
+            row=self.rung.row,
+            score=self.rung.score,
+            mac_ratio=self.price.macs,
+            line=self.line(used),
+            against_used=list(self.against_used.values()),
+        )
+
+
+@dataclass(frozen=True)
 class Facts:
     """Everything that a verdict is based on.
 
@@ -90,13 +125,16 @@ class Facts:
         final_index: the index of the final rung.
         against_single: for each rung, its comparisons with the single model under each of its scores.
         against_hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
+        against_unbeaten: the same to :attr:`AgainstSingle.unbeaten`; empty without one.
         by_test_set: by the name of each test set, the difference of AUROC between these two.
         against_baseline: the differences of the final rung to the single model with MSP and no temperature, by metric.
         labelled: whether the ID test data have labels.
         has_vote: whether any OOD validation set had a vote.
         has_other_rows: whether rows other than the single model were made.
         reasons_for_single: sentences on why no other row than the single model was chosen.
-        doubts: sentences on what makes the verdict less certain.
+        next_best: what comes next to the choice; None without any.
+        uncertain: the sentence on how often resampled validation data choose otherwise; empty where they do not often.
+        doubts: sentences on what else makes the verdict less certain.
         mistakes: the sentence on which score to trust for mistakes; empty without labels.
     """
 
@@ -111,6 +149,9 @@ class Facts:
     has_vote: bool = True
     has_other_rows: bool = True
     reasons_for_single: Sequence[str] = ()
+    against_unbeaten: Mapping[str, Finding] = field(default_factory=dict)
+    next_best: NextBest | None = None
+    uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
     mistakes: str = ""
 
@@ -118,6 +159,13 @@ class Facts:
     def rung(self) -> Rung:
         """The final rung, where the verdict ends."""
         return self.ladder[self.final_index]
+
+    @property
+    def other_row_may_pay(self) -> bool:
+        """Whether other samples often choose otherwise, or the next best is better on the test data."""
+        if self.uncertain:
+            return True
+        return self.next_best is not None and self.next_best.against_used[AUROC].kind in GAINS
 
     @property
     def free_alternative(self) -> str | None:
@@ -210,8 +258,10 @@ def verdict(facts: Facts, use: Use) -> Verdict:
     answer = answer_of(facts)
 
     # The answer and its consequences.
-    lines = _sentences_on_left_rungs(facts)
-    lines.append(_first_sentence(facts, answer))
+    lines = [" ".join(filter(None, [_first_sentence(facts, answer), facts.uncertain]))]
+    if facts.next_best is not None:
+        lines.append(facts.next_best.line(facts.rung))
+    lines += _sentences_on_left_rungs(facts)
     lines += _sentence_on_better_rivals(facts)
     lines += _sentence_on_better_free_scores(facts, answer)
     lines += _sentence_on_worse_sets(facts, answer)
@@ -249,6 +299,12 @@ def name_of(rung: Rung) -> str:
     return f"{rung.row} with {rung.score}"
 
 
+def _detection(differences: Mapping[str, Finding]) -> str:
+    """Return the differences of OOD detection as text: of mean AUROC, and of FPR95 where that was compared."""
+    compared = [differences[metric] for metric in (AUROC, FPR95) if metric in differences]
+    return ", ".join(map(str, compared))
+
+
 def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     """Return a sentence for each rung of the ladder that was left because it is no better than the next one.
 
@@ -257,8 +313,9 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     """
     sentences = []
     for index in range(facts.final_index):
-        difference = facts.differences_to_next[index][AUROC]
-        how_much = _NO_BETTER[difference.kind]
+        differences = facts.differences_to_next[index]
+        how_much = _NO_BETTER[differences[AUROC].kind]
+        difference = _detection(differences)
         upper = _capitalised(name_of(facts.ladder[index]))
         lower = name_of(facts.ladder[index + 1])
         if index == 0:
@@ -281,6 +338,8 @@ def _first_sentence(facts: Facts, answer: str) -> str:
         sentence = _single_sentence(facts, answer)
         if not facts.has_other_rows:
             return sentence
+        if facts.other_row_may_pay:
+            return f"On validation data no other row is worth its cost. {sentence}"
         return f"No other row is worth its cost here. {sentence}"
     return _ensemble_sentence(facts, answer)
 
@@ -293,7 +352,7 @@ def _single_sentence(facts: Facts, answer: str) -> str:
             return f"No other score of the single model beats MSP on validation data without harm: use {name}."
         return f"Use {name}."
     score = facts.rung.score
-    difference = facts.differences_to_next[facts.final_index][AUROC]
+    difference = _detection(facts.differences_to_next[facts.final_index])
     if answer == SCORE_HELPS:
         return f"What helps is the score {score}, on the single model: {difference} against MSP."
     return f"Whether the score {score} helps the single model, the test data cannot tell: {difference}."
@@ -309,20 +368,21 @@ def _ensemble_sentence(facts: Facts, answer: str) -> str:
     row = facts.rung.row
     name = name_of(facts.rung)
     rival = single_with(against_single.hardest)
-    difference = against_single.rivals[against_single.hardest]
+    kind = against_single.rivals[against_single.hardest].kind
+    difference = _detection(facts.against_hardest)
 
     # It is better than what was fixed beforehand, and perhaps not than another free score.
     unbeaten = against_single.unbeaten
-    if answer == UNCLEAR and difference.kind in GAINS:
+    if answer == UNCLEAR and kind in GAINS:
         assert unbeaten is not None  # else the row would help
         return (
             f"The test data cannot tell whether {name} is better than {single_with(unbeaten)}, which costs nothing: "
-            f"{against_single.others[unbeaten]}."
+            f"{_detection(facts.against_unbeaten)}."
         )
 
     # The row is better.
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
-        gain = _gain_sentence(name, against_single, difference)
+        gain = _gain_sentence(name, against_single, kind, difference)
         if answer == HELPS:
             return f"{row} helps this model: {gain}"
         if answer == HELPS_SLIGHTLY:
@@ -334,28 +394,28 @@ def _ensemble_sentence(facts: Facts, answer: str) -> str:
         return f"{_capitalised(rival)}, which costs nothing, is as good as {name}: {difference}."
     if answer == UNCLEAR:
         return f"The test data cannot tell whether {name} is better than {rival}: {difference}."
-    if difference.kind in LOSSES:
+    if kind in LOSSES:
         return f"{_capitalised(rival)}, which costs nothing, did better than {name}: {difference}."
     rivals = _rivals_text(against_single)
     return f"{_capitalised(name)} was compared with {rivals}; a score that costs nothing did better than it."
 
 
-def _gain_sentence(name: str, against_single: AgainstSingle, hardest: Finding) -> str:
+def _gain_sentence(name: str, against_single: AgainstSingle, kind: str, difference: str) -> str:
     """Return the sentence on how much a row is better than the single model under the scores fixed beforehand.
 
     Args:
         name: the row with its score.
         against_single: its comparisons with the single model.
-        hardest: its difference to the hardest of them.
+        kind, difference: the word for its difference to the hardest of them, and the difference.
     """
     how_much = "slightly better"
-    if hardest.kind == BETTER:
+    if kind == BETTER:
         how_much = "better"
     rivals = _rivals_text(against_single)
     against_hardest = ""
     if len(against_single.rivals) > 1:
         against_hardest = f" against the hardest, {against_single.hardest}"
-    return f"{name} detects OOD samples {how_much} than {rivals}: {hardest}{against_hardest}."
+    return f"{name} detects OOD samples {how_much} than {rivals}: {difference}{against_hardest}."
 
 
 def _rivals_text(against_single: AgainstSingle) -> str:
@@ -507,7 +567,7 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
         findings = facts.against_hardest
         against_single = facts.against_single[facts.final_index]
         if answer == UNCLEAR and findings[AUROC].kind in GAINS and against_single.unbeaten is not None:
-            findings = {AUROC: against_single.others[against_single.unbeaten]}
+            findings = {AUROC: facts.against_unbeaten[AUROC]}
 
     sentences = []
     for metric in (AUROC, ACCURACY):

@@ -48,7 +48,7 @@ _ROUNDING = 1e-9
 AUROC_MARGIN = 0.01
 """The largest difference of AUROC that does not matter."""
 
-ACCURACY, NLL, AUROC = "id.accuracy", "id.nll", "ood_avg.auroc"
+ACCURACY, NLL, AUROC, FPR95 = "id.accuracy", "id.nll", "ood_avg.auroc", "ood_avg.fpr95"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ KINDS = {
     AUROC: VerdictMetric("mean OOD AUROC", 1, AUROC_MARGIN),
     "near_avg.auroc": VerdictMetric("near-OOD AUROC", 1, AUROC_MARGIN),
     "far_avg.auroc": VerdictMetric("far-OOD AUROC", 1, AUROC_MARGIN),
-    "ood_avg.fpr95": VerdictMetric("mean FPR95", -1, 0.05),
+    FPR95: VerdictMetric("mean FPR95", -1, 0.05),
 }
 
 

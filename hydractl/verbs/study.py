@@ -498,6 +498,8 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
     answer = tested.answer(source, [step.command.words() for step in steps], threshold)
     commands_to_go_on = next_commands(plan, row, used.score, tested.facts.free_alternative)
     answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
+    for line in answer.verdict.lines:
+        log.detail(line)
     return _write(plan, answer, steps)
 
 

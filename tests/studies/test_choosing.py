@@ -175,6 +175,17 @@ def test_an_interval_that_reaches_down_to_chance_is_blind() -> None:
     assert decided(candidate("single", 0.65, spread=0.02), candidate("a", 0.9))[0].telling == ["set0"]
 
 
+def test_what_might_have_been_chosen_is_kept_cheapest_first() -> None:
+    choice, chosen = decided(
+        SINGLE,
+        candidate("b", 0.809, macs=150),  # short of the margin by a little
+        candidate("a", 0.805, macs=130),
+        candidate("c", 0.90, macs=110, accuracy=0.5),
+        candidate("d", 0.79, macs=110),
+    )
+    assert chosen.row == "single" and choice.admissible == [0, 2, 1]
+
+
 def test_rivals_are_the_admissible_scores_of_the_single_model_that_are_not_significantly_below_its_best() -> None:
     candidates = [
         SINGLE,

@@ -205,8 +205,11 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
     assert "test.npz</td>" in page and "pred.st" not in page  # it was measured from predictions
     best = json.loads((made / "runs/best.json").read_text())["models"][0]
     words = shown(document, 300).split()
-    for sentence in document["verdict"]["lines"]:
-        assert f">{sentence}</p>" in page
+    verdict = document["verdict"]
+    for sentence in verdict["lines"]:
+        assert page.count(f">{sentence}</p>") == 1
+    next_best = [verdict["next_best"]["line"]] if verdict["next_best"] else []
+    for sentence in [verdict["lines"][0], *next_best, *verdict["doubts"]]:
         assert sentence in " ".join(words)
     for row in [document["baseline"], *(row["test"] for row in document["rows"])]:
         for figure in (row["id"]["nll"], row["id"]["accuracy"], row["ood_avg"]["auroc"], row["ood_avg"]["fpr95"]):

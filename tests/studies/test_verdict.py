@@ -15,8 +15,8 @@ from hydractl.studies import doubts
 from hydractl.studies.choosing import Difference
 from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.search_gain import sentences_on_search
-from hydractl.studies.verdict import ANSWERS, Facts, Price, Use, answer_of, verdict
-from hydractl.studies.words import ACCURACY, AUROC, NLL, Finding, judge
+from hydractl.studies.verdict import ANSWERS, Facts, NextBest, Price, Use, answer_of, verdict
+from hydractl.studies.words import ACCURACY, AUROC, FPR95, NLL, Finding, judge
 
 BETTER, SLIGHTLY = (0.03, (0.02, 0.04)), (0.012, (0.004, 0.02))
 SAME, UNCLEAR = (0.001, (-0.004, 0.006)), (0.01, (-0.012, 0.032))
@@ -48,7 +48,9 @@ def facts_of(
     hardest = {}
     if against_single.hardest is not None:
         hardest = {AUROC: against_single.rivals[against_single.hardest], ACCURACY: finding(accuracy, ACCURACY)}
+    unbeaten = against_single.unbeaten
     facts: dict[str, Any] = {
+        "against_unbeaten": {} if unbeaten is None else {AUROC: against_single.others[unbeaten]},
         "by_test_set": {},
         "against_baseline": {AUROC: finding(BETTER)},
         **others,
@@ -158,15 +160,7 @@ def test_a_rival_that_did_better_than_the_single_model_to_use_is_named() -> None
 def test_every_score_is_said_only_where_every_score_was_met() -> None:
     some = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER})
     assert "than the single model with any of the scores msp and vim:" in lines(some)[0]
-    every = Facts(
-        some.ladder,
-        some.differences_to_next,
-        0,
-        [AgainstSingle(some.against_single[0].rivals, {})] * 3,
-        some.against_hardest,
-        {},
-        some.against_baseline,
-    )
+    every = replace(some, against_single=[AgainstSingle(some.against_single[0].rivals, {})] * 3)
     assert "than the single model with any score:" in lines(every)[0]
 
 
@@ -186,8 +180,8 @@ def test_test_data_may_only_step_down(steps: list[Figure], ends: int) -> None:
     tested = facts_of(steps, {"msp": BETTER})
     assert tested.final_index == ends
     said = lines(tested)
-    assert sum("than" in line for line in said[:ends]) == ends
-    assert [line.startswith("whole-avg@2 with gen, chosen on validation data, is") for line in said[:1]] == [ends > 0]
+    assert sum("than" in line for line in said[1 : 1 + ends]) == ends
+    assert said[1].startswith("whole-avg@2 with gen, chosen on validation data, is") is (ends > 0)
     row = "the single model" if ends else "whole-avg@2"
     assert any(line.startswith(f"best.st is {row} with the score {[CHOICE, OWN, MSP][ends].score}") for line in said)
 
@@ -203,13 +197,62 @@ def test_the_ladder_has_each_rung_once() -> None:
     [
         ([OWN, MSP], [BETTER], "score helps", "No other row is worth its cost here. What helps is the score vim"),
         ([OWN, MSP], [UNCLEAR], "score unclear", "No other row is worth its cost here. Whether the score vim helps"),
-        ([OWN, MSP], [SAME], "nothing helps", "The single model with vim, chosen on validation data, is no better"),
+        ([OWN, MSP], [SAME], "nothing helps", "No other row is worth its cost here. Use the single model with MSP."),
         ([MSP], [], "nothing helps", "No other row is worth its cost here. No other score of the single model"),
     ],
 )
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
     tested = facts_of(steps, {"msp": BETTER}, rungs, reasons_for_single=["Because."])
     assert answer_of(tested) == answer and lines(tested)[0].startswith(begins) and "Because." in lines(tested)
+
+
+def next_best(auroc: Figure, fpr95: Figure | None = None, macs: float | None = 1.14) -> NextBest:
+    findings = {AUROC: finding(auroc)}
+    if fpr95 is not None:
+        findings[FPR95] = finding(fpr95, FPR95)
+    return NextBest(Rung("whole-avg@4", "vim"), Price(macs, 1.02), findings)
+
+
+def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
+    """A row that was 0.0002 short of the margin on validation data, and that the test data favour a little."""
+    other = next_best((0.009, (0.004, 0.014)), (-0.03, (-0.045, -0.012)))
+    tested = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], next_best=other)
+    said = lines(tested)
+    assert said[0].startswith("On validation data no other row is worth its cost. What helps is the score vim")
+    assert said[1] == (
+        "Next best on validation data is whole-avg@4 with vim, at 1.14 times the mult-adds: on the test data mean OOD "
+        "AUROC +0.0090 (+0.0040 to +0.0140), mean FPR95 -0.0300 (-0.0450 to -0.0120) against the single model with vim."
+    )
+    assert other.record(tested.rung).line == said[1]
+    without_price = lines(facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], next_best=next_best(UNCLEAR, macs=None)))
+    assert without_price[0].startswith("No other row is worth its cost here.")
+    assert without_price[1].startswith("Next best on validation data is whole-avg@4 with vim: on the test data mean")
+    pruned = lines(facts_of([BETTER, BETTER], {"msp": BETTER}, next_best=next_best(SAME)))
+    assert pruned[0].startswith("whole-avg@2 helps") and pruned[1].endswith("against whole-avg@2 with gen.")
+
+
+@pytest.mark.parametrize("rungs", [[OWN, MSP], [CHOICE, OWN, MSP]])
+def test_the_headline_carries_the_doubt(rungs: list[Rung]) -> None:
+    (doubt,) = doubts.of_stability(StabilityRecord(row=0.46, score=0.9, difference=0.002))
+    sure, unsure = (facts_of([BETTER] * (len(rungs) - 1), {"msp": BETTER}, rungs, uncertain=x) for x in ("", doubt))
+    assert lines(unsure)[0].endswith(
+        ". Not certain: resamples of the validation data would have led to another row in 54 % of cases, whose mean "
+        "OOD AUROC on these data differs by +0.0020."
+    )
+    assert "Not certain" not in " ".join(lines(sure)) and "No other row is worth" not in lines(unsure)[0]
+
+
+def test_fpr95_stands_beside_auroc_in_the_answer() -> None:
+    fpr95 = {FPR95: finding((-0.1, (-0.15, -0.06)), FPR95)}
+    figures = f"{finding(BETTER)}, mean FPR95 -0.1000 (-0.1500 to -0.0600)"
+    score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP])
+    score = replace(score, differences_to_next=[{AUROC: finding(BETTER), **fpr95}])
+    assert lines(score)[0].endswith(f"on the single model: {figures} against MSP.")
+    row = facts_of([BETTER, BETTER], {"msp": BETTER})
+    assert figures in lines(replace(row, against_hardest={**row.against_hardest, **fpr95}))[0]
+    left = facts_of([SAME, BETTER], {"msp": BETTER})
+    left = replace(left, differences_to_next=[{AUROC: finding(SAME), **fpr95}, {AUROC: finding(BETTER)}])
+    assert "mean FPR95 -0.1000" in lines(left)[1]
 
 
 @pytest.mark.parametrize(
@@ -324,17 +367,18 @@ def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
 def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> None:
     assert doubts.of_stability(StabilityRecord(row=0.8, score=0.8)) == []
     assert doubts.of_stability(StabilityRecord(row=0.66, score=1.0)) == [
-        "Resamples of the validation data would have led to another row in 34 % of cases."
+        "Not certain: resamples of the validation data would have led to another row in 34 % of cases."
     ]
     assert (
-        "another row in 34 % and another score in 50 %" in doubts.of_stability(StabilityRecord(row=0.66, score=0.5))[0]
+        "another row in 34 % of cases and another score in 50 %"
+        in doubts.of_stability(StabilityRecord(row=0.66, score=0.5))[0]
     )
 
 
 def test_another_score_that_costs_next_to_nothing_is_no_doubt() -> None:
     assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.004)) == []
     assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.014)) == [
-        "Resamples of the validation data would have led to another score in 70 % of cases, whose mean OOD AUROC there "
-        "differs by -0.0140."
+        "Not certain: resamples of the validation data would have led to another score in 70 % of cases, whose mean "
+        "OOD AUROC on these data differs by -0.0140."
     ]
     assert "differs by +0.0040" in doubts.of_stability(StabilityRecord(row=0.7, score=0.3, difference=0.004))[0]
