@@ -83,7 +83,7 @@ bias) that turns the similarities of a CLIP into logits."""
 _GROUPS_OF_A_TRAINING = ("Ensemble", "Length", "Optimization", "What is trained", "Augmentation")
 _SPEED = ("autocast", "checkpoint_blocks", "compile")
 _RECIPE_ALSO = (*_SPEED, "batch_size", "dtype", "max_length", "tower")
-_OF_ONE_RUN = ("log", "save_every", "resume", *_SPEED, "shard", "timeout", "tower")
+_OF_ONE_RUN = ("log", "save_every", "resume", *_SPEED, "timeout", "tower")
 
 
 def _check_log(text: str) -> None:
@@ -159,9 +159,7 @@ def _without_effect(call: Call) -> Iterator[tuple[Sequence[str], str]]:
         return
     yield ["betas", "eps"] if call.values["optimizer"] == "sgd" else ["momentum"], "optimizer"
     if call.values["loss"] == "contrastive":  # it compares images with texts, and has no classes
-        yield ["label_smoothing", "reset_head", "compile", "shard"], "loss"
-    if call.values["shard"]:
-        yield ["compile"], "shard"
+        yield ["label_smoothing", "reset_head", "compile"], "loss"
     of_method = [] if method is None else method.sets_aside(_asked(call))
     if of_method:
         yield of_method, "ensemble"
@@ -179,7 +177,6 @@ def _asked(call: Call) -> FinetuneRequest:
         schedule=values["schedule"],
         freeze=values["freeze"],
         compile=values["compile"],
-        shard=values["shard"],
         where=call.where,
         has_default=lambda name: not call.rank(name),
     )
@@ -379,13 +376,6 @@ def finetune(
         bool, running("Gradient checkpointing: recompute the activations of each block in the backward pass")
     ] = False,
     compile: Annotated[bool, running("Compile the model with torch.compile")] = False,
-    shard: Annotated[
-        bool,
-        running(
-            "Under torchrun, divide weights, gradients and optimizer state among the processes, for a model that does "
-            "not fit a device"
-        ),
-    ] = False,
     timeout: Annotated[
         float,
         running(
@@ -543,7 +533,6 @@ def finetune(
         dropout=dropout,
         checkpoint_blocks=checkpoint_blocks,
         compile=compile,
-        shard=shard,
         timeout=timeout,
         output=path,
         log_file=text_or_none(log),

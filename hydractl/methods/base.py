@@ -144,7 +144,6 @@ class FinetuneRequest:
         schedule: ``cosine``, ``linear`` or ``constant``.
         freeze: the parts of the model that are not trained.
         compile: whether the model is compiled.
-        shard: whether weights are divided among processes.
         where: returns where an option was given, as `` (source)`` for a message; empty if there is nothing to say.
         has_default: returns whether an option has its default value because nobody has set it.
     """
@@ -154,7 +153,6 @@ class FinetuneRequest:
     schedule: str
     freeze: list[str]
     compile: bool
-    shard: bool
     where: Callable[[str], str]
     has_default: Callable[[str], bool]
 
@@ -300,7 +298,7 @@ class TogetherOptions(MethodOptions):
 
     Attributes:
         members: the number of members, the first argument.
-        can_be_sped_up: whether the method allows ``--compile`` and ``--shard``.
+        can_be_sped_up: whether the method allows ``--compile``.
     """
 
     can_be_sped_up: ClassVar[bool] = False
@@ -319,8 +317,6 @@ class TogetherOptions(MethodOptions):
             problems.append(f"{option} is for models with a classifier, not --loss contrastive")
         if request.compile and not self.can_be_sped_up:
             problems.append(f"{option} does not go with --compile")
-        if request.shard and not self.can_be_sped_up:
-            problems.append(f"{option} does not go with --shard")
         if "head" in request.freeze:
             problems.append(f"{option} trains classifiers: without --freeze head")
         return problems

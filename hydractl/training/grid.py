@@ -12,7 +12,6 @@ from hydractl.errors import NonFiniteError
 from hydractl.training.checkpointing import Saved
 from hydractl.training.course import LeftModel
 from hydractl.training.data import TrainingData
-from hydractl.training.distribution import whole
 from hydractl.training.loop import EpochFigures, Training, TrainingContext, TrainingOutcome
 from hydractl.training.members import AnyModel
 from hydractl.training.options import TrainOptions
@@ -233,9 +232,8 @@ def _result(run: Training) -> CandidateResult:
 
 
 def _copied_to_cpu(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return copies on the CPU of whole parameters, which may be divided among processes."""
+    """Return copies on the CPU of parameters."""
     copies = {}
     for name, parameter in parameters.items():
-        weights = whole(parameter)
-        copies[name] = weights.to("cpu", copy=True)
+        copies[name] = parameter.detach().to("cpu", copy=True)
     return copies

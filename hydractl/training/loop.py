@@ -27,12 +27,12 @@ from hydractl.training.checkpointing import (
     set_random_state,
 )
 from hydractl.training.data import TrainingData, ValidationBatches
-from hydractl.training.distribution import backward, placed, shared, unshard, whole
+from hydractl.training.distribution import backward, shared
 from hydractl.training.losses import make_loss
 from hydractl.training.members import AnyModel
 from hydractl.training.options import TrainOptions
 from hydractl.training.run_log import RunLog
-from hydractl.training.start import kept_weights, make_optimizer, requiring_gradients, trainable
+from hydractl.training.start import kept_weights, make_optimizer, trainable
 
 _SIGNALS_APART_S = 0.5
 """Seconds to wait for a signal that has reached another process of this run first."""
@@ -402,7 +402,7 @@ class Training:
             NonFiniteError: the weights are not finite in any of the processes.
         """
         is_finite = all(map(_is_finite, self.parameters.values()))
-        finite_in_processes = self.context.team.gather(is_finite)  # each process may have other parts of the weights
+        finite_in_processes = self.context.team.gather(is_finite)
         if not all(finite_in_processes):
             steps = self.history.steps
             raise NonFiniteError(f"the weights are not finite after step {steps}", hint=_LOWER)
@@ -414,8 +414,7 @@ class Training:
             return
         self._check_weights()  # before anything is collected: all models that are written later must be finite
 
-        # Pass one parameter at a time: if they are divided among processes, a device may not hold all whole parameters.
-        weights = ((name, whole(parameter)) for name, parameter in self.parameters.items())
+        weights = ((name, parameter.detach()) for name, parameter in self.parameters.items())
         self.course.collect(steps, weights, self.context.log, self.context.run_log)
 
     def _end_epoch(self) -> None:
@@ -491,14 +490,7 @@ class Training:
         """Copy these weights into the trained parameters, in place."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                typed = weights[name].to(parameter.dtype)
-                values = placed(typed, parameter)  # this process's shard, if the parameter is divided
-                parameter.copy_(values)
-
-    def unshard(self) -> None:
-        """Give every process the whole model again, on the CPU; replaces :attr:`parameters`."""
-        unshard(self.model)
-        self.parameters = requiring_gradients(self.model)
+                parameter.copy_(weights[name])
 
     # --- several processes --------------------------------------------------------------------------------------------
 
@@ -581,7 +573,7 @@ class Training:
         history = self.history
         team = self.context.team
 
-        # Collect from all processes: random states, and whole tensors that may be divided among processes.
+        # Collect from all processes: random states.
         random_bytes = random_state(self.device).numpy().tobytes()
         random_states = team.gather(random_bytes.hex())
         best_accuracy: float | None = None
@@ -590,11 +582,11 @@ class Training:
             best_accuracy, best_weights = self.best
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
-            tensors[f"model.{name}"] = whole(parameter)
+            tensors[f"model.{name}"] = parameter.detach()
         for name, tensor in best_weights.items():
-            tensors[f"best.{name}"] = whole(tensor)
+            tensors[f"best.{name}"] = tensor
         for name, tensor in optimizer_tensors(self.optimizer).items():
-            tensors[f"optimizer.{name}"] = whole(tensor)
+            tensors[f"optimizer.{name}"] = tensor
         if team.rank != 0:
             return None
 
@@ -630,8 +622,7 @@ class Training:
         if progress["best"] is not None:
             best_weights = {}
             for name, tensor in saved.part("best.").items():
-                shard_of_process = placed(tensor, self.parameters[name])
-                best_weights[name] = shard_of_process.to(self.device)
+                best_weights[name] = tensor.to(self.device)
             self.best = (progress["best"], best_weights)
         self.course.load(saved)
 
@@ -654,14 +645,7 @@ class Training:
 
     def _load_optimizer(self, memory: Mapping[str, Tensor]) -> None:
         """Give the optimizer its state back; names begin with the index of the parameter, e.g. ``3.exp_avg``."""
-        trained: list[Tensor] = []
-        for group in self.optimizer.param_groups:
-            trained += group["params"]
-        tensors = {}
-        for name, tensor in memory.items():
-            index = int(name.partition(".")[0])
-            tensors[name] = placed(tensor, trained[index])
-        load_optimizer(self.optimizer, tensors)
+        load_optimizer(self.optimizer, memory)
 
 
 def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:

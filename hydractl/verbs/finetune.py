@@ -27,7 +27,6 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
 from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
-from hydractl.training.distribution import shard
 from hydractl.training.grid import CandidateResult, Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
@@ -142,8 +141,6 @@ def run(request: TrainingRequest, log: Log) -> Outcome:
     # One training, in this process or in all processes of torchrun.
     if restarted():  # a process failed, and torchrun has started all of them again
         request = replace(request, resume=True)
-    if request.shard and alone():
-        raise UsageError("--shard needs several processes", hint="torchrun --nproc-per-node N -m hydractl finetune ...")
     names_one_gpu = request.device.startswith("cuda:")
     if names_one_gpu and not alone():
         hint = "--device cuda gives each process its own"
@@ -356,8 +353,6 @@ def _train_and_write(
         with team.exchanging():
             make_start = _start_maker(first_model, prepared, team)
             trained = train_each(make_start, prepared.options, context, saved)
-            if request.shard:
-                trained.run.unshard()
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
 
         # Write the models.
@@ -387,19 +382,14 @@ def _build_model(prepared: Prepared) -> AnyModel:
 
 
 def _build_member(prepared: Prepared, source: Source) -> HydraModel:
-    """Return one model on its device: with dropout and adapters, and compiled and sharded, as the settings say."""
+    """Return one model on its device: with dropout and adapters, and compiled, as the settings say."""
     request = prepared.request
     options = prepared.options
     source_with_dropout = with_dropout(source, request.dropout)
     device = resolve_device(local_device(request.device))
-    device_to_build_on = str(device)
-    if request.shard:
-        device_to_build_on = "cpu"  # the whole model need not fit on one device
-    model = build_model(source_with_dropout, device_to_build_on, request.dtype)
+    model = build_model(source_with_dropout, str(device), request.dtype)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
-    if request.shard:
-        shard(model, device)
     return model
 
 
@@ -435,7 +425,6 @@ def _environment(request: TrainingRequest, team: Processes) -> dict[str, int | s
         "device": resolve_device(local_device(request.device)).type,
         "processes": team.size,
         "compile": request.compile,
-        "shard": request.shard,
     }
 
 

@@ -24,7 +24,6 @@ class TrainingRequest:
         device, dtype: where and in which numbers it is trained.
         dropout: the dropout in each layer; None for what the model says.
         checkpoint_blocks, compile: how the model is sped up, or spares memory.
-        shard: whether weights are divided among the processes of a team.
         timeout: how long the processes of a team wait for each other, in seconds.
         output: the file, the folder of several models, or None for names after the models.
         log_file: the file of the log of the training, ``beside``, or None.
@@ -43,7 +42,6 @@ class TrainingRequest:
     dropout: float | None
     checkpoint_blocks: bool
     compile: bool
-    shard: bool
     timeout: float
     output: str | None
     log_file: str | None

@@ -310,7 +310,6 @@ def test_the_curvature_counts_as_a_multiple_of_the_samples(asked: str, of_sample
     [
         ({"lr": [0.1]}, "--lr has no effect with --ensemble laplace"),
         ({"tower": "text"}, "--tower has no effect with --ensemble laplace"),
-        ({"shard": True}, "--shard has no effect with --ensemble laplace"),
         ({"val": "v.npz", "ensemble": LaplaceOptions(prior=3)}, "--val chooses the prior: without PRIOR"),
     ],
 )

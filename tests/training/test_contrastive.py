@@ -295,7 +295,6 @@ def test_a_step_is_that_of_open_clip_and_the_factor_stays_below_a_hundred(publis
 BAD = {
     "smoothing": ({"label_smoothing": 0.1}, "label_smoothing has no effect with --loss contrastive"),
     "a new classifier": ({"reset_head": True}, "--reset-head has no effect with --loss contrastive"),
-    "divided": ({"shard": True}, "--shard has no effect with --loss contrastive"),
     "compiled": ({"compile": True}, "--compile has no effect with --loss contrastive"),
 }
 

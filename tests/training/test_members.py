@@ -283,7 +283,6 @@ def test_a_second_signal_ends_the_process() -> None:
     [
         (["--ensemble", "deep:2", "--device", "cuda:99", "-o", "x.st"], "device 'cuda:99' is not available"),
         (["--ensemble", "deep:2", "--log", "x.jsonl"], "several trainings have a log each: --log beside"),
-        (["--shard"], "--shard needs several processes"),
         (["other.st", "-o", "x.st"], "of several MODELs --output names their folder, as in out/, not x.st"),
     ],
 )
