@@ -28,7 +28,7 @@ from hydractl.api.options import (
 from hydractl.api.validating import OnBad
 from hydractl.api.values import Data, NamedData, Path
 from hydractl.api.verb import verb
-from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.options.call import (
@@ -84,7 +84,8 @@ def study(
         NamedData,
         in_data(
             "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: "
-            "the search takes the first one; auto makes them of the samples of --val",
+            "the search takes the first one; auto makes them of the samples of --val [default: auto, and the score is "
+            "chosen blind]",
             metavar="[NAME=]SPEC|auto",
             names=True,
             reads=ood_val_of_study,
@@ -100,7 +101,8 @@ def study(
     ood: Annotated[
         NamedData,
         in_data(
-            "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more",
+            "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more [default: made of the samples "
+            "of --test]",
             metavar="NAME=SPEC",
             names=True,
             often=True,
@@ -215,9 +217,7 @@ def study(
     with Problems() as problems:
         problems.needs("val")
         problems.needs("test")
-        problems.needs("ood_val")
         problems.twice_named("ood_val")
-        problems.needs("ood")
         problems.twice_named("ood")
         problems.goes_with("negative_words", "ood_score")
         for name in texts(ood_score):
@@ -228,13 +228,16 @@ def study(
     from hydractl.verbs.opening import opening_options
     from hydractl.verbs.study import run
 
+    # Without OOD data some are made of the ID data, and the score is chosen blind.
+    id_test = checked(DataSpec, test)
+    made_of_test = id_test.with_setting(f"ood={AUTO}").under(f"--ood {AUTO}")
     request = StudyRequest(
         model=checked(ModelRef, model),
         train=checked_or_none(DataSpec, train),
         val=checked(DataSpec, val),
-        ood_val=all_checked(OodSet, ood_val),
-        test=checked(DataSpec, test),
-        ood=all_checked(OodSet, ood),
+        ood_val=all_checked(OodSet, ood_val) or [ood_val_of_study("--ood-val", AUTO)],
+        test=id_test,
+        ood=all_checked(OodSet, ood) or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
         rows=texts(rows),
         max_drop=max_drop,
         time=time,

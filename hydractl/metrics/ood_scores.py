@@ -124,6 +124,7 @@ ON_FEATURES = {
     "vim": "data",
     "react": "data",
     "ash": "",
+    "hedge": "labels",
     "vilu": "labels",
     "vilu-scaled": "labels",
     "nnguide": "data",
@@ -149,11 +150,13 @@ OF_UNSIGNED = {
 """Scores for features that are never negative, e.g. after a ReLU, and what each does to others."""
 OF_STUDY = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
 """Scores that a study chooses from by default."""
+HEDGE = "hedge"
+"""The score that a study takes where it has no OOD samples to choose one by."""
 OF_LAYERS = ("mahalanobis-layers",)
 """Scores that take what every block gives, beside the features."""
-BY_NAME_ALONE = ("ddu", "mahalanobis-layers")
-"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, and those
-of all layers need much memory."""
+BY_NAME_ALONE = ("ddu", "mahalanobis-layers", "hedge")
+"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, those of
+all layers need much memory, and ``hedge`` is a sum of others."""
 
 
 def needs_training_data(name: str) -> bool:

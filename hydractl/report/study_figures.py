@@ -78,10 +78,12 @@ def _learning_rates_text(rates: Sequence[float] | None) -> str:
 
 def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
     """Return the mean AUROC of a row under its own score over these OOD validation sets; None if there are no sets."""
+    if not sets:
+        return None
     auroc_of_sets = row.validation.auroc[row.score]
     # A set without an AUROC is not among those that choose.
     aurocs = [auroc for name in sets if (auroc := auroc_of_sets[name]) is not None]
-    return sum(aurocs) / len(aurocs) if aurocs else None
+    return sum(aurocs) / len(aurocs)
 
 
 def _marked_name(row: StudyRowRecord) -> str:

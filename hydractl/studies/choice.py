@@ -9,6 +9,7 @@ from functools import cached_property
 from hydractl.files.study_answer import StabilityRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.ood_scores import HEDGE
 from hydractl.studies import doubts
 from hydractl.studies.choosing import (
     BLIND,
@@ -34,7 +35,8 @@ RULE = (
     "also unless its accuracy is more than {drop:g} below that of the single model, or its NLL after temperature "
     "scaling more than {nll:g} above it, significantly so. All rows are compared under the admissible score of the "
     "single model with the highest mean AUROC. The cheapest admissible row is taken of which no dearer one is better "
-    "by more than {margin:g}, significantly."
+    "by more than {margin:g}, significantly. Where no set tells anything, or none was given, it is the single model "
+    "with the sum of scores hedge, or with MSP where scores on features are left out."
 )
 
 
@@ -68,7 +70,9 @@ class ValidatedRow:
         measured = self.measured
         accuracy_and_nll = measured.accuracy_and_nll(rounds, seed)
         candidates = []
-        for score, aurocs in measured.aurocs(measured.scores, rounds, seed).items():
+        # The score that is taken blind is no candidate: what OOD samples choose is better.
+        scores = [score for score in measured.scores if score != HEDGE]
+        for score, aurocs in measured.aurocs(scores, rounds, seed).items():
             candidate = Candidate(
                 row=self.row.name,
                 score=score,
@@ -115,8 +119,10 @@ class Chosen:
 
     @property
     def taken(self) -> Rung:
-        """The row and the score that were chosen."""
-        return self.rung(self.choice.chosen)
+        """The row and the score that were chosen; where no set has a vote, the single model with the blind score."""
+        if self.choice.telling:
+            return self.rung(self.choice.chosen)
+        return Rung(SINGLE, self.common_score)
 
     @property
     def ladder(self) -> list[Rung]:
@@ -132,7 +138,13 @@ class Chosen:
     @property
     def common_score(self) -> str:
         """The score under which all rows are compared: the single model's own score."""
-        return self.own_candidate(SINGLE).score
+        return self.score_of(SINGLE)
+
+    def score_of(self, row: str) -> str:
+        """Return the score of a row: its own, or that of the single model which is taken blind if no set has a vote."""
+        if row == SINGLE and not self.choice.telling and HEDGE in self.rows[SINGLE].measured.scores:
+            return HEDGE
+        return self.own_candidate(row).score
 
     def mean_auroc(self, index: int) -> float:
         """Return the mean AUROC of the candidate at ``index`` over the OOD validation sets with a vote, 0 without."""
@@ -229,7 +241,7 @@ def choose(plan: Plan, given_score: str | None, log: Log) -> Chosen:
             rows[row.name] = validated
             candidates += validated.candidates(plan.request.bootstrap, plan.request.seed)
             progress.advance(1, row.name)
-    chosen = Chosen(plan, rows, Evidence(candidates), given_score)
+    chosen = Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val), given_score)
     for sentence in chosen.doubts_of_guessing:
         log.warn(sentence)
     return chosen

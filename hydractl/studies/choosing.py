@@ -123,10 +123,12 @@ class Evidence:
     Args:
         candidates: all candidates in the order of the table, with those of one row next to each other. The reference
             (the single model with MSP) is among them.
+        may_vote: whether sets can have a vote; not where their OOD samples are made because nobody gave any.
     """
 
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, candidates: Sequence[Candidate], *, may_vote: bool = True) -> None:
         self.candidates = tuple(candidates)
+        self._may_vote = may_vote
         self.sets = tuple(self.candidates[0].outside.values)
 
         # The figures of all candidates as arrays. A reading is one way to measure them: reading 0 is the data
@@ -171,6 +173,8 @@ class Evidence:
 
     def voting_sets(self, reading: int) -> tuple[int, ...]:
         """Return the sets with a vote: those that some score of the single model separates from the ID samples."""
+        if not self._may_vote:
+            return ()
         # The interval of an AUROC keeps the width that it has on the data, and moves along with the AUROC of the
         # reading.
         aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]

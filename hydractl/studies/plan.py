@@ -9,7 +9,7 @@ from pathlib import Path
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.methods.study_rows import MEMBERS
-from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.ood_scores import HEDGE, ON_FEATURES
 from hydractl.options.command import Command
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.scale import Scale
@@ -92,6 +92,16 @@ class Plan:
     def model(self) -> ModelRef:
         """The studied model."""
         return self.request.model
+
+    @property
+    def has_ood_val(self) -> bool:
+        """Whether somebody gave OOD validation data; without any they are made, and nothing is chosen by them."""
+        return bool(self.request.decisive.get("ood_val", True))
+
+    @property
+    def has_ood(self) -> bool:
+        """Whether somebody gave OOD test data; without any they are made of the ID test data."""
+        return bool(self.request.decisive.get("ood", True))
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -385,6 +395,10 @@ class Plan:
             return {}
         arguments = dict(self.fitted)
         if "train" in arguments:
+            if row is self.rows[0]:  # of the single model, for it may have to be taken without a choice
+                names = self.fitted["ood_score"]
+                assert isinstance(names, list)
+                arguments["ood_score"] = [",".join([*names, HEDGE])]
             arguments["features"] = str(self.folder / "choose" / f"{row.name}.features.st")
         return arguments
 

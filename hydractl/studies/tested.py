@@ -41,6 +41,9 @@ from hydractl.studies.words import AUROC, KINDS, Finding, judge, judge_all, smal
 FOOTNOTE = (
     "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
 )
+MADE_OF_TEST = (
+    "No OOD test data were given, so these are made of the ID test data: the figures say little of samples to come."
+)
 _LITTLE_MI = 0.01
 """Members with less mutual information than this, in nats, hardly differ."""
 
@@ -165,10 +168,11 @@ class Tested:
             against_baseline=findings_against_baseline,
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
+            has_ood_val=self.chosen.plan.has_ood_val,
             has_other_rows=len(self.rows) > 1,
             reasons_for_single=reasons_for_single,
             next_best=self._next_best,
-            uncertain=" ".join(doubts.of_stability(self.chosen.stability)),
+            uncertain=" ".join(doubts.of_stability(self.chosen.stability)) if has_vote else "",
             doubts=self._sentences_of_doubt(),
             mistakes="" if self.mistakes is None else self.mistakes.line,
         )
@@ -264,7 +268,11 @@ class Tested:
         has_circuits = any(row.circuit is not None for row in chosen.plan.rows)
         first_set = chosen.evidence.sets[0]  # a search takes the first OOD validation set
         searched = first_set if has_circuits else None
-        sentences = doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
+        sentences = []
+        if chosen.plan.has_ood_val:
+            sentences += doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
+        if not chosen.plan.has_ood:
+            sentences.append(MADE_OF_TEST)
         sentences += chosen.doubts_of_guessing
         sentences += self._doubts_of_limits()
         if self.uncalibrated.inside.labels is not None:
@@ -381,7 +389,7 @@ class Tested:
         But if any row does not have that score, each row gets one score: the single model's if it has it, else its own.
         """
         common_score = self.chosen.common_score
-        own_scores = {row: self.chosen.own_candidate(row).score for row in self.rows}
+        own_scores = {row: self.chosen.score_of(row) for row in self.rows}
         temperatures = [f"{row}={self.chosen.rows[row].temperature!r}" for row in self.rows]
         scores_of_all_rows = []
         for score in dict.fromkeys(
@@ -489,6 +497,7 @@ class Tested:
         validated = chosen.rows[name]
         measured = self.rows[name]
         own = chosen.own_candidate(name)
+        score = chosen.score_of(name)
         indices = chosen.evidence.rows[name]
         candidates = [chosen.evidence.candidates[index] for index in indices]
         aurocs = {candidate.score: dict(candidate.outside.values) for candidate in candidates}
@@ -506,11 +515,11 @@ class Tested:
             params=measured.params,
             mac_ratio=self._price_of_row(name).macs,
             temperature=validated.temperature,
-            score=own.score,
+            score=score,
             search=search_gain(validated.row),
             lr=kept_learning_rates(validated.row),
             validation=ValidationRecord(accuracy=own.accuracy, nll=own.nll, mi=validated.mean_mi, auroc=aurocs),
-            test=TestedRecord(ood_score=own.score, **dict(measured.metrics(own.score))),
+            test=TestedRecord(ood_score=score, **dict(measured.metrics(score))),
             common=detection_under_common_score,
         )
 

@@ -129,6 +129,7 @@ class Facts:
         by_test_set: by the name of each test set, the difference of AUROC between these two.
         against_baseline: the differences of the final rung to the single model with MSP and no temperature, by metric.
         labelled: whether the ID test data have labels.
+        has_ood_val: whether somebody gave OOD validation data.
         has_vote: whether any OOD validation set had a vote.
         has_other_rows: whether rows other than the single model were made.
         reasons_for_single: sentences on why no other row than the single model was chosen.
@@ -146,6 +147,7 @@ class Facts:
     by_test_set: Mapping[str, Finding]
     against_baseline: Mapping[str, Finding]
     labelled: bool = True
+    has_ood_val: bool = True
     has_vote: bool = True
     has_other_rows: bool = True
     reasons_for_single: Sequence[str] = ()
@@ -318,7 +320,9 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
         difference = _detection(differences)
         upper = _capitalised(name_of(facts.ladder[index]))
         lower = name_of(facts.ladder[index + 1])
-        if index == 0:
+        if not facts.has_vote:
+            sentences.append(f"{upper}, taken blind, is {how_much} on the test data than {lower}: {difference}.")
+        elif index == 0:
             sentences.append(
                 f"{upper}, chosen on validation data, is {how_much} on the test data than {lower}: {difference}."
             )
@@ -330,10 +334,7 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
 def _first_sentence(facts: Facts, answer: str) -> str:
     """Return the sentence that states the answer: nothing could be chosen, the single model, or another row."""
     if answer == BLIND:
-        return (
-            "The OOD validation data cannot tell which row or score is better, so nothing was chosen: use "
-            f"{single_with(REFERENCE)}, or give other OOD validation data."
-        )
+        return _blind_sentence(facts)
     if answer in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
         sentence = _single_sentence(facts, answer)
         if not facts.has_other_rows:
@@ -342,6 +343,21 @@ def _first_sentence(facts: Facts, answer: str) -> str:
             return f"On validation data no other row is worth its cost. {sentence}"
         return f"No other row is worth its cost here. {sentence}"
     return _ensemble_sentence(facts, answer)
+
+
+def _blind_sentence(facts: Facts) -> str:
+    """Return the sentence that states the answer of a study that had no OOD samples to choose by."""
+    reason, other = "The OOD validation data cannot tell which row or score is better", " other"
+    if not facts.has_ood_val:
+        reason, other = "No OOD validation data were given", ""
+    name = name_of(facts.rung)
+    if facts.rung.score == REFERENCE:
+        return f"{reason}, so nothing was chosen: use {name}, or give{other} OOD validation data."
+    differences = _detection(facts.differences_to_next[facts.final_index])
+    return (
+        f"{reason}, so the score was taken blind, a sum of several: use {name}. On the test data it has {differences} "
+        "against MSP."
+    )
 
 
 def _single_sentence(facts: Facts, answer: str) -> str:

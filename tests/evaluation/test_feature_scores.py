@@ -214,7 +214,7 @@ def test_several_rows_have_a_file_of_features_each() -> None:
 
 LAYERS = "mahalanobis-layers"
 # They differ from ViM in the metric alone; ViM keeps the most, mutual information nothing.
-OTHERS = ("mahalanobis", "ddu", "ash", "nnguide", "fdbd", "nci", "she", "scale")
+OTHERS = ("mahalanobis", "ddu", "ash", "hedge", "nnguide", "fdbd", "nci", "she", "scale")
 
 
 @pytest.mark.parametrize("score", ["vim", LAYERS, *marked_long(["mi"]), *marked_release(["knn", *OTHERS])])

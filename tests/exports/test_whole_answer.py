@@ -181,7 +181,7 @@ class EveryScore(nn.Module):
 
 
 # Among them, each way to sort, to choose, to divide and to classify anew that a score has.
-KINDS_OF_SCORES = ["msp", "gen", "mi", "variance", "ddu", "knn", "ash", "vilu", "nnguide", "fdbd"]
+KINDS_OF_SCORES = ["msp", "gen", "mi", "variance", "ddu", "knn", "ash", "hedge", "vilu", "nnguide", "fdbd"]
 
 
 @pytest.mark.long

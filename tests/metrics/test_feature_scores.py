@@ -18,8 +18,8 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 
 CLASSES, WIDTH = 4, 12
 TRAINED = ("vilu", "vilu-scaled")  # in test_vilu.py
-NOT_THEIRS = ("neglabel", "ddu", "mahalanobis-layers")
-STATISTICS = [name for name in FEATURE_SCORES if name not in TRAINED]
+NOT_THEIRS = ("neglabel", "ddu", "mahalanobis-layers", "hedge")
+STATISTICS = [name for name in FEATURE_SCORES if name not in (*TRAINED, "hedge")]
 
 
 def sums_of(features: np.ndarray, labels: np.ndarray) -> list[LayerSums]:
@@ -162,6 +162,31 @@ def test_against_the_definition(name: str) -> None:
     tolerance = 1e-5 if name in ("neglabel", "nnguide") else 1e-7  # they keep features in float32
     expected = naive(name, data, samples)
     assert ours(name, data, samples, logits) == pytest.approx(expected, rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize(("n", "held_out"), [(300, 60), (49, 0)])
+def test_the_hedge_is_the_sum_of_its_parts_standardised_on_samples_that_these_have_not_seen(
+    n: int, held_out: int
+) -> None:
+    data, samples, logits = case(n)
+    assert data.labels is not None
+    # Logits of which no probability comes so near to 1 that gen would be of its rounding.
+    data = replace(data, weight=data.weight / 20, bias=data.bias / 20, highest=data.highest / 20)
+    logits = logits / 20
+    drawn = np.random.default_rng(0).permutation(n)
+    unseen, seen = (drawn[:held_out], np.sort(drawn[held_out:])) if held_out else (drawn, np.arange(n))
+    part = replace(data, features=data.features[seen], labels=data.labels[seen], neighbours=7 * len(seen) // n)
+    part = replace(part, highest=data.highest[seen])
+
+    def parts(x: np.ndarray) -> np.ndarray:
+        odds = np.exp(x @ data.weight.T + data.bias)
+        p = odds / odds.sum(axis=1, keepdims=True)
+        named = [ours(name, part, x, x @ data.weight.T + data.bias) for name in ("mahalanobis", "rmd", "knn", "vim")]
+        return np.stack([((p * (1 - p)) ** 0.1).sum(axis=1), -np.log(odds.sum(axis=1)), *named])
+
+    on_unseen = parts(data.features[unseen])
+    standard = (parts(samples) - on_unseen.mean(axis=1)[:, None]) / on_unseen.std(axis=1)[:, None]
+    assert ours("hedge", data, samples, logits) == pytest.approx(standard.sum(axis=0), rel=1e-9)
 
 
 @pytest.fixture

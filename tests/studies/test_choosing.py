@@ -170,6 +170,12 @@ def test_where_all_sets_are_blind_it_is_the_single_model_with_msp() -> None:
     assert choice.reasons[2] == "no OOD validation set tells anything"
 
 
+def test_sets_that_nobody_gave_have_no_vote() -> None:
+    candidates = [SINGLE, candidate("single", 0.95, score="vim"), candidate("a", 0.95, macs=130)]
+    choice = choose_candidate(Evidence(candidates, may_vote=False), 0.01)
+    assert (choice.chosen, choice.telling, choice.blind, choice.admissible) == (0, [], ["set0"], [0])
+
+
 def test_an_interval_that_reaches_down_to_chance_is_blind() -> None:
     assert decided(candidate("single", 0.65, spread=0.1), candidate("a", 0.9))[0].telling == []
     assert decided(candidate("single", 0.65, spread=0.02), candidate("a", 0.9))[0].telling == ["set0"]

@@ -250,11 +250,44 @@ def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
     assert study("--ood-val", "also=also.npz", **{"-o": "blind", "--rows": "whole-avg"}) == 0
     document = json.loads(Path("blind/study.json").read_text())
     assert document["choice"]["telling"] == [] and document["verdict"]["answer"] == "cannot choose"
-    assert [document["use"]["row"], document["use"]["score"]] == ["single", "msp"]
-    assert json.loads(Path("blind/best.json").read_text())["models"][0]["ood_score"] == "msp"
+    assert document["ladder"][0]["score"] == "hedge" and document["ladder"][1]["score"] == "msp"
+    score = document["use"]["score"]
+    assert document["use"]["row"] == "single" and score in ("hedge", "msp")
+    assert json.loads(Path("blind/best.json").read_text())["models"][0]["ood_score"] == score
     line, of_search = document["verdict"]["doubts"]
     assert "oodval, also" in line and "nothing could be chosen on them" in line
     assert of_search.startswith("Heads were searched on oodval all the same")
+
+
+def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
+    bare = {name: value for name, value in OPTIONS.items() if name not in ("--ood-val", "--ood")} | {"--rows": "single"}
+    words = [word for pair in bare.items() for word in pair]
+    assert main(["study", "vit.st", *words, "-o", "bare", "--no-timed", "-q"]) == 0
+    document = json.loads(Path("bare/study.json").read_text())
+    assert document["choice"] | {"rule": "", "stability": {}} == {
+        "row": "single",
+        "score": "hedge",
+        "rule": "",
+        "telling": [],
+        "blind": ["oodval"],
+        "stability": {},
+    }
+    assert document["verdict"]["lines"][0].startswith("No OOD validation data were given, so")
+    assert any("these are made of the ID test data" in line for line in document["verdict"]["doubts"])
+    (row,) = document["rows"]
+    assert row["score"] == "hedge" and list(row["test"]["ood"]) == ["auto"]
+    score = document["use"]["score"]
+    stored = open_source(str(copy / "bare/best.st")).description.extra
+    measured = json.loads(Path("bare/best.json").read_text())["models"][0]
+    assert stored["ood_score"]["score"] == measured["ood_score"] == score
+    assert (
+        measured["ood_avg"]["auroc"] == (row["test"] if score == "hedge" else document["baseline"])["ood_avg"]["auroc"]
+    )
+    before = {name: Path("bare", name).read_bytes() for name in ARTEFACTS}
+    for name in ("choice.json", "test.json", "best.st", "best.json", "study.json"):
+        Path("bare", name).unlink()
+    assert main(["study", "vit.st", *words, "-o", "bare", "--no-timed", "-q"]) == 0
+    assert {name: Path("bare", name).read_bytes() for name in ARTEFACTS} == before
 
 
 @pytest.mark.fault(63)

@@ -279,6 +279,34 @@ def test_blind_validation_data_choose_nothing() -> None:
     assert lines(tested)[-1] == "Blind."
 
 
+BLIND = Rung("single", "hedge")
+
+
+def test_without_a_set_that_tells_the_score_is_taken_blind_and_said_so() -> None:
+    tested = facts_of([BETTER], {"msp": BETTER}, [BLIND, MSP], has_vote=False, doubts=["Blind."])
+    assert answer_of(tested) == "cannot choose"
+    assert lines(tested)[0] == (
+        "The OOD validation data cannot tell which row or score is better, so the score was taken blind, a sum of "
+        f"several: use the single model with hedge. On the test data it has {finding(BETTER)} against MSP."
+    )
+    bare = lines(replace(tested, has_ood_val=False))
+    assert bare[0].startswith("No OOD validation data were given, so the score was taken blind")
+    assert "best.st is the single model with the score hedge, temperature 1.200" in " ".join(bare)
+
+
+def test_a_score_taken_blind_that_is_no_better_on_the_test_data_is_left() -> None:
+    tested = facts_of([SAME], {"msp": BETTER}, [BLIND, MSP], has_vote=False, has_ood_val=False)
+    said = lines(tested)
+    assert said[0] == (
+        "No OOD validation data were given, so nothing was chosen: use the single model with MSP, or give OOD "
+        "validation data."
+    )
+    assert said[1] == (
+        "The single model with hedge, taken blind, is no better on the test data than the single model with MSP: "
+        f"{finding(SAME)}."
+    )
+
+
 def test_a_test_set_on_which_a_choice_that_helps_is_worse_is_named() -> None:
     sets = {"mnist": finding(BETTER), "svhn": finding(SLIGHTLY_WORSE)}
     tested = facts_of([BETTER, BETTER], {"msp": BETTER}, by_test_set=sets)

@@ -8,7 +8,7 @@ graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from hydractl.errors import InputError
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.feature_scores.layers import LayerSums
 from hydractl.metrics.feature_scores.vilu import fit_vilu, vilu_probabilities
-from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.metrics.probabilities import Floats
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.metrics.probabilities import Block, Floats
 
 Statistics = Mapping[str, Floats]
 """What a score keeps from fitting to training data: arrays by name."""
@@ -629,6 +629,74 @@ def _factor(arrays: Arrays, features: Floats, highest: Floats) -> Floats:
     ratio = arrays.quotients(features.sum(axis=1), highest.sum(axis=1))
     bounded = arrays.at_most(ratio, _LARGEST_EXPONENT)
     return arrays.exp(bounded)
+
+
+# --- several scores together ------------------------------------------------------------------------------------------
+
+_HEDGED = ("mahalanobis", "rmd", "knn", "vim")
+"""The scores on features that ``hedge`` sums, beside two on logits."""
+_HELD_OUT = 5
+"""One training sample of so many is not fitted to, and tells the mean and the deviation of each part of ``hedge``."""
+_FEWEST_HELD_OUT = 10
+"""With fewer, means and deviations are those of the samples that the parts are fitted to."""
+
+
+def _fit_hedge(data: MemberTraining) -> dict[str, Floats]:
+    """Fit the parts to four of five training samples, and take their means and deviations from the others.
+
+    Returns:
+        What each score of :data:`_HEDGED` keeps, as ``NAME.ARRAY``; ``means`` and ``deviations`` of the parts, [6].
+    """
+    samples = len(data.features)
+    drawn = np.random.default_rng(0).permutation(samples)
+    held_out = drawn[: samples // _HELD_OUT]
+    kept = np.sort(drawn[len(held_out) :])
+    if len(held_out) < _FEWEST_HELD_OUT:
+        held_out = kept = np.arange(samples)
+    assert data.labels is not None  # checked when --train is opened
+    training = replace(
+        data,
+        features=data.features[kept],
+        labels=data.labels[kept],
+        highest=data.highest[kept],
+        neighbours=max(1, data.neighbours * len(kept) // max(1, samples)),
+    )
+    fitted = {}
+    for name in _HEDGED:
+        for array, values in FEATURE_SCORES[name].fit(training).items():
+            fitted[f"{name}.{array}"] = values
+    logits = data.features[held_out] @ data.weight.T + data.bias
+    parts = np.stack(_parts_of_hedge(ON_ARRAYS, fitted, data.features[held_out], logits))  # [6, n]
+    fitted["means"] = parts.mean(axis=1)
+    fitted["deviations"] = np.maximum(parts.std(axis=1), _SHORTEST)
+    return fitted
+
+
+def _parts_of_hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> list[Floats]:
+    """Return the scores that ``hedge`` sums, [n] each: ``gen``, ``energy``, and those of :data:`_HEDGED`."""
+    block = Block(logits[None], None, arrays)
+    parts = [SCORES["gen"](block), SCORES["energy"](block)]
+    for name in _HEDGED:
+        start = f"{name}."
+        of_part = {key.removeprefix(start): values for key, values in fitted.items() if key.startswith(start)}
+        parts.append(FEATURE_SCORES[name].score(of_part, features, logits, arrays))
+    return parts
+
+
+@_declare(
+    "hedge",
+    "sum of gen and energy of the member's logits, mahalanobis, rmd, knn and vim, each less its mean and over its"
+    " deviation on training samples that it is not fitted to",
+    _fit_hedge,
+    numbers=("knn.k", "vim.alpha"),
+)
+def _hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Return the sum of standardised scores, [n]: for whoever has no OOD samples to choose one of them by."""
+    parts = _parts_of_hedge(arrays, fitted, features, logits)
+    total = (parts[0] - fitted["means"][0]) / fitted["deviations"][0]
+    for place in range(1, len(parts)):
+        total = total + (parts[place] - fitted["means"][place]) / fitted["deviations"][place]
+    return total
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
