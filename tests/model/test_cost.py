@@ -16,10 +16,10 @@ from hydractl.files.header import TensorInfo, tensor_info
 from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model import cost as module
-from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
+from hydractl.model.cost import cost_of, dense_macs, macs, parameters, total_cost, weight_bytes
 from hydractl.model.source import Source
 from tests.pico import keeping, shared_source
-from tests.spread import marked_long
+from tests.spread import marked_long, spread
 
 D, DK, T, BLOCKS, HEADS = 768, 64, 197, 12, 12
 POSITION_AND_CLASS = T * D + D
@@ -218,6 +218,14 @@ def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.
     assert macs(same.description, same.tensors, batch=3) == 3 * first
     assert macs(same.description, same.tensors, whole_last_block=True) > first
     assert len(runs) == 4
+
+
+@pytest.mark.parametrize(("variant", "whole"), spread(["class-token", "bert", "llama", "clip", "swin"], [False, True]))
+def test_the_single_model_behind_a_pruned_one(variant: str, whole: bool) -> None:
+    source = shared_source(variant)
+    pruned = keeping(source, [[0]] * len(source.sites))
+    expected = macs(source.description, source.tensors, whole_last_block=whole)
+    assert dense_macs(pruned.description, whole_last_block=whole) == expected
 
 
 def test_bytes_follow_the_stored_dtype() -> None:
