@@ -213,17 +213,3 @@ def refuse_close_losses(scores: Sequence[Score]) -> None:
     for less, more in itertools.pairwise(sorted(scores)):
         if isinstance(more, float) and 0 < more - less <= ROUNDING * max(1.0, abs(more)):
             raise RestsOnRounding(f"two losses differ by {more - less:.1e}: the test needs other data")
-
-
-def surely_highest(scores: Sequence[tuple[Score, Score]]) -> int:
-    """Return the index of the score that is the highest wherever in its bounds each may be, of equal ones the first.
-
-    Raises:
-        RestsOnRounding: there is none.
-    """
-    best = max(range(len(scores)), key=lambda index: (scores[index][0], -index))
-    least_of_best, _ = scores[best]
-    for index, (_, most) in enumerate(scores):
-        if index != best and (most, -index) > (least_of_best, -best):
-            raise RestsOnRounding(f"a score of {least_of_best} or more may not be the highest: another is up to {most}")
-    return best

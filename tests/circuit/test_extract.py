@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
-import time
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 from hydractl.circuit.advice import gain_text, repeated_text
 from hydractl.cli.app import main
 from tests.circuit import searching
-from tests.forked import LIMIT, Forked, team
+from tests.forked import team
 from tests.running import quiet as run
 from tests.spread import marked_long
 
@@ -75,51 +73,6 @@ def evaluated(*paths: str) -> Counter[tuple[str, int, int, int]]:
 
 
 # --- kill and resume --------------------------------------------------------------------------------------------------
-
-
-def killed(arguments: list[str], journal: Path, lines: int, wait: float) -> bool:
-    """Run a command in a process of its own and kill it ``wait`` seconds after it wrote so many lines more.
-
-    Returns whether it was still running.
-    """
-    target = size(journal) + lines
-    process = Forked(arguments)
-    deadline = time.monotonic() + LIMIT
-    moment = deadline
-    while time.monotonic() < moment:
-        if process.poll() is not None:
-            assert process.returncode == 0
-            return False
-        if moment == deadline and size(journal) >= target:
-            moment = time.monotonic() + wait
-        time.sleep(0.001)
-    assert moment < deadline, "it wrote no line more"
-    process.kill()
-    process.wait()
-    return True
-
-
-def size(journal: Path) -> int:
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-
-@pytest.mark.long
-@pytest.mark.fault(1)
-def test_killed_again_and_again_it_gives_the_same_bytes() -> None:
-    """Killed at random moments, some of them before anything was found; nothing is evaluated twice."""
-    draw = random.Random(0)
-    command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume", "-q"]
-    kills = 0
-    while kills < 5:  # how often one search is killed before it is done depends on the machine
-        for file in [*Path().glob("k.*.json"), Path("k.json.journal")]:
-            file.unlink(missing_ok=True)
-        while killed(command, Path("k.json.journal"), draw.randint(0, 30), draw.uniform(0, 0.02)):
-            kills += 1
-            for file in Path().glob("k.*.json"):  # killed between two renames at the end
-                assert file.read_bytes() == Path(file.name.replace("k", "full", 1)).read_bytes()
-        same("k")
-        assert set(evaluated("k.json.journal").values()) == {1}
-        assert evaluated("k.json.journal") == evaluated("full.json.journal")
 
 
 @pytest.mark.fault(1, 2)
@@ -300,21 +253,6 @@ def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_kill
     run(*command, "--resume")
     same("two")
     assert set(evaluated("two.json.journal", "two.json.journal.1").values()) == {1}
-
-
-@pytest.mark.fault(36)
-@pytest.mark.long
-def test_a_killed_process_ends_the_other() -> None:
-    command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "dead.json", "--timeout", "60"]
-    ranks = team(2, [*command, "-q"])
-    deadline = time.monotonic() + 100
-    while not Path("dead.json.journal.1").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    ranks[1].kill()
-    out, err = ranks[0].communicate(timeout=60)
-    assert ranks[0].returncode == 1 and "another process of this run has ended" in err and not out
-    assert "Traceback" not in err and not list(Path().glob("dead.*.json"))
-    ranks[1].communicate()
 
 
 # --- where heads may go -----------------------------------------------------------------------------------------------

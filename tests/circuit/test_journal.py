@@ -368,7 +368,7 @@ with Journal.open(Path(sys.argv[1]), {}, {}, resume=True, force=False, log=Log()
 @pytest.mark.fault(1)
 def test_killed_again_and_again(path: Path) -> None:
     counts = []
-    for delay in (random.uniform(0, 0.02) for _ in range(8)):
+    for delay in (random.uniform(0, 0.02) for _ in range(4)):
         process = run(COUNT, path)
         assert process.stdout is not None
         counts.append(int(process.stdout.readline()))
