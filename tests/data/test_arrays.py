@@ -167,20 +167,6 @@ def test_damaged_headers(tmp_path: Path, header: str) -> None:
     assert "\n" not in error.message and len(error.message) < 500
 
 
-@pytest.mark.parametrize("damage", ["empty", "half", "text", "middle"])
-def test_damaged_files(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "d.npz"
-    np.savez_compressed(path, x=np.random.default_rng(0).integers(0, 256, (9, 16, 16), dtype=np.uint8))
-    whole = path.read_bytes()
-    middle = bytearray(whole)
-    middle[len(whole) // 2 : len(whole) // 2 + 60] = bytes(60)
-    path.write_bytes(
-        {"empty": b"", "half": whole[: len(whole) // 2], "text": b"no zip", "middle": bytes(middle)}[damage]
-    )
-    with pytest.raises(InputError, match="cannot read the file"):
-        open_data(str(path))
-
-
 def test_fingerprint(tmp_path: Path) -> None:
     y = np.array([0, 1, 0, 1])
     first = open_data(save(tmp_path / "1.npz", x=GREY, y=y))

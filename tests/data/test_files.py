@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.data.base import left_out_warnings
 from hydractl.data.files import IMAGE_SUFFIXES
@@ -107,36 +106,6 @@ def test_what_is_left_out_is_counted(pets: Path, capsys: pytest.CaptureFixture[s
     (pets / "none/a.jp2").write_bytes(b"x")
     with pytest.raises(InputError, match="no images in the folder, but 1 .jp2"):
         open_data(str(pets / "none"))
-
-
-MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=2&num_heads=3&num_classes=2"
-
-
-@pytest.mark.fault(99)
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(
-            "eval MODEL --test PETS --labels ./PETS",
-            "predict MODEL PETS -o p.jsonl",
-            "score MODEL --method taylor --data PETS --labels ./PETS -o s.json",
-        ),
-        "calibrate MODEL --val PETS --labels ./PETS --ood-val digits=builtin:digits/val?take=5 --ood-score msp -o c.st",
-        "bench MODEL --data PETS --batch-size 1 --rounds 1 --warmup 0",
-        "finetune MODEL --train PETS --epochs 1 --batch-size 2 -o f.st",
-        "extract-circuit MODEL --val PETS --labels ./PETS --ood-val builtin:digits/val?take=5 --budget 1 -o i.json",
-        "prune MODEL --max-drop 0.9 --val PETS --labels ./PETS --method magnitude -o m.st",
-        "fuse MODEL MODEL --merge none --val PETS --labels ./PETS -o h.st",
-    ],
-)
-def test_every_verb_says_what_is_left_out(
-    command: str, pets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(pets.parent)
-    words = command.replace("MODEL", MODEL).replace("PETS", "pets").split()
-    assert main(words) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "1 file is left out, as no ending of an image that is read: 1 .txt" in said
 
 
 @pytest.mark.fault(25)

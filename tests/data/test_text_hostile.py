@@ -65,27 +65,6 @@ def evaluated(model: str, data: str, *more: str) -> Any:
     return json.loads(Path("e.json").read_text())["models"][0]
 
 
-# --- refused ----------------------------------------------------------------------------------------------------------
-
-
-def test_every_verb_with_data_refuses_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    rows("a.jsonl", {"text": "fine", "label": "nice"})
-    bad = ["--data", "a.jsonl"]
-    commands = [
-        ["score", "bert", "--method", "taylor", *bad],
-        ["prune", "bert", "--method", "taylor", "--keep", "2", *bad],
-        ["extract-circuit", "bert", "--val", *bad[1:], "--ood-val", "data.jsonl", "--budget", "1"],
-        ["finetune", "bert", "--train", "a.jsonl"],
-        ["finetune", "bert", "--train", "data.jsonl", "--val", "a.jsonl"],
-    ]
-    before = sorted(Path().iterdir())
-    for command in commands:
-        assert main(command) == 3, command
-        said = capsys.readouterr().err
-        assert "1 class name is not among the model's 5" in said and "hint: rename them in the data" in said
-    assert sorted(Path().iterdir()) == before
-
-
 # --- members that do not belong together ------------------------------------------------------------------------------
 
 
@@ -288,37 +267,3 @@ def test_a_tokenizer_that_a_checkpoint_cannot_hold(
         assert hint.startswith("hint: remove the words that your texts do not use")
     assert not Path("c.st").exists()
     assert hf_tokenizer.MAX_HEADER_BYTES - (1 << 20) > 10 << 20  # XLM-R's takes about 11 MiB
-
-
-CUTTING = [
-    ["eval", "bert", "NAME=bert", "--test", "long.jsonl", "--ood", "x=longer.jsonl", "-o", "e.json"],
-    ["score", "bert", "--method", "taylor", "--data", "long.jsonl", "-o", "s.json"],
-    ["prune", "bert", "--method", "gate", "--keep", "2", "--data", "long.jsonl", "-o", "a.st"],
-    ["extract-circuit", "bert", "--val", "long.jsonl", "--ood-val", "longer.jsonl", "--budget", "1", "-o", "c.json"],
-    ["finetune", "bert", "--train", "longer.jsonl", "--val", "long.jsonl", "--steps", "1", "-o", "f.st"],
-]
-
-
-@pytest.mark.parametrize("command", CUTTING, ids=lambda command: command[0])
-def test_verbs_say_once_how_many_texts_are_cut(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    rows("long.jsonl", {"text": "fine " * 14, "label": "good"}, {"text": "fine " * 15, "label": "good"})
-    rows("longer.jsonl", *({"text": "so " * n, "label": "bad"} for n in (14, 15, 16)))
-    assert main(command) == 0
-    said = capsys.readouterr().err
-    words = " ".join(command)
-    files = [name for name in ("long.jsonl", "longer.jsonl") if name in words]
-    assert said.count(" longer than 16 tokens") == len(files)
-    assert "long.jsonl: 1 of 2 texts is longer" in said
-
-
-@pytest.mark.parametrize("verb", ["eval", "extract-circuit", "finetune"])
-def test_the_same_samples_on_both_sides(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    # Labels that are names: of the model's classes on one side, left out or mapped anew on the other.
-    rows("one.jsonl", {"text": "fine", "label": "good"}, {"text": "so", "label": "good"})
-    options = {
-        "eval": ["--test", "one.jsonl", "--ood", "x=one.jsonl"],
-        "extract-circuit": ["--val", "one.jsonl", "--ood-val", "one.jsonl", "--budget", "1"],
-        "finetune": ["--train", "one.jsonl", "--val", "one.jsonl"],
-    }
-    assert main([verb, "bert", *options[verb]]) == 3
-    assert "are the same samples" in capsys.readouterr().err

@@ -177,10 +177,7 @@ def test_max_length_means_nothing_to_a_model_of_images() -> None:
 @pytest.mark.parametrize(
     ("verb", "option", "others"),
     [
-        ("score", "--data", ["--method", "taylor"]),
         ("prune", "--data", ["--method", "gate", "--keep", "1"]),
-        ("extract-circuit", "--val", ["--ood-val", "auto", "--budget", "1"]),
-        ("finetune", "--train", []),
         ("eval", "--test", []),
     ],
 )

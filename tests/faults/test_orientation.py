@@ -115,7 +115,7 @@ def test_sets_of_hugging_face_are_turned_as_it_turns_them(photos: str) -> None:
     assert not any("EXIF" in warning for warning in result.warnings)
 
 
-@pytest.mark.fault(97)
+@pytest.mark.fault(97, 99)
 @pytest.mark.parametrize(
     "command",
     [
@@ -128,13 +128,15 @@ def test_sets_of_hugging_face_are_turned_as_it_turns_them(photos: str) -> None:
         "fuse MODEL MODEL --merge none --val set -o h.st",
     ],
 )
-def test_every_verb_says_so(command: str, photos: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_says_so_and_what_is_left_out(command: str, photos: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(photos, "a/notes.txt").write_text("no image")
     words = command.replace("MODEL", TIMM).split()
     if words[0] not in ("bench", "finetune"):
         words += ["--labels", "./set"]
     run(*words)
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("set: 2 images have an EXIF orientation") == 1
+    assert "1 file is left out, as no ending of an image that is read: 1 .txt" in said
 
 
 @pytest.mark.fault(97)
