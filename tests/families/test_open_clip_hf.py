@@ -10,25 +10,16 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.errors import InputError
 from hydractl.families.open_clip import FAMILY
-from hydractl.families.open_clip.inputs import open_clip_preprocess, own_tokenizer, text_settings
-from hydractl.families.open_clip.models import towers_of_coca
-from hydractl.files.checkpoint import MappedTensors
-from hydractl.files.description import Description
-from hydractl.files.header import tensor_info
 from hydractl.fusion.plan import plan_fusion
-from hydractl.heads.mask import HeadMask
-from hydractl.model.cost import macs
 from hydractl.model.loading import build_model
 from hydractl.model.source import Source, open_source, with_labels
 from hydractl.model.stored import zeroed
 from tests.pico import WORDS, close, images, mask_of, model_of, prune_source, write_tokenizer
 from tests.pico_clip import clip_config, publish_clip
 from tests.running import refused
-from tests.spread import marked_release
 
 import open_clip  # isort: skip - behind the families, which make it importable
 import transformers  # isort: skip
@@ -157,40 +148,3 @@ def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
 )
 def test_settings_that_are_not_supported(name: str, text: dict[str, Any], message: str, tmp_path: Path) -> None:
     assert message in refusal(published(name, tmp_path, **text)[1]).message
-
-
-# --- published sizes --------------------------------------------------------------------------------------------------
-
-TEXT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-ROBERTA = {"model_type": "roberta", **TEXT, "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
-# Name -> parameters of both towers, and heads of the blocks of the text tower.
-PUBLISHED = {
-    "ViT-B-16-SigLIP": (203_155_970, 12),
-    "coca_ViT-B-32": (152_592_641, 8),
-    "roberta-ViT-B-32": (212_723_457, 12),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["roberta-ViT-B-32", *marked_release(["ViT-B-16-SigLIP", "coca_ViT-B-32"])])
-def test_sizes_of_published_models(name: str, tmp_path: Path) -> None:
-    count, heads = PUBLISHED[name]
-    config = towers_of_coca(open_clip.get_model_config(name))
-    if name.startswith("roberta"):
-        config["hf_config"] = ROBERTA
-    sites, model = FAMILY.sites(config), FAMILY.build(config)
-    assert [(s.tower, s.heads, s.head_dim) for s in sites] == [("visual", 12, 64)] * 12 + [("text", heads, 64)] * 12
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
-    side = config["vision_cfg"]["image_size"]
-    write_tokenizer(tmp_path, roberta=name.startswith("roberta"))
-    texts = {} if own_tokenizer(config) else {"texts": text_settings(tmp_path, config)}
-    state = model.state_dict()
-    tensors = MappedTensors({name: tensor_info(t) for name, t in state.items()}, state.__getitem__)
-    preprocess = {**open_clip_preprocess(side, {}), **texts}
-    full = [HeadMask.full(sites)]
-    description = Description("dense", "open_clip", FAMILY.version, "", config, preprocess, ["a", "b", "c"], full)
-    library = model.to("meta").requires_grad_(False)
-    with FlopCounterMode(display=False) as counter:
-        library.encode_image(torch.empty(1, 3, side, side, device="meta"))
-    expected = counter.get_total_flops() // 2 + 3 * config["embed_dim"]
-    assert macs(description, tensors, whole_last_block=True) == expected

@@ -108,15 +108,6 @@ def test_a_bias_that_a_library_leaves_out_stays_out() -> None:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("heads", "dtype", "bias", "gated"),
-    spread([0, 1, 4], [torch.float32, torch.bfloat16, torch.float64], [True, False], [True, False], each=2),
-)
-def test_projections_give_their_weights_back_bitwise(heads: int, bias: bool, gated: bool, dtype: torch.dtype) -> None:
-    given = weights(heads, bias=bias, gated=gated, dtype=dtype)
-    assert_bitwise(MemberProjections(HeadBank(given)).weights(), given)
-
-
 def test_projections_own_their_memory() -> None:
     given = weights(3)
     before = given.q.clone()
@@ -184,20 +175,6 @@ def test_members_attend_side_by_side_as_alone(case: str, bias: bool) -> None:
     module = attention(members)
     assert module.head_counts == COUNTS[case]
     close(module(tokens(len(members))), reference(tokens(len(members)), members))
-
-
-@pytest.mark.fault(22)
-@torch.no_grad()
-@pytest.mark.parametrize("counts", [[0], [0, 0, 0]])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_site_without_any_head_adds_its_bias(counts: list[int], bias: bool) -> None:
-    members = [weights(n, seed, bias=bias) for seed, n in enumerate(counts)]
-    module = attention(members)
-    module.head_gate = torch.ones(1, 0)
-    found = module(tokens(len(counts)))
-    for part, member in zip(found.chunk(len(counts)), members, strict=True):
-        expected = torch.zeros_like(part) if member.o_bias is None else member.o_bias.expand_as(part)
-        assert torch.equal(part, expected)
 
 
 def padding() -> Tensor:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel
 
 from hydractl.fusion.plan import plan_fusion
 from hydractl.methods.batch_ensemble.factors import BatchEnsemble
@@ -31,9 +27,8 @@ from tests.pico import (
     shared_source,
     stock_logits,
 )
-from tests.spread import ONE_OF_EACH, marked_long, marked_release
+from tests.spread import ONE_OF_EACH, marked_release
 
-FEW = ["class-token", "bert", "clip"]
 FAST = ["class-token", "beit", "bert", "llama", "clip", "hf-siglip"]
 
 
@@ -108,21 +103,6 @@ def test_a_pickle_gives_the_same_bits(variant: str) -> None:
     assert torch.equal(loaded(inputs(variant)), model(inputs(variant)))
 
 
-@pytest.mark.release
-@torch.no_grad()
-def test_models_saved_by_torch_are_read_by_another_process(tmp_path: Path) -> None:
-    models = {variant: own_weights(variant, UNEVEN) for variant in FEW}
-    saved, found = tmp_path / "models.pt", tmp_path / "found.pt"
-    torch.save({"models": models, "inputs": {variant: inputs(variant) for variant in FEW}}, saved)
-    script = (
-        "import sys, torch; torch.set_grad_enabled(False); saved = torch.load(sys.argv[1], weights_only=False);"
-        "torch.save({v: m(saved['inputs'][v]) for v, m in saved['models'].items()}, sys.argv[2])"
-    )
-    subprocess.run([sys.executable, "-c", script, str(saved), str(found)], check=True)
-    answers = torch.load(found)
-    assert all(torch.equal(answers[variant], model(inputs(variant))) for variant, model in models.items())
-
-
 def test_an_ensemble_and_its_preprocessing_are_copied() -> None:
     ensemble = SequentialEnsemble([own_weights("class-token", NEARLY), one_weight("class-token", SHARED)])
     for copied in (copy.deepcopy(ensemble), pickle.loads(pickle.dumps(ensemble))):
@@ -141,22 +121,6 @@ def test_views_of_a_copy_share_its_weights() -> None:
     copied.eval()  # weights may have changed
     for model, old in zip((copied, view), before, strict=True):
         assert not torch.allclose(model(inputs("clip")), old)
-
-
-@pytest.mark.parametrize("variant", ["class-token", *marked_long(["bert"]), "clip"])
-def test_the_average_of_two_models(variant: str) -> None:
-    model, (other, _) = own_weights(variant, UNEVEN), other_weights(variant, UNEVEN)
-    mean = {name: (tensor + other.state_dict()[name]) / 2 for name, tensor in model.state_dict().items()}
-    averaged = AveragedModel(model)
-    averaged.update_parameters(model)
-    with torch.no_grad():
-        assert torch.equal(averaged(inputs(variant)), model(inputs(variant)))  # of classes, their features are kept now
-        averaged.update_parameters(other)
-        for name, tensor in averaged.module.state_dict().items():
-            torch.testing.assert_close(tensor, mean[name])
-        naive = own_weights(variant, UNEVEN)
-        naive.load_state_dict(mean)
-        close(averaged.module.member_logits(inputs(variant)), naive.member_logits(inputs(variant)))
 
 
 @pytest.mark.parametrize("adapter", [LoRA(2, 4.0), BatchEnsemble(0.5), None])

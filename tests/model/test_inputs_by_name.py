@@ -102,36 +102,3 @@ def test_the_trainer_of_transformers_trains_and_evaluates(tmp_path: Path) -> Non
     predicted: Any = trainer.predict(Rows()).predictions
     with torch.no_grad():
         close(torch.as_tensor(predicted), model(images(8)))
-
-
-def test_lightning_trains(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not installed")
-    model = build_model(open_source(str(published("hf-vit", tmp_path))))
-
-    class Classifier(lightning.LightningModule):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
-            loss: torch.Tensor = self.model(**batch)["loss"]
-            return loss
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    whole = {"pixel_values": images(8), "labels": torch.arange(8) % 3}
-    with torch.no_grad():
-        before = model(**whole)["loss"]
-    trainer = lightning.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=str(tmp_path),
-    )
-    trainer.fit(Classifier(), torch.utils.data.DataLoader(Rows(), batch_size=4))
-    with torch.no_grad():
-        assert model(**whole)["loss"] < before

@@ -347,16 +347,6 @@ def test_a_folder_gives_the_library_s_own_logits_bit_for_bit(tmp_path: Path, mon
     )
 
 
-def test_a_folder_and_its_checkpoint_are_the_same_model(tmp_path: Path) -> None:
-    published(tmp_path / "vit")
-    folder = open_source(str(tmp_path / "vit"))
-    path = save(tmp_path / "vit.st", tensors_of(folder), folder.description.to_json())
-    file = open_source(str(path))
-    assert replace(file.description, members=()) == folder.description
-    with torch.no_grad():
-        assert torch.equal(build_model(file)(images()), build_model(folder)(images()))
-
-
 def test_labels_of_the_wrong_number_are_unknown_labels(tmp_path: Path) -> None:
     published(tmp_path, label_names=["cat", "dog"])
     assert open_source(str(tmp_path)).description.labels is None
@@ -568,17 +558,6 @@ def test_a_fused_file_is_complete_and_holds_nothing_else(pico: Source, tmp_path:
     ]
     missing = {name: t for name, t in tensors.items() if name != "members.1.head.bias"}
     assert refusal(save(path, missing, description)).problems == ["missing tensor 'head.bias'"]
-
-
-def test_members_have_no_place_in_a_single_model(pico: Source, tmp_path: Path) -> None:
-    tensors = tensors_of(pico)
-    tensors["members.0.head.bias"] = tensors["head.bias"]
-    path = save(tmp_path / "a.st", tensors, pico.description.to_json())
-    assert refusal(path).problems == ["unexpected tensor 'members.0.head.bias'"]
-    del tensors["head.bias"]
-    assert (
-        "unexpected tensor 'members.0.head.bias'" in refusal(save(path, tensors, pico.description.to_json())).problems
-    )
 
 
 @pytest.mark.fault(17)

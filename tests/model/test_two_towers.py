@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,9 +19,8 @@ from hydractl.model.chain import Chain
 from hydractl.model.source import open_source
 from hydractl.verbs.info import describe
 from tests.model.conftest import LABELS
-from tests.pico_clip import clip_images, open_clip, pico_clip, publish_clip, zero_clip_columns, zero_shot_logits
+from tests.pico_clip import clip_images, pico_clip, zero_shot_logits
 from tests.running import quiet as run
-from tests.spread import marked_release
 
 PROMPT = ["A photo of a {}."]  # the default, as open_clip writes it
 VISUAL = [f"visual.transformer.resblocks.{i}.attn" for i in range(2)]
@@ -37,14 +35,6 @@ def read(path: str) -> Any:
 def removed(mask_file: str) -> list[tuple[str, int]]:
     sites = read(mask_file)["sites"]
     return [(path, h) for path, entry in sites.items() for h in range(entry["heads"]) if h not in entry["kept"]]
-
-
-def pixels_of(path: str, model: Any) -> torch.Tensor:
-    """The images of a file as open_clip itself prepares them for this model's folder."""
-    from PIL import Image
-
-    with np.load(path) as arrays:
-        return model.preprocess([Image.fromarray(x) for x in arrays["x"]])
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------
@@ -189,29 +179,6 @@ def test_sites_shared_with_another_member(clip: str) -> None:
 # --- classes by name --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_eval_equals_the_library(clip: str, folders: Path) -> None:
-    """Three members with weights and heads of their own, fused and one after another, against open_clip."""
-    for seed in range(3):
-        how = ["--method", "random", "--remove", "4", "--seed", str(seed)]
-        run("prune", str(folders / f"clip{seed}"), *how, "-o", f"m{seed}.st")
-    run("fuse", "m0.st", "m1.st", "m2.st", "--merge", "none", "-o", "hydra.st")
-    run("eval", "hydra.st", "e=m0.st+m1.st+m2.st", "--test", "data.npz", "--ood", "o=ood.npz", "-o", "e.json")
-    images = pixels_of("data.npz", hydractl.load(clip, device="cpu"))
-    found = []
-    for seed in range(3):
-        stock = zero_clip_columns(pico_clip("clip", seed), removed(f"m{seed}.mask.json"))
-        found.append(zero_shot_logits(stock, "clip", images, LABELS, PROMPT).double().softmax(-1))
-    p = torch.stack(found).mean(0)
-    y = torch.arange(12) % 3
-    document = read("e.json")
-    assert document["conventions"]["prompt"] == {"hydra": ["A photo of a {label}."], "e": ["A photo of a {label}."]}
-    for row in document["models"]:
-        assert row["id"]["accuracy"] == pytest.approx(float((p.argmax(-1) == y).double().mean()))
-        assert row["id"]["nll"] == pytest.approx(float(-p[range(12), y].log().mean()), rel=1e-4)
-        assert len(row["members"]) == 3 and row["ood"]["o"]["n"] == 7
-
-
 def test_labels_decide_the_order_of_classes_and_data_are_mapped_by_name(clip: str) -> None:
     Path("turned.json").write_text(json.dumps(LABELS[::-1]))
     run("eval", clip, "--test", "data.npz", "-o", "a.json")
@@ -222,16 +189,6 @@ def test_labels_decide_the_order_of_classes_and_data_are_mapped_by_name(clip: st
         assert rows[1][key] == pytest.approx(rows[0][key], abs=1e-6)
         assert rows[2][key] == pytest.approx(rows[0][key], abs=1e-6)
     assert {json.loads(line)["label"] for line in Path("p.jsonl").read_text().splitlines()} <= set(LABELS)
-
-
-def test_another_prompt_is_another_classifier(clip: str) -> None:
-    prompts = ["--prompt", "the {label}", "--prompt", "my own {}"]
-    run("eval", clip, "--test", "data.npz", *prompts, "-o", "a.json")
-    model = hydractl.load(clip, device="cpu")
-    images = pixels_of("data.npz", model)
-    expected = zero_shot_logits(pico_clip("clip"), "clip", images, LABELS, ["the {}", "my own {}"]).log_softmax(-1)
-    nll = float(-expected[range(12), torch.arange(12) % 3].double().mean())
-    assert read("a.json")["models"][0]["id"]["nll"] == pytest.approx(nll, rel=1e-4)
 
 
 @pytest.mark.long
@@ -259,8 +216,6 @@ def test_classes_that_were_named_travel_in_the_file(clip: str) -> None:
     ("arguments", "said", "code"),
     [
         (["eval", "CLIP", "--test", "plain.npz"], "no classes of its own", 3),
-        (["score", "CLIP", "--data", "plain.npz", "--method", "taylor"], "no classes of its own", 3),
-        (["extract-circuit", "CLIP", "--val", "plain.npz", "--budget", "1", "--objective", "acc"], "no classes", 3),
         (["finetune", "CLIP", "--train", "plain.npz", "--steps", "1"], "no classes of its own", 3),
         (["eval", "CLIP", "--test", "data.npz", "--prompt", "a photo"], "no place for the class name", 2),
         (["eval", "CLIP", "--test", "data.npz", "--labels", "none.txt"], "cannot read the file", 3),
@@ -268,16 +223,12 @@ def test_classes_that_were_named_travel_in_the_file(clip: str) -> None:
         (["eval", "VIT", "--test", "data.npz", "--prompt", "a {label}"], "classifier of its own", 2),
         (["eval", "VIT", "--test", "data.npz", "--labels", "two.txt"], "names 2 classes", 2),
         (["prune", "VIT", "--method", "random", "--keep", "1", "--tower", "visual"], "has one tower", 2),
-        (["extract-circuit", "VIT", "--val", "data.npz", "--budget", "1", "--tower", "text"], "has one tower", 2),
-        (["finetune", "VIT", "--train", "data.npz", "--tower", "both"], "has one tower", 2),
         (["prune", "CLIP", "--mask", "m.json", "--tower", "text"], "--tower has no effect", 2),
     ],
 )
 def test_refusals(arguments: list[str], said: str, code: int, clip: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("two.txt").write_text("tin\noak\n")
     models = {"CLIP": clip, "VIT": VIT}
-    if "extract-circuit" in arguments and "acc" not in arguments:
-        arguments = [*arguments, "--objective", "acc"]
     run(*[models.get(a, a) for a in arguments], code=code)
     error = capsys.readouterr().err
     assert said in error and "Traceback" not in error
@@ -312,25 +263,6 @@ def test_labels_name_the_classes_of_a_classifier_too(clip: str) -> None:
 
 
 # --- the rest of the chain --------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-@pytest.mark.long
-@pytest.mark.parametrize("half", [True, *marked_release([False])])
-def test_a_zeroed_folder_opens_in_open_clip(half: bool, clip: str) -> None:
-    if half:
-        Path("half").mkdir()
-        clip = str(publish_clip(pico_clip("clip").half(), "clip", Path("half")))
-    run("prune", clip, "--method", "random", "--remove", "5", "-o", "zeroed/")
-    run("prune", clip, "--method", "random", "--remove", "5", "-o", "a.st")
-    stock = open_clip.create_model("local-dir:zeroed", require_pretrained=True).eval()
-    expected = zero_shot_logits(stock, "clip", clip_images(), LABELS, PROMPT)
-    for path in ("zeroed", "a.st"):
-        model = hydractl.load(path, device="cpu").zero_shot(LABELS)
-        assert torch.allclose(model.member_logits(clip_images())[0], expected, atol=1e-4)
-        assert open_source(path).description.mask == open_source("a.st").description.mask
-    dtypes = {open_source("a.st").tensors.info(n).dtype for n in open_source("a.st").tensors.names()}
-    assert dtypes == ({"F16"} if half else {"F32"})
 
 
 def test_one_tower_is_trained_and_the_other_locked(clip: str) -> None:
