@@ -15,7 +15,7 @@ from torch import nn
 from hydractl.benchmark import figures, measuring
 from hydractl.benchmark.figures import RESAMPLES, noisy, paired_ratio, timed
 from hydractl.benchmark.measuring import Contest, _shared_where_equal
-from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
+from hydractl.errors import HydraError, NonFiniteError, UsageError
 from hydractl.files.bench_answer import LatencyRecord
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.results import value_at
@@ -251,14 +251,6 @@ def test_a_named_output_holds_the_figures() -> None:
     outcome = measure(json=True, output="b.json")
     assert outcome.files == [Path("b.json")]
     assert json.loads(Path("b.json").read_text()) == outcome.result.to_dict()
-
-
-@pytest.mark.usefixtures("unmeasured")
-def test_an_existing_output_is_refused_before_measuring() -> None:
-    Path("b.json").write_text("old")
-    with pytest.raises(OutputError):
-        measure(output="b.json")
-    assert Path("b.json").read_text() == "old"
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -13,9 +13,9 @@ from hydractl.benchmark.rows import StockModel, bench_rows, stock_cost, unsliced
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.loading import ModelArgument, build_model
+from hydractl.model.loading import ModelArgument
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source, member_source, pruned
+from hydractl.model.source import Source, pruned
 from tests.calls import ran
 from tests.pico import (
     close,
@@ -28,7 +28,7 @@ from tests.pico import (
     stock,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH, marked_release, spread
+from tests.spread import ONE_OF_EACH, marked_release
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1]]]
 
@@ -181,19 +181,6 @@ def test_stock_of_a_zeroed_checkpoint_has_its_removed_heads_as_zeros() -> None:
         expected = F.log_softmax(logits(zero_columns(reference, removed), batch), -1)
         close(StockModel(whole, torch.device("cpu"))(batch), expected)
     assert unsliced(prune_source(source, mask)) is None
-
-
-@pytest.mark.parametrize(("variant", "merge"), spread(["class-token", "bert", "clip"], [["mlp", "norm", "embed"], []]))
-def test_members_taken_apart_are_the_members_of_the_fused_model(variant: str, merge: list[str]) -> None:
-    _, source = fused(variant, merge)
-    whole = HydraModel(source.description, source.tensors).with_classes()
-    batch = inputs(variant)
-    with torch.inference_mode():
-        expected = whole.member_logits(batch)
-        for index in range(3):
-            member = build_model(member_source(source, index)).with_classes()
-            assert member.members == 1 and member.description.kind == "pruned"
-            close(member.member_logits(batch)[0], expected[index])
 
 
 def test_copies_of_a_deep_ensemble_share_no_memory() -> None:

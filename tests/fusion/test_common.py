@@ -197,27 +197,6 @@ def test_through_a_file_and_back_to_single_members(variant: str, case: str, tmp_
         close(build_model(one).member_logits(inputs(variant))[0], reference)
 
 
-@torch.no_grad()
-def test_equal_heads_are_one_object_in_memory_where_all_members_have_them() -> None:
-    members, _ = of_one_checkpoint("class-token", [[[0], [0, 2], [1]], [[1], [0, 2], [1]], [[2], [0, 2], [2]]])
-    plan = plan_fusion(members)
-    fused = model_of(plan)
-    pooled, same, apart = (a.projections for a in fused.attentions)
-    assert len({id(p.bank) for p in pooled}) == 1 and len({id(p) for p in same}) == 1
-    assert apart[0] is apart[1] and apart[0] is not apart[2] and apart[0].bank is apart[2].bank
-    for site in range(3):
-        for number, member in enumerate(members):
-            theirs, ours = (
-                model_of(member).head_weights(site),
-                fused.head_weights(site, number),
-            )
-            assert (
-                torch.equal(theirs.q, ours.q)
-                and torch.equal(theirs.o, ours.o)
-                and torch.equal(theirs.v_bias, ours.v_bias)
-            )
-
-
 def test_gradients_reach_what_is_shared() -> None:
     """Through the prefix, the pool and what follows: as the library's with the same columns zeroed."""
     kept = [[[0, 2], [1], [0, 1]], [[0, 2], [0, 2], [2]]]

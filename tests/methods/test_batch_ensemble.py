@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import hydractl
 from hydractl.cli.app import main
-from hydractl.files.checkpoint import FileTensors
-from hydractl.files.header import read_header
 from hydractl.methods.batch_ensemble.factors import BatchEnsemble
 from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
@@ -260,27 +257,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def finetune(model: str, *more: str, code: int = 0) -> None:
     base = ["--train", "d.npz", "--device", "cpu", "-q", "--ensemble", "batch-ensemble:0.2"]
     assert main(["finetune", model, *base, *more]) == code
-
-
-@pytest.mark.usefixtures("folder")
-def test_what_comes_out_is_an_ordinary_checkpoint() -> None:
-    import timm
-
-    finetune(PICO, "--steps", "3", "--lr", "0.01", "--seed", "1", "-o", "one.st")
-    finetune(PICO, "--steps", "3", "--lr", "0.01", "--seed", "1", "-o", "one/")
-    library = timm.create_model("local-dir:one", pretrained=True).eval()
-    file = FileTensors("one.st")
-    assert all(torch.equal(file.read(name), tensor) for name, tensor in library.state_dict().items())
-    made = read_header("one.st").description["provenance"]["settings"]  # type: ignore[index]
-    assert made["ensemble"] == {"kind": "batch-ensemble", "std": 0.2, "members": 1}
-    assert main(["prune", "one.st", "--method", "magnitude", "--keep", "2", "-o", "cut.st", "-q"]) == 0
-    finetune("cut.st", "--steps", "2", "-o", "again.st")
-    finetune("cut.st", "--steps", "2", "-o", "again/")
-    library = timm.create_model("local-dir:again", pretrained=True).eval()
-    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        close(hydractl.load("again.st", device="cpu").member_logits(x)[0], library(x))
-    assert main(["fuse", "one.st", "again.st", "--merge", "none", "-o", "both.st", "-q"]) == 0
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ from PIL import Image
 
 import hydractl
 from hydractl.files.header import read_header
-from tests.forked import team
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import answer, run, stopped_after, tensors
 from tests.spread import marked_long
@@ -63,20 +62,6 @@ def test_it_learns_from_captions_alone() -> None:
     # What eval says of it is what the validation said.
     said = answer("eval", "learnt.st", "--test", "val", "--device", "cpu", "-q", "--allow-seen")
     assert said["models"][0]["id"]["accuracy"] == pytest.approx(max(accuracies))
-
-
-@pytest.mark.long
-def test_two_processes_train_as_one() -> None:
-    """The features of a step come from both of them, its gradients through DistributedDataParallel."""
-    command = [*TRAIN, "clip", "--epochs", "2", "--batch-size", "8", "--accumulate", "2", "--optimizer", "sgd"]
-    command += ["--lr", "0.05", "--config", "{finetune: {clip: 0, warmup: 0}}"]
-    run(*command, "-o", "one.st")
-    both = team(2, [*command, "-o", "two.st"])
-    said = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    one, two = tensors("one.st"), tensors("two.st")
-    assert all(torch.allclose(tensor, two[name], rtol=0, atol=1e-6) for name, tensor in one.items())
-    assert float((one["logit_scale"] - hydractl.load("clip").stock_tensors()["logit_scale"]).abs()) > 1e-3
 
 
 @pytest.mark.long

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.training import loop
 from hydractl.training.checkpointing import _digest_of_tensors
-from tests.forked import Forked
 from tests.image_data import write_images
 from tests.running import stopped_after
 from tests.spread import marked_long
@@ -62,52 +58,6 @@ def same(path: str, other: str = "whole.st") -> None:
 def clean(name: str) -> None:
     for file in Path().glob(f"*{name}*"):
         file.unlink()
-
-
-def forked(arguments: list[str], then: Callable[[int], None]) -> int:
-    """Run a command in a process of its own, and ``then`` with its id; returns its exit code, -9 if killed."""
-    process = Forked(arguments)
-    then(process.pid)
-    return process.wait()
-
-
-@pytest.mark.long
-@pytest.mark.fault(7)
-def test_killed_at_random_points_it_gives_the_same_bytes() -> None:
-    kills_wanted = 5
-    clean("timed")
-    draw = random.Random(0)
-    # In a process like those that are killed: in this one the first steps are no longer the slow ones. The first of
-    # these processes may wait until the server that forks them has imported everything, so the second one is timed.
-    longer = last_of_each([*TRAIN, "--epochs", "5"])
-    for _ in range(2):
-        clean("timed")
-        begun = time.monotonic()
-        assert forked([*longer, "-o", "timed.st"], lambda _: None) == 0
-        length = time.monotonic() - begun
-    kills, resumed = 0, 0
-    while kills < kills_wanted:
-        clean("killed")
-        command = [*longer, "-o", "killed.st", "--save-every", "2", "--resume"]
-        while True:
-
-            def kill_later(child: int) -> None:
-                # Most of a run is its beginning: if none could reach its end, few would get any further.
-                time.sleep(draw.uniform(0, 1.2 * length))
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-
-            resumed += Path("killed.st.state").exists()
-            code = forked(command, kill_later)
-            assert code in (0, -signal.SIGKILL)
-            if code == 0:
-                break
-            kills += 1
-            assert kills < 10 * kills_wanted, "every run was killed before it had saved anything"
-            assert not Path("killed.st").exists() or Path("killed.st").read_bytes() == Path("timed.st").read_bytes()
-        same("killed.st", "timed.st")
-        assert not [f for f in os.listdir() if f.startswith((".killed", "killed.st."))]
-    assert resumed > kills_wanted // 4
 
 
 @pytest.mark.fault(5, 7)

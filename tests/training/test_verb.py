@@ -138,12 +138,6 @@ def test_the_members_of_a_deep_ensemble_start_from_draws_of_their_own(init: list
     assert torch.allclose(one["blocks.0.attn.qkv.weight"], given["blocks.0.attn.qkv.weight"], atol=1e-8)
 
 
-def test_with_a_head_of_zeros_they_start_from_the_same() -> None:
-    data = ["--train", "train.npz", "--device", "cpu", "-q", "--steps", "1", "--lr", "1e-12", "--reset-head"]
-    losses = [answer("finetune", MODEL, *data, "--seed", s, "-o", f"{s}.st")["loss_curve"] for s in ("1", "2")]
-    assert losses[0] == losses[1] == [pytest.approx(np.log(5))]
-
-
 @pytest.mark.long
 def test_a_folder_loads_in_the_stock_library() -> None:
     import timm
