@@ -11,9 +11,8 @@ import pytest
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluation.answer import sentences
 from hydractl.files.eval_answer import OodSetMetrics
-from hydractl.metrics import curves, probabilities, rows
+from hydractl.metrics import curves, rows
 from hydractl.metrics.samples import samples_of
-from tests.metrics import arrays
 
 ID_KEYS = ["n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"]
 SHARES = ["0.80", "0.90", "0.95"]
@@ -25,29 +24,6 @@ def random_case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     logits = (rng.normal(size=(3, 101, 6)) * 3).astype(np.float32)
     return logits, rng.integers(0, 6, 101)
-
-
-def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels = random_case()
-    whole = rows.id_metrics(logits, labels).to_dict()
-    p = arrays.pooled_probabilities(logits)
-    log_p = probabilities.pooled_log_probs(logits)
-    confidence = p.max(axis=1)
-    correct = p.argmax(axis=1) == labels
-    squared_errors = np.square(p - np.eye(6)[labels])
-    assert list(whole) == ID_KEYS
-    assert whole == {
-        "n": 101,
-        "accuracy": correct.mean(),
-        "brier": squared_errors.sum(axis=1).mean(),
-        "nll": 0.0 - log_p[np.arange(101), labels].mean(),
-        "ece": arrays.ece(confidence, correct),
-        "aece": arrays.aece(confidence, correct),
-        "aurc": arrays.aurc(confidence, correct),
-        "accuracy_at": arrays.accuracy_at(confidence, correct),
-    }
-    monkeypatch.setattr(probabilities, "BLOCK_VALUES", 3 * 6 * 10)
-    assert rows.id_metrics(logits, labels).to_dict() == whole
 
 
 def test_id_metrics_by_hand() -> None:
