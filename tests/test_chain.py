@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import hydractl
 from tests.forked import Forked
@@ -25,7 +24,6 @@ BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
     "&embed_dim=48&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
 )
-VAL = ["--data", "builtin:digits/val", "--limit", "60"]
 TEST = ["--test", "builtin:digits/test", "--limit", "60"]
 SEARCH = ["--val", "builtin:digits/val", "--limit", "60", "--ood-val", "builtin:symbols"]
 
@@ -108,12 +106,6 @@ def test_the_same_commands_give_the_same_bytes_under_another_hash_seed() -> None
         assert Path(name).read_bytes() == Path(f"here.{name}").read_bytes(), name
 
 
-def test_members_of_the_same_bytes_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("copy.st").write_bytes(Path("t0.st").read_bytes())
-    run("fuse", "t0.st", "copy.st", "-o", "same.st")
-    assert "same checkpoint" in capsys.readouterr().err
-
-
 def test_scores_through_a_pipe() -> None:
     scores = Forked(["score", "base.st", "--method", "magnitude", "-o", "-"])
     text, said = scores.communicate()
@@ -174,15 +166,6 @@ def test_lines_of_data_with_and_without_labels() -> None:
     assert first["ood_score"] == pytest.approx(-first["confidence"])
 
 
-def test_a_file_may_hold_zeros_in_the_place_of_heads() -> None:
-    run("prune", "base.st", "--mask", "t0.mask.json", "--layout", "zeroed", "-o", "z.st")
-    assert Path("z.st").stat().st_size > Path("t0.st").stat().st_size
-    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        zeroed, sliced = (hydractl.load(file, device="cpu").member_logits(x) for file in ("z.st", "t0.st"))
-    assert torch.allclose(zeroed, sliced, atol=1e-5)
-
-
 def test_prune_says_how_many_heads_went(capsys: pytest.CaptureFixture[str]) -> None:
     run("prune", "base.st", "--method", "magnitude", "--keep", "2", "-o", "m.st")
     out, err = capsys.readouterr()
@@ -233,21 +216,3 @@ def test_runs_that_differ_by_their_seed_alone_have_names_of_their_own(capsys: py
     capsys.readouterr()
     run("finetune", "t0.st", "--train", "builtin:digits/train", "--limit", "9", "--seed", "2", "--dry-run", "--json")
     assert document(capsys)["output"] == "t0.tuned.seed2.st"
-
-
-def test_the_plan_of_a_search_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    run("extract-circuit", "base.st", *SEARCH, "--budget", "3", "-o", "new.json", "--dry-run")
-    out = capsys.readouterr().out
-    assert "3 of 9 heads" in out and "about " in out and "new.json" in out and "sample_blocks" not in out
-
-
-@pytest.mark.fault(24)
-def test_errors_keep_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    run("fuse", "hydra.st", "t0.st", "-o", "x.st", code=3)
-    run("prune", "base.st", "--method", "magnitude", "--keep", "9", code=2)
-    run("prune", "hydra.st", "--method", "magnitude", "--keep", "1", code=3)
-    run("extract-circuit", "base.st", *SEARCH, "--budget", "10", code=2)
-    assert "--budget 10 is outside 0..9" in capsys.readouterr().err
-    same = [*SEARCH[:4], "--ood-val", "builtin:digits/val", "--budget", "1"]
-    run("extract-circuit", "base.st", *same, "-o", "n.json", code=3)
-    assert not [name for name in os.listdir(".") if "hydractl-tmp" in name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 import subprocess
 import sys
 import time
@@ -155,30 +154,6 @@ measure_all(places, record, Clock(1e6, time.perf_counter()), measure)
 print("ends", flush=True)
 """
 """The loop and the file of the script, with a device that sleeps: what it needs starts in a tenth of a second."""
-
-
-@pytest.mark.long
-def test_cut_off_at_any_moment_it_leaves_a_valid_file_and_goes_on(tmp_path: Path) -> None:
-    file = tmp_path / "gpu.json"
-    moments = random.Random(7)
-    command = [sys.executable, "-c", DRIVER, str(file)]
-    environment = {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{ROOT}", "PATH": ""}
-    rows_before: list[dict[str, Any]] = []
-    for _ in range(3):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert process.stdout is not None and process.stdout.readline() == b"begins\n"
-        time.sleep(moments.uniform(0.01, 0.12))
-        process.kill()
-        process.communicate()
-        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-        assert rows[: len(rows_before)] == rows_before, "a row was lost"
-        rows_before = rows
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert ended.stdout.endswith("ends\n")
-    document = json.loads(file.read_text(encoding="utf-8"))
-    assert len(document["rows"]) == 60 and document["missing"] == []
-    assert document["rows"][: len(rows_before)] == rows_before
-    assert list(tmp_path.iterdir()) == [file], "nothing is left beside it"
 
 
 def test_it_ends_in_time_whatever_it_is_doing(tmp_path: Path) -> None:

@@ -53,27 +53,6 @@ def test_the_score_is_hydractl_s(layered: Any) -> None:
     assert layered.scores_of(made, layered.Variant(), ["test"])["test"] == pytest.approx(expected)
 
 
-def test_every_variant_is_another_score_of_the_same_layers(layered: Any) -> None:
-    made, _, _ = case(layered)
-    compared = layered.variants()
-    assert len(set(compared)) == len(compared) and compared[0] == layered.Variant()
-    assert all(len(layered.changes_of(variant)) <= 2 for variant in compared)
-    read = layered.Variant(tokens=("read",))
-    assert layered.layers_of(read, made.about) == [(0, 0), (1, 0), (2, 0)]
-    assert layered.layers_of(layered.Variant(), {"blocks": 2, "reads_all": True}) == [(0, 2), (1, 2), (2, 0)]
-    late = layered.Variant(blocks="last half", classifier=False)
-    assert layered.layers_of(late, made.about) == [(1, 0)]
-    highest = layered.scores_of(made, layered.Variant(sum="highest"), ["test"])["test"]
-    squares = layered.scores_of(made, layered.Variant(sum="squares"), ["test"])["test"]
-    assert (squares >= np.maximum(highest, 0) ** 2 - 1e-9).all()
-
-
-def test_an_auroc_counts_pairs(layered: Any) -> None:
-    inside, outside = np.array([0.0, 1, 1, 2]), np.array([1.0, 2, 3])
-    pairs = [(high > low) + (high == low) / 2 for high in outside for low in inside]
-    assert layered.auroc(inside, outside) == pytest.approx(np.mean(pairs))
-
-
 def test_a_model_left_out_does_not_choose(layered: Any) -> None:
     own, other = layered.Variant(), layered.Variant(sum="log")
 

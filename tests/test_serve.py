@@ -184,13 +184,6 @@ def test_health_and_other_paths(of_images: Service) -> None:
         assert status == 404 and SECRET.encode() not in body
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP"])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_formats_of_images(of_images: Service, kind: str, mode: str) -> None:
-    status, document = of_images.images(encoded(Image.new(mode, (9, 7)), kind))
-    assert status == 200 and len(document["predictions"]) == 1
-
-
 # --- requests that are refused ----------------------------------------------------------------------------------------
 
 
