@@ -31,6 +31,8 @@ from study import run
 
 SCORES = ("msp", "energy", "mahalanobis", "knn", "vim", "mi")
 """The scores that all rows are measured under."""
+ROWS = "whole-avg,whole-late,whole-three,circuits,taylor"
+"""The default rows by name, so that all of them run on the test data."""
 MEASURE = f"--ood-score {','.join(SCORES)} -q"
 OTHER_MEMBERS = (100, 200)
 """What is added to a seed for the other members of its deep ensemble."""
@@ -122,7 +124,7 @@ def study(seed: int, recipe: Recipe, folder: Path) -> None:
     """Study the model of a seed, and measure all rows."""
     model, into = train(seed, recipe, folder), f"study-{seed}"
     if not (folder / into / "study.json").exists():
-        run(f"study {model} {recipe.study} -o {into}", folder)
+        run(f"study {model} {recipe.study} --rows {ROWS} -o {into}", folder)
     if (folder / f"rows-{seed}.json").exists():
         return
     rows = read(folder / into / "study.json")["rows"]

@@ -141,7 +141,7 @@ class ValidationRecord(Record):
 
 
 class TestedRecord(OodDetection):
-    """One row on the test data, with its score and temperature."""
+    """One row on one data set, with its score and temperature."""
 
     id: Annotated[SampleMetrics, told("Metrics of the ID data.")]
     ood_score: Annotated[str, told("The OOD score.")]
@@ -173,6 +173,19 @@ class StudyRowRecord(Record):
     validation: Annotated[ValidationRecord, told("On validation data.")]
     test: Annotated[TestedRecord, told("On the test data, under its own score.")]
     common: DetectedRecord | None = null("The same under the score of the single model, if it has it.")
+
+
+class RuledOutRecord(Record):
+    """One row that validation data rule out, which did not run on the test data."""
+
+    name: Annotated[str, told("Its name.")]
+    reason: Annotated[str, told("Why it cannot be chosen.")]
+    members: Annotated[Count, told("Number of members.")]
+    macs: Count | None = null("Multiply-adds of one sample.")
+    params: Count | None = null("Number of stored parameters.")
+    mac_ratio: Number = null("`macs` over those of the single model.")
+    temperature: Annotated[float, told("The temperature that validation data gave it.")]
+    validation: Annotated[TestedRecord, told("On the validation data, under one score.")]
 
 
 class StudiedModelRecord(Record):
@@ -210,7 +223,10 @@ class StudyAnswer(Result):
     ]
     common_score: Annotated[str, told("The OOD score under which all rows are compared.")]
     baseline: Annotated[TestedRecord, told("The single model as it is on the test data, with MSP and no temperature.")]
-    rows: Annotated[Sequence[StudyRowRecord], Field(min_length=1), told("All rows, the single model first.")]
+    rows: Annotated[
+        Sequence[StudyRowRecord], Field(min_length=1), told("The rows on the test data, the single model first.")
+    ]
+    ruled_out: Sequence[RuledOutRecord] = sparse("The rows that validation data rule out, and that nobody named.", [])
     steps: Annotated[Sequence[Sequence[str]], told("The commands in order, without `hydractl`.")]
     next: Sequence[NextCommandRecord] | None = optional("What to do with `best.st`, on the data of the study.")
     latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; what is printed has it.", [])

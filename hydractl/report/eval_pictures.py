@@ -39,6 +39,7 @@ from hydractl.report.pictures import (
     Picture,
     dot,
 )
+from hydractl.report.study_figures import on_validation
 from hydractl.report.tables import Ends
 from hydractl.report.texts import drawn_names, number, shown_name, visible
 
@@ -109,16 +110,29 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
         values = [column.value(row) for column in MEASURES]
         intervals = [column.interval(row) for column in MEASURES]
         reached.append(Reached(row.name, ratio, values, intervals, row.name == used))
+    levels = _levels(rows[0])
+    if study is not None:
+        levels = _levels_of_study(study)
+        reached += _ruled_out(study)
     sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
-    return drawn_overview(reached, _levels(rows[0]), reference, sizes)
+    return drawn_overview(reached, levels, reference, sizes)
 
 
 def overview_of_study(study: StudyAnswer) -> Picture | None:
     """Return the same picture from a study alone, which has no intervals: all rows under the single model's score."""
     reached = [Reached(row.name, row.mac_ratio, _means(row.common or row.test), chosen=row.used) for row in study.rows]
+    return drawn_overview([*reached, *_ruled_out(study)], _levels_of_study(study), "the single model", "")
+
+
+def _ruled_out(study: StudyAnswer) -> list[Reached]:
+    """Return the rows that did not run on the test data, with their figures on validation data."""
+    return [Reached(on_validation(row.name), row.mac_ratio, _means(row.validation)) for row in study.ruled_out]
+
+
+def _levels_of_study(study: StudyAnswer) -> Levels:
+    """Return the lines of the single model with MSP, as it is, and with its score."""
     single = study.rows[0]
-    levels = {f"{single.name}, MSP": _means(study.baseline), f"{single.name}, {single.score}": _means(single.test)}
-    return drawn_overview(reached, levels, "the single model", "")
+    return {f"{single.name}, MSP": _means(study.baseline), f"{single.name}, {single.score}": _means(single.test)}
 
 
 def _means(detection: OodDetection) -> list[float | None]:
@@ -139,7 +153,7 @@ def _levels(row: EvalRow) -> Levels:
     return {f"{name}, {visible(score)}": known[score] for score in scores}
 
 
-_MOST_LETTERS = 24
+_MOST_LETTERS = 30
 
 
 def drawn_overview(reached: Sequence[Reached], levels: Levels, reference: str, sizes: str) -> Picture | None:

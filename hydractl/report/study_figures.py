@@ -47,8 +47,13 @@ def _table_under_one_score(study: StudyAnswer) -> Table:
         detection = row.common or Record()  # nothing, shown as dashes, if the row does not have the common score
         cells = [*_cells(row.test, on_id), *_cells(detection, on_ood)]
         rows.append([_marked_name(row), number(row.mac_ratio, 2), *cells])
+    for row_out in study.ruled_out:
+        cells = _cells(row_out.validation, [*on_id, *on_ood])
+        rows.append([on_validation(row_out.name), number(row_out.mac_ratio, 2), *cells])
     score = study.common_score
     title = f"test data, all rows with their temperature and under the score of the single model, {score}; * is best.st"
+    if study.ruled_out:
+        title += "; (validation): ruled out before the test, with its figures on validation data"
     return text_table(title, ["", "mult-adds", *_OF_ID, *_OF_OOD], rows)
 
 
@@ -84,6 +89,11 @@ def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
     # A set without an AUROC is not among those that choose.
     aurocs = [auroc for name in sets if (auroc := auroc_of_sets[name]) is not None]
     return sum(aurocs) / len(aurocs)
+
+
+def on_validation(name: str) -> str:
+    """Return the name of a row whose figures are those on validation data."""
+    return f"{name} (validation)"
 
 
 def _marked_name(row: StudyRowRecord) -> str:

@@ -112,6 +112,21 @@ class Chosen:
         """How often resamples of the data lead to the same choice."""
         return stability(self.evidence, self.plan.request.max_drop, self.choice)
 
+    @property
+    def tested_rows(self) -> list[Row]:
+        """The rows that run on the test data: those that somebody named, and all that are not in :attr:`ruled_out`."""
+        return [row for row in self.plan.rows if row.name not in self.ruled_out]
+
+    @property
+    def ruled_out(self) -> dict[str, str]:
+        """By row, why it does not run on the test data: validation data rule it out, and nobody named it."""
+        reasons = {}
+        for row, reason in self.choice.ruled_out.items():
+            kind, _, _ = row.partition("@")  # without the number of heads
+            if kind not in self.plan.request.rows:
+                reasons[row] = reason
+        return reasons
+
     def rung(self, index: int) -> Rung:
         """Return the row and the score of the candidate at ``index``."""
         candidate = self.evidence.candidates[index]

@@ -393,7 +393,16 @@ def why_not_eligible(evidence: Evidence, index: int, max_drop: float, reading: i
     candidate = evidence.candidates[index]
     if candidate.row == SINGLE:
         return ""
+    beyond_limit = _beyond_limit(evidence, index, max_drop, reading)
+    if beyond_limit:
+        return beyond_limit
+    if not candidate.eligible:
+        return "no single file can hold it: it is compared only"
+    return ""
 
+
+def _beyond_limit(evidence: Evidence, index: int, max_drop: float, reading: int) -> str:
+    """Return how a row is beyond a limit of accuracy or NLL; empty if it keeps to both."""
     for metric, limit in limits_of(max_drop).items():
         if evidence.loss(metric, index, reading).exceeds(limit):
             figure = evidence.inside(metric, index, reading)
@@ -401,8 +410,6 @@ def why_not_eligible(evidence: Evidence, index: int, max_drop: float, reading: i
             worse = "lower" if metric == ACCURACY else "higher"
             name = KINDS[metric].words
             return f"{name} {figure:.4f}, significantly {worse} than {of_single:.4f}, and by more than {limit:g}"
-    if not candidate.eligible:
-        return "no single file can hold it: it is compared only"
     return ""
 
 
@@ -442,6 +449,7 @@ class StudyChoice:
         telling, blind: the names of the OOD validation sets with and without a vote.
         rivals: the indices of the single model's admissible candidates that are not significantly below its best one.
         reasons: why each candidate was not taken, in the order of the candidates; empty for the chosen one.
+        ruled_out: by row, why the validation data rule it out.
         limits: by row, the reason why it may not be taken, whatever its score; empty if it may.
     """
 
@@ -453,6 +461,7 @@ class StudyChoice:
     rivals: list[int]
     reasons: list[str]
     limits: dict[str, str] = field(default_factory=dict)
+    ruled_out: dict[str, str] = field(default_factory=dict)
 
 
 def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
@@ -496,7 +505,25 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
         rivals=rivals,
         reasons=reasons,
         limits=limits,
+        ruled_out=_ruled_out(evidence, decision, max_drop),
     )
+
+
+def _ruled_out(evidence: Evidence, decision: ReadingDecision, max_drop: float) -> dict[str, str]:
+    """Return by row the reason why validation data rule it out: a limit, or the harm that the common score does to it.
+
+    Rows that are compared only, or do not have that score, are not ruled out by harm.
+    """
+    common_score = evidence.candidates[index_under_own_score(evidence, SINGLE, decision.voting_sets)].score
+    reasons = {}
+    for row, indices in evidence.rows.items():
+        index = evidence.index_under(row, common_score)
+        reason = _beyond_limit(evidence, indices[0], max_drop, 0)
+        if not reason and index is not None and evidence.candidates[index].eligible:
+            reason = harm_done_by(evidence, index, decision.voting_sets, 0)
+        if reason and row != SINGLE:
+            reasons[row] = reason
+    return reasons
 
 
 def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, max_drop: float) -> str:

@@ -354,10 +354,10 @@ class Plan:
         data = {"test": half(self.request.val, 2), "ood": ood, "allow_seen": True}
         self.add(self._eval_step(row, "choose", data))
 
-    def testing_steps(self) -> list[Step]:
-        """Return the steps that store the logits of all rows on the test data."""
+    def testing_steps(self, rows: Sequence[Row]) -> list[Step]:
+        """Return the steps that store the logits of rows on the test data."""
         data = self._test_data()
-        return [self._eval_step(row, "test", data) for row in self.rows]
+        return [self._eval_step(row, "test", data) for row in rows]
 
     def _test_data(self) -> dict[str, object]:
         """Return the options of ``eval`` that name the test data."""
@@ -404,16 +404,19 @@ class Plan:
 
     # --- the best row -------------------------------------------------------------------------------------------------
 
-    def last_steps(self, row: Row, score: str, note: str, of_table: Mapping[str, object]) -> list[Step]:
+    def last_steps(
+        self, row: Row, score: str, note: str, of_table: Mapping[str, object], tested: Sequence[Row]
+    ) -> list[Step]:
         """Return the steps that remain when the row to use is known, with its OOD score.
 
-        They put all rows into one table, write the row as ``best.st``, measure it and time it.
+        They put all tested rows into one table, write the row as ``best.st``, measure it and time it.
 
         Args:
             row: the row.
             score: its OOD score.
             note: a sentence on how it was chosen; empty without one.
             of_table: the options of ``eval`` with the scores and temperatures of the rows.
+            tested: the rows that ran on the test data.
         """
         noted = {"note": note} if note else {}
         best = ModelRef.of_row("best", [row.model])
@@ -421,11 +424,11 @@ class Plan:
         calibration = self.calibration(row, score)
         force = {"force": True}
 
-        # The stored predictions of all rows, each with its own temperature.
+        # The stored predictions of these rows, each with its own temperature.
         table = {"bootstrap": self.request.bootstrap, **force, **of_table}
         if self.request.seed:
             table["seed"] = self.request.seed
-        rows = [f"{row.name}={self.predictions(row, 'test')}" for row in self.rows]
+        rows = [f"{row.name}={self.predictions(row, 'test')}" for row in tested]
         steps = [self.step("eval", rows, table, ["test.json"], shared=())]
 
         # The row itself, with its temperature, threshold and score; and its figures with them.
@@ -448,7 +451,8 @@ class Plan:
 
     def outline(self) -> list[Step]:
         """Return all steps as they are known before the choice, with the last row in place of the best one."""
-        return [*self.steps, *self.testing_steps(), *self.last_steps(self.rows[-1], "SCORE", "", {})]
+        last_steps = self.last_steps(self.rows[-1], "SCORE", "", {}, self.rows)
+        return [*self.steps, *self.testing_steps(self.rows), *last_steps]
 
     def calibration(self, row: Row, score: str, *, again: bool = False) -> dict[str, object]:
         """Return the options that fit temperature and threshold of a row on the second half of the validation data.

@@ -16,6 +16,7 @@ from hydractl.files.study_answer import (
     ChoiceRecord,
     DetectedRecord,
     LadderRungRecord,
+    RuledOutRecord,
     StudiedModelRecord,
     StudyAnswer,
     StudyRowRecord,
@@ -57,7 +58,7 @@ class Tested:
 
     Attributes:
         chosen: what was chosen on the validation data.
-        rows: by name, the rows with their temperature, measured on the test data.
+        rows: by name, the rows that are not ruled out, with their temperature, measured on the test data.
         uncalibrated: the single model without a temperature.
         log: receives the progress.
     """
@@ -169,7 +170,7 @@ class Tested:
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
             has_ood_val=self.chosen.plan.has_ood_val,
-            has_other_rows=len(self.rows) > 1,
+            has_other_rows=len(self.chosen.rows) > 1,
             reasons_for_single=reasons_for_single,
             next_best=self._next_best,
             uncertain=" ".join(doubts.of_stability(self.chosen.stability)) if has_vote else "",
@@ -383,25 +384,17 @@ class Tested:
     # --- the table of all rows ----------------------------------------------------------------------------------------
 
     def options_of_table(self) -> dict[str, list[str]]:
-        """Return the options of ``eval`` for the table of all rows, with the temperature of each row.
+        """Return the options of ``eval`` for the table of the rows, with the temperature of each row.
 
-        Usually every row has the score of the single model, with other common scores beside it: MSP and the rows' own.
-        But if any row does not have that score, each row gets one score: the single model's if it has it, else its own.
+        Every row has the score of the single model; but if any row does not have that score, that row has its own.
         """
         common_score = self.chosen.common_score
-        own_scores = {row: self.chosen.score_of(row) for row in self.rows}
         temperatures = [f"{row}={self.chosen.rows[row].temperature!r}" for row in self.rows]
-        scores_of_all_rows = []
-        for score in dict.fromkeys(
-            [common_score, REFERENCE, *own_scores.values()]
-        ):  # without repetition, in this order
-            if all(score in measured.scores for measured in self.rows.values()):
-                scores_of_all_rows.append(score)
-        scores = [",".join(scores_of_all_rows)]
-        if common_score not in scores_of_all_rows:
+        scores = [common_score]
+        if any(common_score not in measured.scores for measured in self.rows.values()):
             scores = []
             for row, measured in self.rows.items():
-                score = common_score if common_score in measured.scores else own_scores[row]
+                score = common_score if common_score in measured.scores else self.chosen.score_of(row)
                 scores.append(f"{row}={score}")
         return {"ood_score": scores, "temperature": temperatures}
 
@@ -447,6 +440,7 @@ class Tested:
             common_score=chosen.common_score,
             baseline=TestedRecord(ood_score=REFERENCE, **dict(self.uncalibrated.metrics(REFERENCE))),
             rows=[self._row_record(row) for row in self.rows],
+            ruled_out=[self._ruled_out_record(row, reason) for row, reason in chosen.ruled_out.items()],
             steps=[list(step) for step in steps],
         )
 
@@ -482,7 +476,7 @@ class Tested:
 
     def _price_of_row(self, row: str) -> Price:
         """Return the cost of a row as ratios to the single model."""
-        measured = self.rows[row]
+        measured = self.chosen.rows[row].measured
         return Price(
             macs=_ratio(measured.macs, self._single.macs),
             params=_ratio(measured.params, self._single.params),
@@ -523,18 +517,38 @@ class Tested:
             common=detection_under_common_score,
         )
 
+    def _ruled_out_record(self, name: str, reason: str) -> RuledOutRecord:
+        """Return the figures of a row that did not run on the test data: those on validation data, under one score.
+
+        That is the score of the single model if the row has it, else its own.
+        """
+        chosen = self.chosen
+        measured = chosen.rows[name].measured
+        score = chosen.common_score if chosen.common_score in measured.scores else chosen.score_of(name)
+        return RuledOutRecord(
+            name=name,
+            reason=reason,
+            members=measured.members,
+            macs=measured.macs,
+            params=measured.params,
+            mac_ratio=self._price_of_row(name).macs,
+            temperature=chosen.rows[name].temperature,
+            validation=TestedRecord(ood_score=score, **dict(measured.metrics(score))),
+        )
+
 
 def test_rows(chosen: Chosen, log: Log) -> Tested:
-    """Measure all rows on the test data, whose predictions are there.
+    """Measure the rows on the test data, whose predictions are there.
 
     Args:
         chosen: what was chosen on the validation data.
         log: receives the progress of what follows.
     """
     rows = {}
-    for name, validated in chosen.rows.items():
-        path = chosen.plan.predictions(validated.row, "test")
-        rows[name] = measure_row(path, validated.calibration, given_score=chosen.given_score)
+    for row in chosen.tested_rows:
+        path = chosen.plan.predictions(row, "test")
+        calibration = chosen.rows[row.name].calibration
+        rows[row.name] = measure_row(path, calibration, given_score=chosen.given_score)
     return Tested(chosen, rows, measure_row(rows[SINGLE].source, None), log)
 
 

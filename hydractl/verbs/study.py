@@ -468,7 +468,6 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
         subfolder = folder / purpose
         with storing(subfolder):
             subfolder.mkdir(exist_ok=True)
-    testing_steps = plan.testing_steps()
     steps_expected = len(plan.outline())
 
     # Choose on the validation data, and store the choice before any test sample is read.
@@ -477,7 +476,8 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
     with Output(folder / "choice.json", force=True) as output:
         write_json(output, chosen.document())
 
-    # Test every row.
+    # Test the rows that the validation data do not rule out.
+    testing_steps = plan.testing_steps(chosen.tested_rows)
     _run_steps(testing_steps, steps_expected, len(plan.steps), log)
     tested = test_rows(chosen, log)
 
@@ -485,7 +485,7 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
     used = tested.used
     row = chosen.rows[used.row].row
     measuring_steps = [*plan.steps, *testing_steps]
-    last_steps = plan.last_steps(row, used.score, tested.note, tested.options_of_table())
+    last_steps = plan.last_steps(row, used.score, tested.note, tested.options_of_table(), chosen.tested_rows)
     steps = [*measuring_steps, *last_steps]
     _run_steps(last_steps, len(steps), len(measuring_steps), log)
     (best,) = open_sources([str(folder / "best.st")])

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from hydractl.files.study_answer import StudyAnswer
+from hydractl.files.study_answer import RuledOutRecord, StudyAnswer
 from hydractl.report.eval_pictures import KINDS, Reached, drawn_overview, overview_of_study, pictures
 from hydractl.report.pictures import Panel, compose, save_png, styled
 from tests.report.examples import HOSTILE, SETS, answer_of, everything, sample, study_of, without_values
@@ -86,6 +86,19 @@ def test_the_model_of_a_study_to_use_has_a_ring(document: dict[str, Any]) -> Non
         (ring,) = [line for line in axes.lines if line.get_marker() == "o" and not is_point(line)]
         assert ring.get_ydata() == [document["models"][1]["ood_avg"]["auroc"]]
         assert [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"] == ["taylor"]
+
+
+def test_a_row_that_was_ruled_out_is_a_point_named_so(document: dict[str, Any]) -> None:
+    study = study_of(document, used="taylor")
+    last = study.rows[-1]
+    validation = last.test.model_dump(exclude={"ood_score"}, by_alias=True)
+    out = {"name": "late", "reason": "-", "members": 2, "mac_ratio": 1.5, "temperature": 1.0}
+    record = RuledOutRecord.model_validate({**out, "validation": {**validation, "ood_score": "msp"}})
+    study = study.model_copy(update={"ruled_out": [record]})
+    for picture in (pictures(answer_of(document), study)["overview"], overview_of_study(study)):
+        assert picture is not None
+        axes = on_axes(picture.panels[0])
+        assert "late (validation)" in [text.get_text() for text in axes.texts]
 
 
 def test_the_study_alone_draws_every_row_and_both_lines(document: dict[str, Any]) -> None:

@@ -192,6 +192,24 @@ def test_what_might_have_been_chosen_is_kept_cheapest_first() -> None:
     assert chosen.row == "single" and choice.admissible == [0, 2, 1]
 
 
+def test_rows_that_validation_data_rule_out_are_those_beyond_a_limit_and_those_that_do_harm() -> None:
+    choice, _ = decided(
+        SINGLE,
+        candidate("single", 0.90, score="vim"),
+        candidate("a", 0.92, score="vim", macs=130),
+        candidate("b", 0.92, score="vim", macs=130, accuracy=0.8),
+        candidate("c", 0.79, score="vim", macs=130),
+        candidate("d", 0.79, macs=130),  # without the score of the comparison
+        candidate("e", 0.79, score="vim", macs=130, eligible=False),  # compared only
+        candidate("f", 0.79, score="vim", macs=130, eligible=False, nll=0.4),
+    )
+    assert choice.ruled_out == {
+        "b": "accuracy 0.8000, significantly lower than 0.9000, and by more than 0.01",
+        "c": "AUROC on set0 below that of the single model with MSP (-0.0100)",
+        "f": "NLL 0.4000, significantly higher than 0.3000, and by more than 0.02",
+    }
+
+
 def test_rivals_are_the_admissible_scores_of_the_single_model_that_are_not_significantly_below_its_best() -> None:
     candidates = [
         SINGLE,

@@ -260,7 +260,9 @@ def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
 
 
 def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
-    bare = {name: value for name, value in OPTIONS.items() if name not in ("--ood-val", "--ood")} | {"--rows": "single"}
+    bare = {name: value for name, value in OPTIONS.items() if name not in ("--ood-val", "--ood")} | {
+        "--rows": "default,circuits"
+    }
     words = [word for pair in bare.items() for word in pair]
     assert main(["study", "vit.st", *words, "-o", "bare", "--no-timed", "-q"]) == 0
     document = json.loads(Path("bare/study.json").read_text())
@@ -274,8 +276,22 @@ def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
     }
     assert document["verdict"]["lines"][0].startswith("No OOD validation data were given, so")
     assert any("these are made of the ID test data" in line for line in document["verdict"]["doubts"])
-    (row,) = document["rows"]
+    row, _ = document["rows"]
     assert row["score"] == "hedge" and list(row["test"]["ood"]) == ["auto"]
+    # Rows that cannot be chosen do not run on the test data; they are shown with their figures on validation data.
+    tested = sorted(path.name for path in Path("bare/test").glob("*.pred.st"))
+    assert tested == ["circuits.pred.st", "single.pred.st"]  # somebody named the circuits
+    ruled_out = {one["name"]: one for one in document["ruled_out"]}
+    assert list(ruled_out) == ["whole-avg@1", "whole-avg@2", "whole-late@2", "whole-three@2"]
+    table, page = shown(document, 200), html.unescape(Path("bare/report.html").read_text())
+    for name, one in ruled_out.items():
+        assert one["reason"] == "no OOD validation set tells anything" and one["validation"]["ood_score"] == "msp"
+        candidates = json.loads(Path("bare/choice.json").read_text())["candidates"]
+        (validated,) = (x for x in candidates if (x["row"], x["score"]) == (name, "msp"))
+        assert one["validation"]["ood_avg"]["auroc"] == pytest.approx(validated["sets"]["oodval"], rel=1e-12)
+        assert f"{name} (validation)" in table and f"{one['validation']['ood_avg']['auroc']:.3f}" in table
+        assert "(validation): ruled out before the test, with its figures on validation data" in " ".join(table.split())
+    assert name not in " ".join(document["verdict"]["lines"]) and "(validation)" in page
     score = document["use"]["score"]
     stored = open_source(str(copy / "bare/best.st")).description.extra
     measured = json.loads(Path("bare/best.json").read_text())["models"][0]
