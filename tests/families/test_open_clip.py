@@ -21,7 +21,6 @@ from hydractl.model.loading import build_model
 from hydractl.model.source import open_source, with_labels
 from tests.pico import close, keeping, mask_of, model_of, prune_source, same_tensors, tensors_of
 from tests.pico_clip import (
-    CLIP,
     class_features,
     clip_config,
     clip_images,
@@ -62,7 +61,7 @@ def prompts(variant: str, templates: Sequence[str] = THREE) -> Mapping[str, torc
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", CLIP)
+@pytest.mark.parametrize("variant", FEW)
 def test_a_folder_is_the_librarys_zero_shot_classifier(variant: str, tmp_path: Path) -> None:
     """With all heads, and with other numbers of them in each block."""
     reference = pico_clip(variant)

@@ -68,10 +68,10 @@ def repeated(counts: np.ndarray) -> np.ndarray:
 def test_each_round_is_the_metric_of_the_repeated_samples(kind: str) -> None:
     data = case(kind)
     (logits, labels), outside = data
-    got = run(data, rounds=25, seed=3)
+    got = run(data, rounds=6, seed=3)
     id_draws = draw(3, "id", len(labels))
     ood_draws = {name: draw(3, name, values.shape[1]) for name, values in outside.items()}
-    for i in range(25):
+    for i in range(6):
         rows = repeated(next(id_draws))
         inside_drawn = scored(logits[:, rows], labels[rows])
         outside_drawn = {}
@@ -99,7 +99,7 @@ def test_draws_depend_on_the_seed_the_name_and_the_size_alone() -> None:
 def test_all_metrics_have_an_interval_and_values_of_the_row() -> None:
     data = case("random")
     (logits, labels), outside = data
-    got = run(data, rounds=200)
+    got = run(data, rounds=60)
     samples = {name: scored(values) for name, values in outside.items()}
     row = row_blocks(scored(logits, labels), samples, GROUPS).to_dict()
     assert got.values == {key: lookup(row, key) for key in METRICS}
@@ -117,9 +117,9 @@ def test_all_metrics_have_an_interval_and_values_of_the_row() -> None:
 def test_differences_are_paired() -> None:
     data = case("random")
     (logits, labels), outside = data
-    first = run(data, rounds=100)
+    first = run(data, rounds=40)
     better = (logits + np.eye(5)[labels], labels), outside
-    other = run(better, rounds=100)
+    other = run(better, rounds=40)
     got = paired_differences(first, other)
     accuracy = got["id.accuracy"]
     assert accuracy["value"] == other.values["id.accuracy"] - first.values["id.accuracy"] > 0
@@ -128,7 +128,7 @@ def test_differences_are_paired() -> None:
     for key, same in paired_differences(first, first).items():
         assert same == ({"value": 0, "ci": [0, 0]} if key in first.rounds else {"value": None, "ci": None})
     with pytest.raises(ValueError, match="different numbers of rounds"):
-        paired_differences(first, run(data, rounds=99))
+        paired_differences(first, run(data, rounds=39))
 
 
 def calibrated(seed: int, n: int = 300) -> Resampled:

@@ -197,7 +197,6 @@ def test_a_taken_output_is_refused_before_weights_are_read(command: list[str], u
     run(*command, code=2 if "--mask" in command else 5)
     if command[-2:] == ["-o", "taken"] and command[0] != "extract-circuit":  # which estimates its time by a step
         run(*command, "--dry-run", code=5)
-        run(*command, "--dry-run", "--force")
     assert sorted(os.listdir()) == before and Path("taken").read_text() == "{}"
 
 

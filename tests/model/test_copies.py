@@ -29,7 +29,7 @@ from tests.pico import (
 )
 from tests.spread import ONE_OF_EACH, marked_release
 
-FAST = ["class-token", "beit", "bert", "llama", "clip", "hf-siglip"]
+FAST = ["class-token", "bert", "clip"]
 
 
 def other_weights(variant: str, kept: Any) -> tuple[HydraModel, list[Tensor]]:
