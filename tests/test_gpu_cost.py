@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -82,37 +81,6 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(
     printed = capsys.readouterr().out
     assert printed.count("| single |") == 2 and '"torch"' in printed
     assert "at most 1.07" in printed
-
-
-def test_the_rows_that_say_most_come_first(script: ModuleType) -> None:
-    options = Namespace(
-        arch=["vit", "bert"],
-        dtypes=["bfloat16", "float32"],
-        batches=[1, 4, 32],
-        modes=["compiled", "eager"],
-        shared=[0],
-        late=[],
-        batched=[True, False],
-    )
-    places = script.plan(options)
-    order = dict.fromkeys((place.arch, place.dtype, place.batch_size, place.mode) for place in places)
-    paper_s_batch = [
-        ("bfloat16", 4, "compiled"),
-        ("bfloat16", 4, "eager"),
-        ("float32", 4, "eager"),
-    ]
-    others = [
-        ("bfloat16", 1, "eager"),
-        ("bfloat16", 32, "eager"),
-        ("bfloat16", 1, "compiled"),
-        ("float32", 1, "eager"),
-        ("float32", 32, "eager"),
-    ]
-    assert list(order) == [
-        (arch, *rest) for part in (paper_s_batch, others) for arch in ("vit", "bert") for rest in part
-    ]
-    names = [place.model for place in places if place.mode == "compiled" and place.arch == "vit"]
-    assert names == ["single", "fused, 0 shared"] * 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -131,7 +130,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.fault(89)
-def test_fault_89_verbs_answer_alike_for_numbers_and_names(
+def test_fault_89_eval_answers_alike_for_numbers_and_names(
     bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     datasets = pytest.importorskip("datasets")
@@ -146,14 +145,7 @@ def test_fault_89_verbs_answer_alike_for_numbers_and_names(
     rows = [{"text": text, "label": names_of_data[label]} for text, label in zip(texts, labels, strict=True)]
     Path("names.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def answers(data: Any) -> list[Any]:
-        """Return the figures, the scores of heads, and what a trained model says to some texts."""
-        figures = hydractl.evaluate(bert, test=data).models[0].id.to_dict()
-        scores = hydractl.score(bert, method="taylor", data=data).sites
-        trained = hydractl.finetune(bert, train=data, epochs=1, device="cpu").load("cpu")
-        prediction = trained.predict(trained.preprocess(texts[:4]))
-        return [figures, scores, prediction.probabilities.tolist()]
-
-    by_name = answers("names.jsonl")
-    assert answers("numbers.parquet") == by_name
-    assert answers(table) == by_name
+    by_name, by_number, in_memory = (
+        hydractl.evaluate(bert, test=data).models[0].id for data in ("names.jsonl", "numbers.parquet", table)
+    )
+    assert by_name == by_number == in_memory

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,8 @@ import safetensors.numpy
 import torch
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
-from tests.forked import Forked
 from tests.running import evaluated, run
 
 TEST = ["--test", "builtin:digits/test"]
@@ -76,11 +72,6 @@ def test_a_temperature_is_fitted_on_stored_predictions_too() -> None:
     assert rows(first) == rows(again) and first["models"][0]["calibration"]["temperature"] != 1.0
 
 
-def command(*more: str) -> list[str]:
-    own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
-    return ["eval", *own, "--predictions", "k.st", "-o", "k.json", *more]
-
-
 @pytest.mark.parametrize("gone", ["probe", "cascade"])
 def test_predictions_by_what_is_gone_are_refused_by_name(capsys: pytest.CaptureFixture[str], gone: str) -> None:
     """They were features once. A reader that passes over the key would take them for the whole model's own."""
@@ -91,29 +82,6 @@ def test_predictions_by_what_is_gone_are_refused_by_name(capsys: pytest.CaptureF
         writer.write(0, range(30), np.zeros((1, 30, 10), np.float32))
     run("eval", "p.st", code=3)
     assert f"error: p.st holds the logits of a {gone}, which hydractl 0.1.0 reads\n" in capsys.readouterr().err
-
-
-@pytest.mark.long
-@pytest.mark.fault(52)
-def test_a_run_that_is_killed_goes_on_to_the_same_bytes() -> None:
-    own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
-    run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")
-    part, dice, kills = Path("k.st.part"), random.Random(0), 0
-    while kills < 2:
-        process = Forked(command("--resume"))
-        while process.poll() is None and not part.exists():
-            time.sleep(0.005)
-        time.sleep(dice.uniform(0, 0.1))
-        if process.poll() is not None:
-            break
-        process.kill()
-        process.communicate()
-        kills += 1
-    if not Path("k.json").exists():
-        assert main(command("--resume")) == 0
-    assert kills > 0 and not part.exists()
-    assert Path("k.st").read_bytes() == Path("whole.st").read_bytes()
-    assert rows(json.loads(Path("k.json").read_text())) == rows(json.loads(Path("whole.json").read_text()))
 
 
 @pytest.mark.fault(55)
