@@ -393,6 +393,27 @@ MUTATIONS = (
         "unmet = unmet_in(rows[:-1], requirements, skip_first=False)\n    names",
         "tests/evaluation/test_means.py",
     ),
+    Mutation(
+        "tables as large as a configuration asks for",
+        "hydractl/families/meta_device.py",
+        "if tables > min(",
+        "if tables < 0 and tables > min(",
+        "tests/faults/test_attacks.py -k fault_93",
+    ),
+    Mutation(
+        "as many tokens as a configuration asks for",
+        "hydractl/families/timm.py",
+        "if tokens > _MOST_TOKENS:",
+        "if tokens > 64 * _MOST_TOKENS:",
+        "tests/faults/test_attacks.py -k fault_93",
+    ),
+    Mutation(
+        "as many weights as a configuration asks for",
+        "hydractl/families/hf/published.py",
+        "if asked > max(",
+        "if asked < 0 and asked > max(",
+        "tests/faults/test_attacks.py -k fault_93",
+    ),
 )
 
 

@@ -13,15 +13,24 @@ import importlib
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
+
+from hydractl.errors import InputError
 
 _SYMPY = "sympy"
 _SYMBOLIC_SHAPES = "torch.fx.experimental.symbolic_shapes"
 _CONFIG = "torch.fx.experimental._config"
+
+_LARGEST_TABLES = 1 << 29
+"""The most bytes that the buffers of a model may take, whatever its weights are."""
+
+_SMALL_TABLES = 1 << 26
+"""So many bytes of buffers are no more than any model may have."""
 
 _standing_in = threading.RLock()
 """The lock that is held while stand-ins are in ``sys.modules``."""
@@ -32,6 +41,32 @@ def on_meta_device() -> Iterator[None]:
     """Create all new tensors on the meta device inside the block."""
     with plain_sizes(), torch.device("meta"):
         yield
+
+
+def check_tables(model: nn.Module) -> None:
+    """Raise an error if a model on the meta device asks for large buffers, before memory is set aside for them.
+
+    Parameters are compared with the stored weights while both are shapes. Buffers such as tables of positions are not
+    stored: they follow from sizes that a configuration claims. Those of a real model are smaller than its weights.
+
+    Args:
+        model: the model, whose buffers have no numbers yet.
+
+    Raises:
+        InputError: with both sizes.
+    """
+    weights = _bytes_of(model.parameters())
+    tables = _bytes_of(model.buffers())
+    if tables > min(max(weights, _SMALL_TABLES), _LARGEST_TABLES):
+        raise InputError(
+            f"the configuration of this {type(model).__name__} asks for tables of {tables / 2**20:,.0f} MiB, beside "
+            f"weights of {weights / 2**20:,.0f} MiB: its sizes cannot be meant"
+        )
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return how much memory tensors take, or would take if they had numbers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @contextlib.contextmanager

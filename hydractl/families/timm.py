@@ -33,7 +33,7 @@ from hydractl.families.base import (
     seeded,
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers, object_or_empty
-from hydractl.families.meta_device import on_meta_device
+from hydractl.families.meta_device import check_tables, on_meta_device
 from hydractl.families.pixels import input_size, mode_of, random_pixels, stacked
 from hydractl.families.reading import (
     cached_by_config,
@@ -68,6 +68,7 @@ _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
+_MOST_TOKENS = 1 << 18  # positions of so many tokens take half a gigabyte while they are computed
 _LARGEST_PIXEL = 1e6  # bound for the means and standard deviations of pixels
 _RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
 _LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
@@ -549,7 +550,11 @@ def fill_timm_buffers(model: nn.Module) -> None:
     """Fill the buffers of a model on the meta device with timm's own numbers, in place.
 
     Checkpoints do not store these buffers. Batch norms are also replaced by frozen ones.
+
+    Raises:
+        InputError: the buffers are larger than those of any model.
     """
+    check_tables(model)
     for module in model.modules():
         # Allocate memory for each buffer; the numbers are written below.
         buffers = dict(module.named_buffers(recurse=False))
@@ -635,6 +640,11 @@ def check_timm_model(model: Any) -> None:
             f"timm's {kind} is not supported: {_attention_of(model)}",
             hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin v1 and v2",
         )
+
+    # Positions are computed for every token, before the weights say how many there are.
+    tokens = model.patch_embed.num_patches
+    if tokens > _MOST_TOKENS:
+        raise InputError(f"{kind} cuts images into {tokens} tokens, expected at most {_MOST_TOKENS}")
 
     # There must be blocks.
     blocks = timm_relative.relative_blocks(model) if isinstance(model, _RELATIVE) else model.blocks

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from hydractl.errors import InputError
 from hydractl.families import get_family
+from hydractl.families.meta_device import check_tables, on_meta_device
+from hydractl.families.timm import check_timm_model, timm
 from hydractl.model.source import open_source
 from tests.pico import RELATIVE, inputs, logits, model_of, shared_source, source_of, stock
 from tests.running import refused
@@ -60,3 +62,14 @@ def test_what_transformers_has_and_is_not_supported_is_named(what: str) -> None:
     config = {**shared_source(variant).description.config, **changed}
     caught = refused(InputError, get_family("hf").build, config)
     assert any(what in problem for problem in caught.problems)
+
+
+@pytest.mark.fault(93)
+@pytest.mark.parametrize(
+    "name", ["beit_large_patch16_512", "swinv2_large_window12to24_192to384", "eva02_large_patch14_448"]
+)
+def test_tables_of_real_models_are_small_enough(name: str) -> None:
+    with on_meta_device():
+        model = timm.create_model(name)
+    check_timm_model(model)
+    check_tables(model)

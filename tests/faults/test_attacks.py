@@ -25,7 +25,7 @@ from PIL import Image
 
 from hydractl.cli.app import main
 from hydractl.files.header import read_header
-from tests import running
+from tests import pico, running
 from tests.forked import ROOT, Forked
 from tests.fuzz.readers import CORPUS
 from tests.running import control_characters
@@ -127,6 +127,41 @@ def test_a_folder_without_bounds(key: str, attack: Attack) -> None:
     dump("bert/config.json", {**config, key: 10**6})
     assert attack("--info", "bert")[0] == 3
     assert attack("prune", "bert", *PRUNE)[0] == 3
+
+
+SIZES = {
+    "eva": ("eva02_tiny_patch14_224", {"img_size": 8192}, "cuts images into"),
+    "beit": ("beit_base_patch16_224", {"img_size": 1024}, "asks for tables of 6,1"),
+    "swin": ("swin_tiny_patch4_window7_224", {"img_size": 8192}, "cuts images into"),
+    "swinv2": ("swinv2_tiny_window8_256", {"img_size": 1024, "window_size": 32}, "asks for tables of"),
+}
+
+
+@pytest.mark.fault(93)
+@pytest.mark.parametrize("kind", SIZES)
+def test_tables_that_only_a_configuration_asks_for(kind: str, attack: Attack) -> None:
+    name, claims, said = SIZES[kind]
+    blocks = (
+        {"depths": [2, 1], "num_heads": [3, 3], "patch_size": 4} if "swin" in kind else {"depth": 3, "num_heads": 3}
+    )
+    arguments = {"patch_size": 8, "embed_dim": 24} | blocks | claims
+
+    def change(document: dict[str, Any]) -> None:
+        document["config"] |= {"architecture": name, "model_args": arguments}
+
+    described("x.st", change)
+    code, _, err = attack("prune", "x.st", *PRUNE)
+    assert code == 3 and said in err
+
+
+@pytest.mark.fault(93)
+@pytest.mark.parametrize(("variant", "key"), [("hf-vit", "hidden_size"), ("hf-swin", "embed_dim")])
+def test_weights_that_only_a_configuration_asks_for(variant: str, key: str, attack: Attack, tmp_path: Path) -> None:
+    folder = pico.published(variant, tmp_path / "small")
+    config = json.loads((folder / "config.json").read_text())
+    dump("small/config.json", {**config, key: 9216})
+    code, _, err = attack("prune", "small", *PRUNE)
+    assert code == 3 and "parameters, and " in err
 
 
 @pytest.mark.fault(47)

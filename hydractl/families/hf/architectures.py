@@ -32,7 +32,7 @@ from hydractl.families.hf.decoders import (
     unsupported_setting,
 )
 from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
-from hydractl.families.meta_device import on_meta_device
+from hydractl.families.meta_device import check_tables, on_meta_device
 from hydractl.families.reading import cached_by_config, names_only, refused_as
 from hydractl.jsonio import shown
 
@@ -403,7 +403,12 @@ def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:
 
 
 def fill_hf_buffers(model: Any) -> None:
-    """Fill the buffers of a model on the meta device with transformers' own numbers, in place."""
+    """Fill the buffers of a model on the meta device with transformers' own numbers, in place.
+
+    Raises:
+        InputError: the buffers are larger than those of any model.
+    """
+    check_tables(model)
     for module in model.modules():
         has_new_buffers = False
         for name, buffer in list(module.named_buffers(recurse=False)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,9 @@ _PROCESSORS = {
     "beit": "BeitImageProcessor",
     "data2vec-vision": "BeitImageProcessor",
 }
+_MOST_TIMES = 4
+"""A model may be so many times as large as its weights, whose heads may have been cut out."""
+_FEW_PARAMETERS = 1 << 24
 # The beginnings of the names of tensors that belong to the head of another task. Poolers are included: a pooler appears
 # here only if the classifier of the same encoder has none.
 _OTHER_TASKS = (
@@ -115,9 +119,11 @@ def converted_weights(
         of the tensors in the file that belong to the head of another task and are left out; otherwise an empty list.
 
     Raises:
-        InputError: with up to 40 tensors that are missing, unexpected or have another shape.
+        InputError: with up to 40 tensors that are missing, unexpected or have another shape; or if the model is far
+            larger than the weights.
     """
     infos = {name: weights.info(name) for name in weights.names()}
+    _check_size(model, infos.values(), folder)
     dtypes_in_file = {info.dtype for info in infos.values()}
     is_body = not model.config.num_labels
     loaded_model, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
@@ -162,6 +168,27 @@ def converted_weights(
             dtype = _dtype_in_file(name, tensor, loaded_model, infos)
         tensors[name] = tensor.to(dtype)
     return DictTensors(tensors), left_out
+
+
+def _check_size(model: Any, infos: Iterable[TensorInfo], folder: Path) -> None:
+    """Raise an error if a model is far larger than the weights of its folder: transformers draws what it misses.
+
+    Args:
+        model: transformers' model on the meta device.
+        infos: the tensors of the folder.
+        folder: for the message.
+
+    Raises:
+        InputError: with both numbers of parameters.
+    """
+    stored = sum(math.prod(info.shape) for info in infos)
+    asked = sum(parameter.numel() for parameter in model.parameters())
+    if asked > max(_MOST_TIMES * stored, _FEW_PARAMETERS):
+        kind = type(model).__name__
+        raise InputError(
+            f"{folder} does not hold the weights of {kind}: its configuration asks for {asked:,} parameters, and "
+            f"{stored:,} are stored"
+        )
 
 
 def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tuple[Any, Any]:
