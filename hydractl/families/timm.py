@@ -9,6 +9,7 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 _STATISTICS = r"patch_embed\..*\.(running_mean|running_var|num_batches_tracked)$"
 _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.", "rope.")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+_CROP_MODES = ("center", "squash", "border")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
 _MOST_TOKENS = 1 << 18  # positions of so many tokens take half a gigabyte while they are computed
@@ -135,7 +137,8 @@ class TimmViT(ModelFamily):
 
         Args:
             name: timm's name of the model, with or without a tag, e.g. ``vit_tiny_patch16_224.augreg_in21k``.
-            options: ``pretrained`` (on by default) and arguments of the model. Only random weights allow arguments.
+            options: ``crop_pct`` and ``crop_mode`` instead of the published ones, ``pretrained`` (on by default) and
+                arguments of the model. Only random weights allow arguments.
             seed: the seed of random weights.
 
         Raises:
@@ -143,6 +146,12 @@ class TimmViT(ModelFamily):
             UsageError: if the model has no such options, or there are arguments with pretrained weights.
         """
         arguments = dict(options)
+        crop = _take_crop(name, arguments)
+        loaded = self._named(name, arguments, seed)
+        return replace(loaded, preprocess={**loaded.preprocess, **crop})
+
+    def _named(self, name: str, arguments: dict[str, object], seed: int) -> LoadedModel:
+        """Download or draw a model; the arguments and errors are those of :meth:`load_name`, without those of a crop."""
         pretrained = arguments.pop("pretrained", True)
         if not _is_known(name):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
@@ -457,6 +466,25 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
         preprocess=_preprocess_of(model, name, crop),
         labels=None,
     )
+
+
+def _take_crop(name: str, arguments: dict[str, object]) -> dict[str, object]:
+    """Remove the settings of the crop from the options after a name, and return them.
+
+    timm would not refuse them: it takes a mode that it does not know for ``center``, and pads where more than the image
+    is to be cut out.
+
+    Raises:
+        UsageError: if timm has no such crop.
+    """
+    crop = {key: arguments.pop(key) for key in ("crop_pct", "crop_mode") if key in arguments}
+    share = crop.get("crop_pct", 1)
+    is_share = isinstance(share, int | float) and 0 < share <= 1
+    if not is_share:
+        raise UsageError(f"timm:{name}: crop_pct {share} is no share of an image", hint="as in ?crop_pct=0.9")
+    if crop.get("crop_mode", _CROP_MODES[0]) not in _CROP_MODES:
+        raise UsageError(f"timm:{name}: unknown crop_mode {crop['crop_mode']}", hint=f"one of {', '.join(_CROP_MODES)}")
+    return crop
 
 
 def _is_known(name: str) -> bool:

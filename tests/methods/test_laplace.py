@@ -22,6 +22,7 @@ from hydractl.files.checkpoint import FileTensors, beside, with_tensors, write_t
 from hydractl.files.header import read_header
 from hydractl.methods import read_ensemble
 from hydractl.methods.laplace import LaplaceOptions
+from hydractl.methods.laplace import curvature
 from hydractl.methods.laplace.curvature import compared_factor, fit_classifier
 from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
@@ -230,6 +231,18 @@ def test_the_factor_of_a_projection_is_the_naive_one(each_alone: bool) -> None:
         inner = torch.diag(p * (1 - p)) if each_alone else torch.diag(p) - torch.outer(p, p)
         expected += j.T @ inner @ j / 5
     torch.testing.assert_close(compared_factor(own, others, scale, bias, each_alone), expected)
+
+
+def test_pairs_are_compared_in_parts_and_a_part_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    own, others = torch.randn(10, 4).double(), torch.randn(10, 4).double()
+    whole = compared_factor(own, others, 3.0, 0.0, False)
+    monkeypatch.setattr(curvature, "CELLS_AT_ONCE", 20)  # two rows of ten
+    torch.testing.assert_close(compared_factor(own, others, 3.0, 0.0, False), whole)
+    monkeypatch.setattr(curvature, "PAIRS_COMPARED", 5)
+    halves = [compared_factor(own[part], others[part], 3.0, 0.0, False) for part in (slice(5), slice(5, 10))]
+    torch.testing.assert_close(compared_factor(own, others, 3.0, 0.0, False), sum(halves) / 2)
+    assert not torch.allclose(sum(halves) / 2, whole, rtol=1e-3)
 
 
 class _Cosines:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 import hydractl
 from hydractl.cli.app import main
@@ -229,12 +231,26 @@ QUERIES = {
     "pretrained=0&checkpoint_path=x.pth": "timm:vit_tiny_patch16_224 takes no option checkpoint_path",
     "pretrained=0&pretrained_cfg_overlay={file: x.pth}": "timm:vit_tiny_patch16_224 takes no option pretrained_cfg",
     "depth=3": "timm:vit_tiny_patch16_224 with pretrained weights takes no options (depth)",
+    "crop_pct=1.2": "timm:vit_tiny_patch16_224: crop_pct 1.2 is no share of an image",
+    "crop_pct=x": "timm:vit_tiny_patch16_224: crop_pct x is no share of an image",
+    "pretrained=0&crop_mode=middle": "timm:vit_tiny_patch16_224: unknown crop_mode middle",
 }
 
 
 @pytest.mark.parametrize("query", list(QUERIES))
 def test_options_that_cannot_be_taken(query: str) -> None:
     assert refusal(f"timm:vit_tiny_patch16_224?{query}", UsageError).message.startswith(QUERIES[query])
+
+
+def test_a_name_says_how_images_are_cropped() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 60, 3), np.uint8)
+    model = build_model(open_source(f"timm:vit_tiny_patch16_224?pretrained=0&{SIZES}&crop_pct=1&crop_mode=squash"))
+    size, mean, std = (model.description.preprocess[key] for key in ("input_size", "mean", "std"))
+    wide = Image.fromarray(pixels).resize(size[:0:-1], Image.Resampling.BICUBIC)
+    expected = (torch.from_numpy(np.array(wide)).permute(2, 0, 1) / 255 - torch.tensor(mean)[:, None, None]) / std[0]
+    torch.testing.assert_close(model.preprocess([Image.fromarray(pixels)])[0], expected)
+    published = open_source(f"timm:vit_tiny_patch16_224?pretrained=0&{SIZES}").description.preprocess
+    assert model.description.preprocess == {**published, "crop_pct": 1, "crop_mode": "squash"}
 
 
 def test_names_that_timm_does_not_know() -> None:

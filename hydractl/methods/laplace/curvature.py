@@ -7,9 +7,9 @@ output of the layer, and L the Hessian of the loss with respect to the logits. T
     A = E[x x']        B = E[J' L J]
 
 For a classifier J = I and L = diag p - p p'. For a model that compares images with texts (Baumann et al. 2024) the loss
-is that of each image among all texts and of each text among all images, with the others taken as fixed. Let s be the
-factor of the logits, g a feature before it is normalised, u = g / |g|, and H the matrix whose rows are the normalised
-features of the others. Then::
+is that of each image among the texts of a batch and of each text among its images, with the others taken as fixed. Let
+s be the factor of the logits, g a feature before it is normalised, u = g / |g|, and H the matrix whose rows are the
+normalised features of the others. Then::
 
     J = s H (I - u u') / |g|
     L = diag p - p p' for the softmax (CLIP), diag p (1 - p) for the sigmoid (SigLIP)
@@ -22,6 +22,7 @@ product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,13 @@ from hydractl.training.losses import ROWS_AT_ONCE
 
 PRIORS = torch.logspace(-4, 6, 41, dtype=torch.float64).tolist()
 """The prior precisions to choose from: four per decade from 1e-4 to 1e6."""
+
+PAIRS_COMPARED = 32_768
+"""So many pairs of images and texts at most are compared with each other, as in a batch of contrastive training and
+in Baumann et al. 2024; more are cut into equal parts."""
+
+CELLS_AT_ONCE = 2**25
+"""So many logits at most are computed at once: 256 MiB in float64, of which a few copies are held."""
 
 InputsAndOthers = Iterable[tuple[Any, Any]]
 """Batches: inputs on the model's device, together with e.g. their captions or labels."""
@@ -369,7 +377,8 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
 
     Args:
         features: the features of the tower before they are normalised, ``[N, D]``.
-        others: the features of the other tower, ``[N, D]``; each feature is compared with all of them.
+        others: the features of the other tower, ``[N, D]``; each feature is compared with those of its part, see
+            :data:`PAIRS_COMPARED`.
         scale, bias: the logits are ``scale * cosine + bias``.
         each_alone: whether each pair has its own loss (sigmoid) instead of a softmax over all others.
     """
@@ -379,10 +388,9 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
     #   the sum of w H' L H,
     #   minus the sum of w u (H' L H u)' and its transpose,
     #   plus the sum of w (u' H' L H u) u u'.
-    h = F.normalize(others.cpu().double(), dim=-1)
-    width = features.shape[1]
+    samples, width = features.shape
     total = torch.zeros(width, width, dtype=torch.float64)
-    for g in features.cpu().double().split(ROWS_AT_ONCE):  # [B, D]
+    for g, h in _compared_parts(features.cpu().double(), F.normalize(others.cpu().double(), dim=-1)):
         u = F.normalize(g, dim=-1)
         squared_length = g.square().sum(dim=-1, keepdim=True)
         weight = scale**2 / squared_length  # w, [B, 1]
@@ -413,8 +421,21 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
         # The sum of w (u' H' L H u) u u', [D, D].
         length = (u * along).sum(dim=-1, keepdim=True)  # [B, 1]
         total += (weight * length * u).T @ u
-    samples = features.shape[0]
     return total / samples
+
+
+def _compared_parts(features: Tensor, others: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield features ``[B, D]`` with the others ``[P, D]`` of their part, so that memory does not grow with the pairs.
+
+    Args:
+        features: the features of one tower, ``[N, D]``.
+        others: those of the other tower, ``[N, D]``.
+    """
+    parts = math.ceil(len(features) / PAIRS_COMPARED)
+    for of_one, of_other in zip(features.tensor_split(parts), others.tensor_split(parts), strict=True):
+        rows = max(1, min(ROWS_AT_ONCE, CELLS_AT_ONCE // len(of_other)))
+        for g in of_one.split(rows):
+            yield g, of_other
 
 
 def _compared_logits(
