@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
+import hydractl
+from hydractl.files.checkpoint import FileTensors
+from tests.pico_clip import pico_clip, publish_clip
 from tests.running import script
 from tests.test_numbers import refused
 
@@ -82,6 +87,39 @@ def test_commands_are_those_of_today(small: str, tmp_path: Path, monkeypatch: py
     assert problems == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_there_is_not_made_again(name: str, tmp_path: Path) -> None:
+    paths = {key: f"/data/{key.lower()}" for key in PATHS}
+    variables = {"PHOTOGRAPHS": "/data/frost", "RUNS": str(tmp_path / "runs"), "PYTHON": "noted", **paths}
+    steps = printed(name, **variables)
+    planned = {output: words for words, output in steps}
+    commands = [words for words, _ in steps]
+    assert len({tuple(words) for words in commands}) == len(planned), "each step has a file of its own"
+    trained = [words for words in commands if words[1] in ("finetune", "extract-circuit")]
+    unresumed = [words for words in trained if "--resume" not in words and "laplace" not in words]
+    assert unresumed == []
+
+    log = tmp_path / "log"
+    for tool in ("hydractl", "noted"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "${{0##*/}} $*" >> {log}\n')
+        (tmp_path / tool).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **variables}
+    for output in [*planned, *(output for _, output in printed("table1", **variables))]:  # others take rows of Table 1
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).touch()
+    missing = list(planned)[::3]
+    for run in ((), missing):
+        for output in run:
+            Path(output).unlink()
+        done = subprocess.run(
+            ["sh", str(SCRIPTS / f"{name}.sh")], env=environment, capture_output=True, text=True, check=True
+        )
+        started = log.read_text().splitlines() if log.exists() else []
+        assert list(dict.fromkeys(started)) == [" ".join(planned[output]) for output in run]
+        assert f"{len(planned)} steps; left are these" in done.stdout
+
+
 def test_a_path_that_is_missing_is_named() -> None:
     command = ["sh", str(SCRIPTS / "table1.sh")]
     done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
@@ -124,6 +162,39 @@ def test_own_figures_stand_below_the_published_ones(tmp_path: Path) -> None:
     assert written.startswith("Table 11: ") and "\nTable 7: " in written
 
 
+def test_hessians_that_were_published_become_the_posterior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the covariance of a projection as the authors compute it: by inverting both factors."""
+    monkeypatch.chdir(tmp_path)
+    Path("clip").mkdir()
+    stock: Any = pico_clip("clip")
+    publish_clip(stock, "clip", Path("clip"))
+    torch.manual_seed(0)
+    info = {"lambda_img": 4.0, "n_img": 1.0, "lambda_txt": 9.0, "n_txt": 0.25}
+    Path("prior_precision_analytic.json").write_text(json.dumps(info))
+    inverses = {}
+    for part, (width, features) in {"img": stock.visual.proj.shape, "txt": stock.text_projection.shape}.items():
+        for factor, size in (("A", width), ("B", features)):
+            root = torch.randn(size, size)
+            torch.save(root @ root.T, f"{factor}_{part}_analytic.pt")
+            damped = info[f"n_{part}"] ** 0.5 * root @ root.T + info[f"lambda_{part}"] ** 0.5 * torch.eye(size)
+            inverses[factor, part] = damped.double().inverse()
+    monkeypatch.setattr(sys, "argv", ["bayesvlm.py", "clip", "--hessians", ".", "-o", "bayes.st"])
+    script(SCRIPTS / "bayesvlm.py").main()
+
+    file = FileTensors(Path("bayes.st"))
+    for tower, part in (("visual", "img"), ("text", "txt")):
+        basis, spread, outer = (
+            file.read(f"hydractl.laplace.0.{tower}.{name}").double() for name in ("basis", "spread", "outer")
+        )
+        x, y = torch.randn(len(basis)).double(), torch.randn(len(outer)).double()
+        variance = (basis.T @ x).square() @ spread @ (outer.T @ y).square()
+        expected = (x @ inverses["A", part] @ x) * (y @ inverses["B", part] @ y)
+        torch.testing.assert_close(variance, expected, rtol=1e-4, atol=0)
+    plain, bayes = (hydractl.load(name, device="cpu").zero_shot(["cat", "dog"]) for name in ("clip", "bayes.st"))
+    pixels = plain.preprocess([Image.new("RGB", (16, 16), "red")])
+    assert not torch.allclose(plain.member_logits(pixels), bayes.member_logits(pixels))
+
+
 # --- small runs -------------------------------------------------------------------------------------------------------
 
 # By group: scripts in the order in which they use each other's models, and tables that must be full then.
@@ -141,7 +212,7 @@ GROUPS = {
 
 @pytest.mark.release
 @pytest.mark.parametrize("group", GROUPS)
-def test_small_runs_fill_the_tables(group: str, tmp_path: Path) -> None:
+def test_small_runs_fill_the_tables(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     scripts, tables = (text.split(", ") if text else [] for text in GROUPS[group])
     play, beside = (script(SCRIPTS / f"{name}.py") for name in ("play", "beside"))
@@ -151,6 +222,9 @@ def test_small_runs_fill_the_tables(group: str, tmp_path: Path) -> None:
         outputs = [row.rpartition("  # ")[2] for row in text.splitlines()]
         missing = [output for output in outputs if not Path(output).exists()]
         assert not missing
+        capsys.readouterr()
+        play.play(text, tmp_path / "data")
+        assert capsys.readouterr().out == "", "a second run starts nothing"
     for name in tables:
         _check_filled(name, beside.markdown(name, tmp_path))
     if group == "analyses":

@@ -18,6 +18,7 @@ from hydractl.cli.app import main
 from hydractl.criteria.cahp.head_choice import Batches
 from hydractl.data import open_data
 from hydractl.errors import HydraError
+from hydractl.files.atomic import Output, write_with
 from hydractl.heads.mask import Head
 from hydractl.jsonio import read_json_file
 from hydractl.model.loading import build_model
@@ -112,5 +113,6 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure and say where."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    with Output(path, force=True) as output:
+        write_with(output, lambda file: figure.savefig(file, dpi=120, metadata={"Software": None}))
     print(f"figure: {path}")

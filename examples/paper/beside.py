@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydractl.files.atomic import Output, write_with
+
 PAPER = Path(__file__).resolve().parents[2] / "docs" / "results" / "paper.json"
 
 
@@ -111,7 +113,8 @@ def main(words: Sequence[str] | None = None) -> None:
     print(text, end="")
     if asked.output is not None:
         asked.output.parent.mkdir(parents=True, exist_ok=True)
-        asked.output.write_text(text, encoding="utf-8")
+        with Output(asked.output, force=True) as output:
+            write_with(output, lambda file: file.write(text.encode()))
 
 
 if __name__ == "__main__":

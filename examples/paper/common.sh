@@ -1,9 +1,10 @@
 # Read by the scripts of this folder (". common.sh"): where data and results are, and how a step is run.
 #
-# Each script is a list of steps. A step whose output is there is skipped, so the same script goes on after an
-# interruption, and the scripts share what they have in common: a base model, circuits, trained members.
+# Each script is a list of steps, each with a file of its own. A step whose file is there is skipped, and a training, a
+# search or predictions that were cut short go on where they were, so the same script goes on after a kill, and the
+# scripts share what they have in common: a base model, circuits, trained members, predictions.
 #
-#   DRY=1    print the commands instead of running them
+#   DRY=1    print the steps instead of running them: a command and its file each
 #   SMALL=1  run all of them in one process, on tiny models and data that are made on the spot (runs/paper-small)
 #   RUNS     the folder of the results (runs/paper)
 
@@ -54,6 +55,7 @@ fi
 
 if [ "$SMALL" ]; then
   VAL_SHARE=0.2
+  BATCH=32
   BASE_STEPS="--steps 4 --lr 0.05 --batch-size 32"
   LONG="--steps 2 --lr 0.01 --batch-size 32"
   TUNING="--steps 2 --lr 0.01 --batch-size 32"
@@ -61,10 +63,11 @@ if [ "$SMALL" ]; then
   TEXT_TUNING="--epochs 1 --lr 1e-3 --batch-size 32"
   CAPTIONS="--batch-size 8 --accumulate 1"
   SEARCH="--batch-size 64"
-  RESUME=
-  EVALUATION="--batch-size 128 --bootstrap 10"
+  EVALUATION="--batch-size 128"
+  BOOTSTRAP="--bootstrap 10"
   OBA="--samples 8 --weight-steps 2"
-  CORRUPTIONS="--corruptions contrast,brightness"
+  CORRUPTIONS="contrast brightness"
+  MAKERS=1
   TIMING="--rounds 2 --warmup 1"
   PASSES=2
   SST2_VAL=40
@@ -86,10 +89,12 @@ else
   TEXT_TUNING="--batch-size 32"
   CAPTIONS="--batch-size ${PAIRS:-1500} --accumulate ${ACCUMULATE:-64} $FAST" # 96,000 pairs a step (D.3)
   SEARCH="--batch-size 256 --workers $WORKERS"
-  RESUME=--resume
-  EVALUATION="--batch-size 256 --workers $WORKERS --bootstrap 1000"
+  EVALUATION="--batch-size 256 --workers $WORKERS"
+  BOOTSTRAP="--bootstrap 1000"
   OBA="--samples 128"                                 # not in the paper
-  CORRUPTIONS="--corruptions all"
+  CORRUPTIONS="gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow fog brightness"
+  CORRUPTIONS="$CORRUPTIONS contrast elastic_transform pixelate jpeg_compression"
+  MAKERS=$WORKERS
   TIMING="--rounds 100 --warmup 10"
   PASSES=10                                           # not in the paper
   SST2_VAL=3000                                       # C.2
@@ -127,7 +132,8 @@ line() {
   printf '%s' "${printed# }"
 }
 
-# step OUTPUT COMMAND...: run a command unless its output is there.
+# step OUTPUT COMMAND...: run a command unless its output is there. Where a command writes several files, OUTPUT is the
+# one that it writes last. All of them appear under their names when they are whole.
 step() {
   output=$1
   shift
@@ -141,6 +147,17 @@ step() {
   fi
 }
 
+# plan WORD...: say how many steps of each kind this script has left; docs/paper.md says what they cost.
+plan() {
+  planned=$(DRY=1 sh "$0" "$@") || exit
+  printf '%s\n' "$planned" | sort -u > "$RUNS/plan"
+  while read -r planned; do
+    [ -e "${planned##*  # }" ] || printf '%s\n' "$planned"
+  done < "$RUNS/plan" > "$RUNS/left"
+  echo "$(wc -l < "$RUNS/plan") steps; left are these (DRY=1 prints them, docs/paper.md has what they cost):"
+  cut -d ' ' -f 1,2 "$RUNS/left" | sort | uniq -c
+}
+
 # have FILE: whether another script has made it. The commands that DRY=1 prints are those for when it has.
 have() {
   [ -e "$1" ] || { [ "$DRY" ] && [ ! "$SMALL" ]; }
@@ -150,6 +167,11 @@ have() {
 beside() {
   step "$RUNS/tables/$1.md" "$PYTHON" "$HERE/beside.py" "$@" --runs "$RUNS" -o "$RUNS/tables/$1.md"
 }
+
+if [ ! "$DRY" ]; then
+  mkdir -p "$RUNS"
+  plan "$@"
+fi
 
 # --- data sets, and what the scripts about them share -----------------------------------------------------------------
 
@@ -169,6 +191,7 @@ images() {
     TEST="$IMAGENET/val?fraction=$VAL_SHARE:1"
     BASE_RECIPE=base-imagenet1k
     RECIPE=imagenet1k
+    CROP=crop_pct=0.875 # of 256 pixels 224 (C.1.2)
     KEEP=8
     WEIGHTS=0.891
   else
@@ -185,9 +208,15 @@ images() {
     BASE_RECIPE=base-cifar100
     RECIPE=cifar100
     if [ "$SMALL" ]; then RECIPE="cifar100 --train-last 1"; fi # the model has two blocks
+    CROP="crop_pct=1.0&crop_mode=squash" # resized to 224 (C.1.3)
     KEEP=10
     WEIGHTS=0.94
   fi
+  case $VIT in
+    timm:*[?]*) PRETRAINED="$VIT&$CROP" ;;
+    timm:*) PRETRAINED="$VIT?$CROP" ;;
+    *) PRETRAINED=$VIT ;;
+  esac
 }
 
 # texts: the variables of SST-2 (C.2).
@@ -220,10 +249,10 @@ base_model() {
   [ "$BASE" ] && return
   BASE=$OUT/base.st
   if [ "$SET" = sst2 ]; then
-    step "$BASE" hydractl finetune "$BERT" --train "$TRAIN" --val "$VAL" --recipe sst2 --init head $TEXT_BASE $RESUME \
+    step "$BASE" hydractl finetune "$BERT" --train "$TRAIN" --val "$VAL" --recipe sst2 --init head $TEXT_BASE --resume \
       -o "$BASE"
   else
-    step "$BASE" hydractl finetune "$VIT" --train "$TRAIN" --val "$VAL" --recipe $BASE_RECIPE $BASE_STEPS $RESUME \
+    step "$BASE" hydractl finetune "$PRETRAINED" --train "$TRAIN" --val "$VAL" --recipe $BASE_RECIPE $BASE_STEPS --resume \
       -o "$BASE"
   fi
 }
@@ -231,7 +260,7 @@ base_model() {
 # circuits: for accuracy, for OOD detection and for both, and the models that they leave (D.1.2).
 circuits() {
   step "$OUT/circuit.avg.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" \
-    --objective acc,ood,avg --keep $KEEP $LENGTH $SEARCH $RESUME -o "$OUT/circuit.json"
+    --objective acc,ood,avg --keep $KEEP $LENGTH $SEARCH --resume -o "$OUT/circuit.json"
   for objective in acc ood avg; do
     step "$OUT/$objective.st" hydractl prune "$BASE" --circuit "$OUT/circuit.$objective.json" -o "$OUT/$objective.st"
   done
@@ -245,37 +274,83 @@ taylor_members() {
   done
 }
 
-# tuned NAME...: these pruned models fine-tuned (D.2), as $OUT/tuned/NAME.tuned.st.
-tuned() {
-  for name in "$@"; do
-    step "$OUT/tuned/$name.tuned.st" hydractl finetune "$OUT/$name.st" --train "$TRAIN" --val "$VAL" --recipe $RECIPE \
-      $TUNING $RESUME -o "$OUT/tuned/$name.tuned.st"
+# circuit_to_draw_from: the ranking of CircAvg for more heads than are removed, to draw from (B.5).
+circuit_to_draw_from() {
+  REMOVED=48
+  if [ "$SMALL" ]; then REMOVED=8; fi
+  step "$OUT/circuit-drawn.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" --objective avg \
+    --budget $DRAWN_FROM $SEARCH --resume -o "$OUT/circuit-drawn.json"
+}
+
+# drawn SEED...: the models that a draw of heads leaves, as $OUT/drawn.SEED.st.
+drawn() {
+  for seed in "$@"; do
+    step "$OUT/drawn.$seed.st" hydractl prune "$BASE" --circuit "$OUT/circuit-drawn.json" --remove $REMOVED \
+      --sample-from $DRAWN_FROM --seed $seed -o "$OUT/drawn.$seed.st"
   done
 }
+
+# tuned NAME...: these pruned models fine-tuned (D.2), as $OUT/tuned/NAME.tuned.st; by_seed has marked those of others.
+tuned() {
+  for name in "$@"; do
+    step "$OUT/tuned/$name.tuned$MARK.st" hydractl finetune "$OUT/$name.st" --train "$TRAIN" --val "$VAL" \
+      --recipe $RECIPE $TUNING --seed $SEED --resume -o "$OUT/tuned/$name.tuned$MARK.st"
+  done
+}
+
+# by_seed N: of what tuned and fused are to make, the seed of the training.
+by_seed() {
+  SEED=$1
+  MARK=.seed$1
+  if [ "$SEED" = 0 ]; then MARK=; fi
+}
+by_seed 0
 
 # fused NAME MEMBER...: fine-tuned members in one model, with everything but attention and classifiers averaged (4.2).
 fused() {
   fused_as=$1
   shift
   members=
-  for member in "$@"; do members="$members $OUT/tuned/$member.tuned.st"; done
-  step "$OUT/$fused_as.st" hydractl fuse $members --merge mlp,norm,embed -o "$OUT/$fused_as.st"
+  for member in "$@"; do members="$members $OUT/tuned/$member.tuned$MARK.st"; done
+  step "$OUT/$fused_as$MARK.st" hydractl fuse $members --merge mlp,norm,embed -o "$OUT/$fused_as$MARK.st"
 }
 
-# measure NAME ROW=MODEL...: these rows on the test set and the OOD sets of the suite, as $OUT/NAME.json.
+# predicted FILE MODEL OPTION...: the logits of a model on the test set and the OOD sets of the suite.
+predicted() {
+  file=$1 model=$2
+  shift 2
+  step "$file" hydractl eval "$model" "$@" --test "$TEST" --ood-suite $SUITE --ood-root "$OOD_ROOT" $LENGTH \
+    $EVALUATION --resume --predictions "$file"
+}
+
+# measure NAME ROW=MODEL...: these rows, as $OUT/NAME.json. Each model of them is run once, for all tables: its
+# predictions are kept in $OUT/predictions. Of MODEL+MODEL+... those of each are.
 measure() {
   measured_as=$1
   shift
-  step "$OUT/$measured_as.json" hydractl eval "$@" --test "$TEST" --ood-suite $SUITE --ood-root "$OOD_ROOT" $LENGTH \
-    $EVALUATION -o "$OUT/$measured_as.json"
+  stored=
+  for row in "$@"; do
+    files=
+    for model in $(printf '%s' "${row#*=}" | tr + ' '); do
+      file=$model
+      case $model in
+        *.pred.st) ;;
+        *)
+          file=${model#"$OUT/"}
+          file=$OUT/predictions/$(printf '%s' "${file%.st}" | tr -c 'A-Za-z0-9.-' _).pred.st
+          predicted "$file" "$model"
+          ;;
+      esac
+      files=$files+$file
+    done
+    stored="$stored ${row%%=*}=${files#+}"
+  done
+  step "$OUT/$measured_as.json" hydractl eval $stored $BOOTSTRAP -o "$OUT/$measured_as.json"
 }
 
-# dropped: MC dropout of the single model. It acts on all rows of a command, so it is measured alone, and comes into
-# others as predictions.
+# dropped: MC dropout of the single model, as predictions.
 dropped() {
-  step "$OUT/mc-dropout.pred.st" hydractl eval "mc-dropout=$BASE" --mc-dropout 0.1 --passes $PASSES --test "$TEST" \
-    --ood-suite $SUITE --ood-root "$OOD_ROOT" $LENGTH $EVALUATION --predictions "$OUT/mc-dropout.pred.st" \
-    -o "$OUT/mc-dropout.json"
+  predicted "$OUT/mc-dropout.pred.st" "$BASE" --mc-dropout 0.1 --passes $PASSES
 }
 
 # --- zero-shot classification -----------------------------------------------------------------------------------------
@@ -344,7 +419,7 @@ clip_data() {
 # clip_circuits: heads of both towers in one ranking (D.3).
 clip_circuits() {
   step "$OUT/circuit.avg.json" hydractl extract-circuit "$CLIP" --labels "$CLIP_LABELS" --val "$CLIP_VAL" \
-    --ood-val "$OOD_VAL" --objective acc,ood,avg --budget $MORE_REMOVED_FROM_CLIP $SEARCH $RESUME -o "$OUT/circuit.json"
+    --ood-val "$OOD_VAL" --objective acc,ood,avg --budget $MORE_REMOVED_FROM_CLIP $SEARCH --resume -o "$OUT/circuit.json"
   for objective in acc ood avg; do
     step "$OUT/$objective.st" hydractl prune "$CLIP" --circuit "$OUT/circuit.$objective.json" \
       --remove $REMOVED_FROM_CLIP -o "$OUT/$objective.st"
@@ -369,7 +444,7 @@ measure_zero_shot() {
       vilu=
     fi
     step "$OUT/$prefix$name.json" hydractl eval "$@" $vilu --labels "$LABELS" --test "$TEST" $outside $EVALUATION \
-      -o "$OUT/$prefix$name.json"
+      $BOOTSTRAP -o "$OUT/$prefix$name.json"
     answers="$answers $OUT/$prefix$name.json"
   done
   step "$OUT/${prefix}mean.json" hydractl report $answers --over data -o "$OUT/${prefix}mean.json"

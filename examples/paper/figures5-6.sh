@@ -8,7 +8,7 @@ images imagenet
 base_model
 for kept in $KEPT; do fewest=$kept; done
 step "$OUT/circuit-long.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" --objective avg \
-  --keep $fewest $SEARCH $RESUME -o "$OUT/circuit-long.json"
+  --keep $fewest $SEARCH --resume -o "$OUT/circuit-long.json"
 untrained="12=$BASE"
 trained="12=$BASE"
 for kept in $KEPT; do

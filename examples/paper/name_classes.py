@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hydractl.data import open_data
 from hydractl.data.names import read_labels
+from hydractl.files.atomic import Output, write_with
 
 
 def main() -> None:
@@ -26,7 +27,8 @@ def main() -> None:
     dataset = open_data(asked.data, labels=names, need_labels=True)
     assert dataset.labels is not None
     lines = [f"{path}\t{names[label]}\n" for path, label in zip(dataset.ids, dataset.labels, strict=True)]
-    asked.output.write_text("".join(lines), encoding="utf-8")
+    with Output(asked.output, force=True) as output:
+        write_with(output, lambda file: file.write("".join(lines).encode()))
 
 
 if __name__ == "__main__":

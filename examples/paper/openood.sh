@@ -6,6 +6,14 @@
 # Without a MODEL, ViT-B/16 of ImageNet-21k is trained on the benchmark's training list, and its circuits are fused.
 . "$(dirname "$0")/common.sh"
 
+# benchmarked NAME LIST: the model on a test list and the benchmark's OOD sets, and the table of their evaluator.
+benchmarked() {
+  step "$OUT/$1.json" hydractl eval "hydra=$model" --test "openood:$set/$2?root=$OPENOOD" \
+    --ood-suite openood-$set:official --ood-root "$OPENOOD" $EVALUATION $BOOTSTRAP --resume \
+    --predictions "$OUT/$1.pred.st" -o "$OUT/$1.json"
+  step "$OUT/$1.csv" hydractl report "$OUT/$1.json" --openood-csv "$OUT/$1.csv"
+}
+
 for set in ${1:-imagenet imagenet200 cifar100 cifar10}; do
   need OPENOOD "OpenOOD's folder, as its scripts/download/download.py leaves it"
   SET=$set
@@ -21,18 +29,13 @@ for set in ${1:-imagenet imagenet200 cifar100 cifar10}; do
   model=${2:-}
   if [ ! "$model" ]; then
     BASE=$OUT/base.st
-    step "$BASE" hydractl finetune "$VIT" --train "$TRAIN" --val "$VAL" --recipe $recipe $BASE_STEPS $RESUME -o "$BASE"
+    step "$BASE" hydractl finetune "$VIT" --train "$TRAIN" --val "$VAL" --recipe $recipe $BASE_STEPS --resume -o "$BASE"
     circuits
     model=$OUT/hydra.st
     step "$model" hydractl fuse "$OUT/acc.st" "$OUT/ood.st" "$OUT/avg.st" -o "$model"
   fi
-  step "$OUT/ood.json" hydractl eval "hydra=$model" --test "openood:$set/test?root=$OPENOOD" \
-    --ood-suite openood-$set:official --ood-root "$OPENOOD" $EVALUATION -o "$OUT/ood.json"
-  step "$OUT/ood.csv" hydractl report "$OUT/ood.json" --openood-csv "$OUT/ood.csv"
+  benchmarked ood test
   case $set in
-    imagenet*)
-      step "$OUT/fsood.json" hydractl eval "hydra=$model" --test "openood:$set/full-spectrum?root=$OPENOOD" \
-        --ood-suite openood-$set:official --ood-root "$OPENOOD" $EVALUATION -o "$OUT/fsood.json"
-      step "$OUT/fsood.csv" hydractl report "$OUT/fsood.json" --openood-csv "$OUT/fsood.csv" ;;
+    imagenet*) benchmarked fsood full-spectrum ;;
   esac
 done

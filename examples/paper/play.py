@@ -39,8 +39,10 @@ def make_data(folder: Path, text: str) -> None:
     makers = {"imagenet": make_images, "bert": make_texts_and_bert, "clip": make_pairs_and_clip}
     for made, names in named_in_commands.items():
         is_named = any(f"{folder}/{name}" in text for name in names)
-        if is_named and not (folder / made).is_dir():
+        is_made = folder / f"{made}.made"
+        if is_named and not is_made.exists():
             makers[made](folder)
+            is_made.touch()
 
 
 def run_step(words: list[str]) -> None:

@@ -160,7 +160,7 @@ def make_pairs_and_clip(folder: Path) -> None:
     config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
-    (folder / "clip").mkdir(parents=True)
+    (folder / "clip").mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "clip" / "open_clip_model.safetensors", {"format": "pt"})
     open_clip.set_model_preprocess_cfg(model, asdict(PreprocessCfg(size=model.visual.image_size)))
     save_config_for_hf(model, folder / "clip" / "open_clip_config.json", config)

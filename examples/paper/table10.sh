@@ -7,13 +7,8 @@
 images imagenet
 base_model
 circuits
-if [ "$SMALL" ]; then removed=8; else removed=48; fi
-step "$OUT/circuit-drawn.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" --objective avg \
-  --budget $DRAWN_FROM $SEARCH $RESUME -o "$OUT/circuit-drawn.json"
-for seed in 0 1; do
-  step "$OUT/drawn.$seed.st" hydractl prune "$BASE" --circuit "$OUT/circuit-drawn.json" --remove $removed \
-    --sample-from $DRAWN_FROM --seed $seed -o "$OUT/drawn.$seed.st"
-done
+circuit_to_draw_from
+drawn 0 1
 tuned acc ood avg drawn.0 drawn.1
 fused hydra-circ acc ood avg
 fused hydra-five acc ood avg drawn.0 drawn.1

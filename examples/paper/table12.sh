@@ -10,16 +10,10 @@ for set in ${1:-imagenet cifar100}; do
   circuits
   answers=
   for seed in $SEEDS; do
-    members=
-    for objective in acc ood avg; do
-      member=$OUT/seeds/$objective.$seed.st
-      step "$member" hydractl finetune "$OUT/$objective.st" --train "$TRAIN" --val "$VAL" --recipe $RECIPE $TUNING \
-        $RESUME --seed $seed -o "$member"
-      members="$members $member"
-    done
-    hydra=$OUT/seeds/hydra.$seed.st
-    step "$hydra" hydractl fuse $members --merge mlp,norm,embed -o "$hydra"
-    measure "seeds/$seed" "single=$BASE" "hydra-circ=$hydra"
+    by_seed $seed
+    tuned acc ood avg
+    fused hydra-circ acc ood avg
+    measure "seeds/$seed" "single=$BASE" "hydra-circ=$OUT/hydra-circ$MARK.st"
     answers="$answers $OUT/seeds/$seed.json"
   done
   step "$OUT/table12.json" hydractl report $answers --over seed -o "$OUT/table12.json"

@@ -3,12 +3,12 @@
 #
 #   IMAGENET=... OPENOOD=... sh examples/paper/table13.sh      after table1.sh, whose models it takes
 #
-# With PHOTOGRAPHS=/data/frost, the photographs of ImageNet-C's code, frost is one of the corruptions.
+# With IMAGENETC=/data/imagenet-c, the published images as NAME/SEVERITY/CLASS/FILE, those are tested. Without it they
+# are made, once for all rows, with frost if PHOTOGRAPHS=/data/frost names the photographs of ImageNet-C's code.
 . "$(dirname "$0")/common.sh"
 
 images imagenet
 base_model
-if [ "${PHOTOGRAPHS:-}" ] && [ ! "$SMALL" ]; then CORRUPTIONS="$CORRUPTIONS --photographs $PHOTOGRAPHS"; fi
 circuits
 taylor_members
 tuned taylor.0 taylor.1 taylor.2 acc ood avg
@@ -22,5 +22,23 @@ for row in "deep.2=deep=$OUT/deep.0.st+$OUT/deep.1.st+$OUT/deep.2.st" "packed=pa
   "lora.fused=lora=$OUT/lora.fused.st" "tuned/oba.tuned=oba=$OUT/tuned/oba.tuned.st"; do
   if have "$OUT/${row%%=*}.st"; then rows="$rows ${row#*=}"; fi
 done
-step "$OUT/table13.json" hydractl eval $rows --test "$TEST" $CORRUPTIONS $EVALUATION -o "$OUT/table13.json"
+
+corrupted=${IMAGENETC:-$OUT/imagenet-c}
+if [ "${PHOTOGRAPHS:-}" ] || [ "${IMAGENETC:-}" ] && [ ! "$SMALL" ]; then CORRUPTIONS="$CORRUPTIONS frost"; fi
+every=
+for severity in 1 2 3 4 5; do
+  answers=
+  for corruption in $CORRUPTIONS; do
+    folder=$corrupted/$corruption/$severity
+    made="corruption=$corruption&severity=$severity"
+    if [ "$corruption" = frost ]; then made="$made&photographs=${PHOTOGRAPHS:-}"; fi
+    step "$folder" "$PYTHON" "$HERE/corrupt.py" "$IMAGENET/val?$made" --workers $MAKERS -o "$folder"
+    answer=$OUT/corrupted/$corruption.$severity.json
+    step "$answer" hydractl eval $rows --test "$folder?fraction=$VAL_SHARE:1" $EVALUATION -o "$answer"
+    answers="$answers $answer"
+  done
+  step "$OUT/table13.$severity.json" hydractl report $answers --over data -o "$OUT/table13.$severity.json"
+  every="$every $answers"
+done
+step "$OUT/table13.json" hydractl report $every --over data -o "$OUT/table13.json"
 beside 13 14

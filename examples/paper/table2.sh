@@ -9,9 +9,9 @@ base_model
 # Three trainings of the pretrained BERT with new classifiers; docs/paper.md says how else the paper may be read.
 for seed in 0 1 2; do
   step "$OUT/deep.$seed.st" hydractl finetune "$BERT" --train "$TRAIN" --val "$VAL" --recipe sst2 --init head \
-    --seed $seed $TEXT_BASE $RESUME -o "$OUT/deep.$seed.st"
+    --seed $seed $TEXT_BASE --resume -o "$OUT/deep.$seed.st"
   step "$OUT/lora.$seed.st" hydractl finetune "$BASE" --train "$TRAIN" --val "$VAL" --recipe sst2 --ensemble lora:4,8 \
-    --seed $seed $TUNING $RESUME -o "$OUT/lora.$seed.st"
+    --seed $seed $TUNING --resume -o "$OUT/lora.$seed.st"
 done
 step "$OUT/lora.fused.st" hydractl fuse "$OUT/lora.0.st" "$OUT/lora.1.st" "$OUT/lora.2.st" -o "$OUT/lora.fused.st"
 taylor_members

@@ -21,7 +21,7 @@ step "$named" "$PYTHON" "$HERE/name_classes.py" "$CLIP_VAL" --labels "$CLIP_LABE
 if [ "$SMALL" ]; then named_val="$MADE/cifar100.npz?from=60&take=60"; else named_val="$named?root=$IMAGENET/val"; fi
 step "$OUT/visual.avg.json" hydractl extract-circuit "$CLIP" --tower visual --val "$CIFAR_VAL" --val "$named_val" \
   --ood-val "openood:cifar100/ood-val?root=$OPENOOD" --ood-val "openood:imagenet/ood-val?root=$OPENOOD" --paired \
-  --objective acc,ood,avg --budget $REMOVED_FROM_CLIP $SEARCH $RESUME -o "$OUT/visual.json"
+  --objective acc,ood,avg --budget $REMOVED_FROM_CLIP $SEARCH --resume -o "$OUT/visual.json"
 members= trained=
 for objective in acc ood avg; do
   step "$OUT/visual.$objective.st" hydractl prune "$CLIP" --circuit "$OUT/visual.$objective.json" \
@@ -29,7 +29,7 @@ for objective in acc ood avg; do
   members="$members $OUT/visual.$objective.st"
   if [ "$LAION" ]; then
     step "$OUT/visual.$objective.tuned.st" hydractl finetune "$OUT/visual.$objective.st" --train "captions:$LAION" \
-      --recipe clip-locked-image $CAPTIONS $RESUME -o "$OUT/visual.$objective.tuned.st"
+      --recipe clip-locked-image $CAPTIONS --resume -o "$OUT/visual.$objective.tuned.st"
     trained="$trained $OUT/visual.$objective.tuned.st"
   fi
 done

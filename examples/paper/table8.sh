@@ -6,15 +6,20 @@
 
 images imagenet
 base_model
-if [ "$SMALL" ]; then removed=8; else removed=48; fi
-step "$OUT/circuit-drawn.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" --objective avg \
-  --budget $DRAWN_FROM $SEARCH $RESUME -o "$OUT/circuit-drawn.json"
-lists=$OPENOOD/benchmark_imglist/imagenet
-step "$OUT/diversity/eval.json" "$PYTHON" "$ANALYSES/diversity_sources.py" "$BASE" \
-  --circuit "$OUT/circuit-drawn.json" --remove $removed --sample-from $DRAWN_FROM --train "$TRAIN" --val "$VAL" \
-  --data "$TEST" --tuning "--recipe $RECIPE $TUNING" \
-  --ood "ssb_hard:near=$lists/test_ssb_hard.txt?root=$OPENOOD/images_largescale" \
-  --ood "ninco:near=$lists/test_ninco.txt?root=$OPENOOD/images_largescale" \
-  --ood "inaturalist:far=$lists/test_inaturalist.txt?root=$OPENOOD/images_largescale" \
-  --ood "textures:far=$lists/test_textures.txt?root=$OPENOOD/images_classic" -o "$OUT"
+circuits
+tuned avg
+circuit_to_draw_from
+drawn 0 1 2
+# The seed of the draw differs between members, that of the training does, both do, or none: seven trainings.
+tuned drawn.0 drawn.1 drawn.2
+by_seed 1
+tuned drawn.0 drawn.1
+by_seed 2
+tuned drawn.0 drawn.2
+member=$OUT/tuned/drawn
+measure table8 "single=$BASE" "circ-avg=$OUT/tuned/avg.tuned.st" \
+  "pruning=$member.0.tuned.st+$member.1.tuned.st+$member.2.tuned.st" \
+  "order=$member.0.tuned.st+$member.0.tuned.seed1.st+$member.0.tuned.seed2.st" \
+  "both=$member.0.tuned.st+$member.1.tuned.seed1.st+$member.2.tuned.seed2.st" \
+  "nothing=$member.0.tuned.st+$member.0.tuned.st+$member.0.tuned.st"
 beside 8 9
