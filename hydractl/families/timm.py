@@ -151,7 +151,7 @@ class TimmViT(ModelFamily):
         return replace(loaded, preprocess={**loaded.preprocess, **crop})
 
     def _named(self, name: str, arguments: dict[str, object], seed: int) -> LoadedModel:
-        """Download or draw a model; the arguments and errors are those of :meth:`load_name`, without those of a crop."""
+        """Download or draw a model; arguments and errors are those of :meth:`load_name`, without those of a crop."""
         pretrained = arguments.pop("pretrained", True)
         if not _is_known(name):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
@@ -477,7 +477,7 @@ def _take_crop(name: str, arguments: dict[str, object]) -> dict[str, object]:
     Raises:
         UsageError: if timm has no such crop.
     """
-    crop = {key: arguments.pop(key) for key in ("crop_pct", "crop_mode") if key in arguments}
+    crop: dict[str, object] = {key: arguments.pop(key) for key in ("crop_pct", "crop_mode") if key in arguments}
     share = crop.get("crop_pct", 1)
     is_share = isinstance(share, int | float) and 0 < share <= 1
     if not is_share:

@@ -21,8 +21,7 @@ from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.checkpoint import FileTensors, beside, with_tensors, write_tensors
 from hydractl.files.header import read_header
 from hydractl.methods import read_ensemble
-from hydractl.methods.laplace import LaplaceOptions
-from hydractl.methods.laplace import curvature
+from hydractl.methods.laplace import LaplaceOptions, curvature
 from hydractl.methods.laplace.curvature import compared_factor, fit_classifier
 from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
