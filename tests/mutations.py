@@ -414,6 +414,13 @@ MUTATIONS = (
         "if asked < 0 and asked > max(",
         "tests/faults/test_attacks.py -k fault_93",
     ),
+    Mutation(
+        "a resumed run replaces what another has written",
+        "hydractl/files/atomic.py",
+        "self._has_to_be_same = resumed and not force",
+        "self._has_to_be_same = False",
+        "tests/verbs/test_predict.py -k fault_105",
+    ),
 )
 
 

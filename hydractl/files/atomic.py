@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import os
 import shlex
 import shutil
@@ -106,10 +107,19 @@ class Output:
             folder is missing or read-only, or another process is writing the same output.
     """
 
-    def __init__(self, path: str | Path, *, force: bool = False, folder: bool = False) -> None:
-        """Check that the target may be written, and create and lock the temporary file or folder."""
+    def __init__(self, path: str | Path, *, force: bool = False, folder: bool = False, resumed: bool = False) -> None:
+        """Check that the target may be written, and create and lock the temporary file or folder.
+
+        Args:
+            path: the target.
+            force: whether an old target is replaced.
+            folder: whether it is a folder.
+            resumed: whether an old target may be there that :meth:`commit` finds to be the same, byte for byte.
+        """
         self.path = Path(path)
         self.is_folder = folder
+        self._has_to_be_same = resumed and not force
+        force = force or resumed
 
         # Write through a symbolic link: the link stays, and the file that it points to is replaced.
         self.target = Path(os.path.realpath(self.path))
@@ -209,7 +219,15 @@ class Output:
             os.replace(path, self.temporary)
 
     def commit(self) -> Path:
-        """Flush to the disk and rename over the target; return the path as the caller named it."""
+        """Flush to the disk and rename over the target; return the path as the caller named it.
+
+        Raises:
+            OutputError: of a resumed run, the target is there and holds something else.
+        """
+        if self._has_to_be_same and self.target.exists():
+            self._lock.flush()
+            if not filecmp.cmp(self.temporary, self.target, shallow=False):
+                raise OutputError(f"{self.path} holds another answer", hint="give another -o, or add --force")
         with storing(self.path):
             if self.is_folder:
                 self._commit_folder()

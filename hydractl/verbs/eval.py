@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
-from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
+from hydractl.errors import Interrupted, UsageError, did_you_mean
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, json_path, named_apart, write_json
 from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
-from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.machine import slow_format
@@ -198,7 +197,7 @@ class Plan:
         """Return whether an existing output file may be replaced or used again.
 
         ``--force`` allows it for every file. ``--resume`` allows it for files of finished predictions, and for the
-        answer if the predictions of all rows are finished.
+        same answer if the predictions of all rows are finished.
         """
         if self.options.force:
             return True
@@ -223,8 +222,8 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         # Claim every output before anything is computed. With --resume, finished predictions are read instead of made.
         outputs: dict[Path, Output] = {}
         for file in plan.files():
-            may_replace = plan.replaceable(file)
-            outputs[file] = stack.enter_context(Output(file, force=may_replace))
+            may_be_there = plan.replaceable(file)
+            outputs[file] = stack.enter_context(Output(file, force=plan.options.force, resumed=may_be_there))
         features_by_row = {name: open_features(path, stack) for name, path in plan.features.items()}
         _report_before(plan, log)
 
@@ -259,9 +258,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         named_rows = [(row.name, row.to_dict()) for row in rows]
         unmet = unmet_in(named_rows, plan.options.requirements, skip_first=False)
         if plan.path is not None:
-            resumes = plan.options.resume and not plan.options.force
-            answer_file = _write_answer(outputs[plan.path], answer.to_dict(), resume=resumes)
-            files.insert(0, answer_file)
+            files.insert(0, write_json(outputs[plan.path], answer.to_dict()))
     return Outcome(answer, files=files, unmet=unmet)
 
 
@@ -298,19 +295,6 @@ def _report_before(plan: Plan, log: Log) -> None:
     _report_labels(plan, log)
     for dataset in unused_sets(plan.sets, plan.options):
         log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
-
-
-def _write_answer(output: Output, document: dict[str, object], *, resume: bool) -> Path:
-    """Write the answer. With ``resume``, leave a file that already holds the same answer as it is.
-
-    Raises:
-        OutputError: with ``resume``, the file holds another answer.
-    """
-    if not resume or not output.path.exists():
-        return write_json(output, document)
-    if read_json_file(output.path) != document:
-        raise OutputError(f"{output.path} holds another answer", hint="give another -o, or add --force")
-    return output.path
 
 
 def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -> EvalAnswer:

@@ -116,7 +116,7 @@ class _Plan:
         """Claim the file of the summary before predicting; the stack completes it, or frees it after an error."""
         if self.report is None:
             return None
-        return stack.enter_context(Output(self.report, force=force))
+        return stack.enter_context(Output(self.report, force=force, resumed=self.options.resume))
 
 
 def run(
@@ -319,7 +319,7 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log, team: Processes) -> Ou
             # A stopped run may already have written them, and left its unfinished file because it was not at its end.
             stopped = unfinished_of_rank(target, 0, team.size)
             force = plan.options.force or (resume and stopped.exists())
-            output = stack.enter_context(Output(path, force=force))
+            output = stack.enter_context(Output(path, force=force, resumed=resume))
             report_output = plan.claim_report(stack, force=force)
         team.gather(None)  # wait until rank 0 has claimed the outputs
 
@@ -327,7 +327,8 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log, team: Processes) -> Ou
         unfinished_path = unfinished_of_rank(target, team.rank, team.size)
         exists = unfinished_path.exists()
         if resume and not exists:
-            log_of_team.info(f"nothing to resume: {path} is begun")
+            begun = "compared with what is predicted anew" if path.exists() else "begun"
+            log_of_team.info(f"nothing to resume: {path} is {begun}")
         elif exists and not resume:
             log_of_team.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
         unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan), resume=resume)

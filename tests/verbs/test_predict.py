@@ -384,6 +384,22 @@ def test_stopped_between_its_files_it_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert not Path("p.jsonl.part").exists()
 
 
+@pytest.mark.fault(105)
+def test_a_finished_run_is_resumed_if_it_says_the_same() -> None:
+    command = ["predict", "cal.st", TEST, "--limit", "40", "--device", "cpu", "-o", "p.jsonl", "--report", "r.json"]
+    assert main([*command, "-q"]) == 0
+    whole = Path("p.jsonl").read_bytes(), Path("r.json").read_bytes()
+    assert main([*command, "-q", "--resume"]) == 0
+    assert (Path("p.jsonl").read_bytes(), Path("r.json").read_bytes()) == whole
+
+    # What another command has written stays as it is.
+    lines = whole[0].splitlines(keepends=True)
+    Path("p.jsonl").write_bytes(b"".join(lines[:-1]))
+    assert main([*command, "-q", "--resume"]) == 5
+    assert Path("p.jsonl").read_bytes() == b"".join(lines[:-1])
+    assert Path("r.json").read_bytes() == whole[1]
+
+
 def test_python_gets_rows_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
     generator = np.random.default_rng(1)
     pixels = generator.integers(0, 256, (5, 8, 8), dtype=np.uint8)
