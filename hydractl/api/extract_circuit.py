@@ -151,9 +151,6 @@ def extract_circuit(
         ),
     ] = None,
     allow_other_base: Annotated[bool, expert(OTHER_BASE)] = False,
-    bounds: Annotated[
-        bool, expert("Stop evaluating a candidate as soon as it can no longer win; the result is the same")
-    ] = True,
     memory: Annotated[
         str | None,
         expert(
@@ -199,9 +196,8 @@ def extract_circuit(
     ood_val_sets = all_checked(DataSpec, ood_val)
     with Problems() as problems:
         if is_headmap:  # a single pass
-            problems.unused("approx", "bounds", "max_drop", because="algorithm")
+            problems.unused("approx", "max_drop", because="algorithm")
             approx = max_drop = None
-            bounds = True
         problems.needs("val")
         problems.at_most_one("start_mask", "share_from")
         if paired and not 1 < len(val_sets) == len(ood_val_sets):
@@ -247,7 +243,6 @@ def extract_circuit(
         ood_score=ood_score,
         algorithm=algorithm,
         approx=approx,
-        bounds=bounds,
         keep=keep,
         budget=budget,
         max_drop=max_drop,

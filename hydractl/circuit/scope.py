@@ -34,7 +34,6 @@ class SearchOptions:
     ood_score: str
     algorithm: str
     approx: str | None
-    bounds: bool
     keep: int | None
     budget: int | None
     max_drop: float | None

@@ -55,7 +55,6 @@ def _ignore_removal(objective: str, step: int, removal: Trial) -> None:
 class SearchKeywords(TypedDict, total=False):
     """The keyword arguments that every search takes; see :class:`GreedySearch`."""
 
-    bounds: bool
     at_once: int
     max_drop: Fraction | None
     journal: Journal | None

@@ -131,7 +131,7 @@ class Session:
     def _gives_up_early(self) -> bool:
         """Whether candidates are given up early, which only an exact search does."""
         options = self.options
-        return options.algorithm == "greedy" and options.approx is None and options.bounds
+        return options.algorithm == "greedy" and options.approx is None
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -361,7 +361,6 @@ class Session:
             return Headmap(evaluator, heads, kept=self._kept_by_site_number(), **keywords)
         asked_at_most = asked_by_lazy(options)
         if asked_at_most is None:
-            keywords["bounds"] = self._gives_up_early
             return GreedySearch(evaluator, heads, **keywords)
         return Lazy(evaluator, heads, size=asked_at_most, **keywords)
 

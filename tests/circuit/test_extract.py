@@ -100,13 +100,6 @@ def test_a_larger_budget_goes_on_and_a_smaller_one_is_a_prefix() -> None:
     assert removed("g.json") == removed("full.avg.json")[:3]
 
 
-def test_bounds_may_be_switched_in_between() -> None:
-    one = [*SEARCH, "--objective", "avg", "-o", "b.json"]
-    run(*one, "--budget", "1", "--no-bounds")
-    run(*one, "--budget", "3", "--resume")
-    assert removed("b.json") == removed("full.avg.json")[:3]
-
-
 @pytest.mark.fault(3)
 @pytest.mark.parametrize(
     ("more", "names"),
