@@ -32,6 +32,8 @@ from hydractl.options.call import (
     Problems,
     all_checked,
     checked_or_none,
+    current,
+    filled,
     integers,
     log,
     text_or_none,
@@ -151,17 +153,17 @@ def bench(
     from hydractl.verbs.bench import run
     from hydractl.verbs.opening import opening_options
 
+    values = current().values
     outcome = run(
         all_checked(ModelRef, models),
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
-        BenchOptions(
+        opening_options(values),
+        filled(
+            BenchOptions,
+            values,
             batch_sizes=integers(batch_size),
             dtypes=texts(dtype),
-            rounds=rounds,
-            warmup=warmup,
-            threads=threads,
             compile_mode=(compile_mode or "default") if compile else None,
-            seed=seed,
+            data=None,
         ),
         compare=texts(compare),
         unequal_inputs=unequal_inputs,

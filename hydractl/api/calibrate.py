@@ -231,7 +231,7 @@ def calibrate(
     )
     outcome = run(
         checked(ModelRef, model),
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        opening_options(call.values),
         options,
         note=note,
         dry_run=dry_run,

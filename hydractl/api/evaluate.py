@@ -369,7 +369,7 @@ def evaluate(
     )
     outcome = run(
         all_checked(ModelRef, models),
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        opening_options(call.values),
         options,
         dry_run=dry_run,
         log=log(),

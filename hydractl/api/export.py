@@ -21,7 +21,7 @@ from hydractl.api.options import (
 )
 from hydractl.api.verb import verb
 from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, checked, log, text_or_none, texts
+from hydractl.options.call import Problems, checked, current, log, text_or_none, texts
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def export(
 
     outcome = run(
         checked(ModelRef, model),
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
+        opening_options(current().values, bodies=True),
         formats=texts(format),
         graph_input=input,
         output=text_or_none(output) if path is None else os.fspath(path),

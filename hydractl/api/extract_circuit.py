@@ -30,13 +30,12 @@ from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
-from hydractl.jsonio import Document
 from hydractl.options.call import (
     Problems,
     all_checked,
     checked,
-    checked_or_none,
     current,
+    filled,
     log,
     text_or_none,
     texts,
@@ -197,7 +196,6 @@ def extract_circuit(
     with Problems() as problems:
         if is_headmap:  # a single pass
             problems.unused("approx", "max_drop", because="algorithm")
-            approx = max_drop = None
         problems.needs("val")
         problems.at_most_one("start_mask", "share_from")
         if paired and not 1 < len(val_sets) == len(ood_val_sets):
@@ -233,37 +231,11 @@ def extract_circuit(
     path, folder = text_or_none(output), None
     if len(objectives) > 1:
         path, folder = place_of_model(output, "circuit.json")
-    assert not isinstance(budget, str)  # "auto" is a drop by now
-    options = SearchOptions(
-        val=val_sets,
-        ood_val=ood_val_sets,
-        paired=paired,
-        limit=limit,
-        objective=objectives,
-        ood_score=ood_score,
-        algorithm=algorithm,
-        approx=approx,
-        keep=keep,
-        budget=budget,
-        max_drop=max_drop,
-        tower=tower,
-        sites=sites,
-        start_mask=checked_or_none(Document, start_mask),
-        share_from=checked_or_none(Document, share_from),
-        share_sites=share_sites,
-        batch_size=batch_size,
-        dtype=dtype,
-        device=device,
-        workers=workers,
-        memory=memory,
-        seed=seed,
-        resume=resume,
-        force=force,
-        allow_other_base=allow_other_base,
-    )
+    values = current().values
+    options = filled(SearchOptions, values, objective=objectives)
     outcome = run(
         checked(ModelRef, model),
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
+        opening_options(values),
         options,
         timeout=timeout,
         output=path,

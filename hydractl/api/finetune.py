@@ -31,21 +31,10 @@ from hydractl.api.options import (
 from hydractl.api.values import Data, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.methods.base import FinetuneRequest
-from hydractl.options.call import (
-    Call,
-    Problems,
-    all_checked,
-    checked,
-    checked_or_none,
-    current,
-    text_or_none,
-    texts,
-    where,
-)
+from hydractl.options.call import Call, Problems, all_checked, current, filled, text_or_none, texts, where
 from hydractl.options.option import Option
 from hydractl.options.signature import opt
 from hydractl.options.sources import RECIPE, Given
@@ -466,56 +455,23 @@ def finetune(
     from hydractl.verbs.opening import opening_options
 
     # The names of --labels are those of a new classifier, and not of the model that is opened.
-    opening = opening_options(
-        arch=arch,
-        labels=labels,
-        max_length=max_length,
-        prompt=prompt,
-        seed=seed,
-        bodies=method is None or method.trains,
-    )
+    opening = opening_options(call.values, bodies=method is None or method.trains)
     names_of_new_head = None
     if new_head:
         names_of_new_head = tuple(opening.labels or ()) or None
         opening = replace(opening, labels=None)
     first_beta, second_beta = betas
-    options = TrainOptions(
-        data=TrainingDataOptions(
-            train=checked(DataSpec, train),
-            val=checked_or_none(DataSpec, val),
-            limit=limit,
-            seed=seed,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            workers=workers,
-            augment=tuple(texts(augment)),
-        ),
-        seed=seed,
-        lr=tuple(call.values["lr"]),
-        epochs=epochs or 0,
-        steps=steps,
-        patience=patience,
-        min_delta=min_delta,
-        weights=WeightOptions(
-            init=init,
-            reset_head=reset_head,
-            classes=classes,
-            labels=names_of_new_head,
-            train_last=train_last,
-            tower=tower,
-            freeze=tuple(texts(freeze)),
-            lenient=call.rank("freeze") == RECIPE,
-        ),
-        optimizer=OptimizerOptions(
-            name=optimizer,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            betas=(first_beta, second_beta),
-            eps=eps,
-            clip=clip,
-        ),
-        schedule=ScheduleOptions(shape=schedule, warmup=warmup, floor=lr_floor),
-        loss=LossOptions(name=loss, label_smoothing=label_smoothing, autocast=autocast),
+    values = call.values
+    options = filled(
+        TrainOptions,
+        values,
+        data=filled(TrainingDataOptions, values),
+        lr=tuple(values["lr"]),
+        epochs=values["epochs"] or 0,
+        weights=filled(WeightOptions, values, labels=names_of_new_head, lenient=call.rank("freeze") == RECIPE),
+        optimizer=filled(OptimizerOptions, values, name=optimizer, betas=(first_beta, second_beta)),
+        schedule=filled(ScheduleOptions, values, shape=schedule, floor=lr_floor),
+        loss=filled(LossOptions, values, name=loss),
     )
     in_effect = {}
     for option in recipe_options():
@@ -523,23 +479,14 @@ def finetune(
         value = str(value) if isinstance(value, MethodOptions) else value
         in_effect[option.name] = RecipeSetting(value=value, source=call.sources[option.name])
     path, folder = place_of_model(output, "" if len(models) > 1 else "tuned.st")
-    request = TrainingRequest(
+    request = filled(
+        TrainingRequest,
+        values,
         models=models,
         opening=opening,
         options=options,
-        ensemble=method,
-        device=device,
-        dtype=dtype,
-        dropout=dropout,
-        checkpoint_blocks=checkpoint_blocks,
-        compile=compile,
-        timeout=timeout,
         output=path,
         log_file=text_or_none(log),
-        save_every=str(save_every),
-        resume=resume,
-        force=force,
-        dry_run=dry_run,
         recipe=in_effect,
         notes=call.notes,
     )

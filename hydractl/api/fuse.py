@@ -102,7 +102,7 @@ def fuse(
     path, folder = place_of_model(output, "hydra.st")
     outcome = run(
         all_checked(ModelRef, models),
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
+        opening_options(current().values, bodies=True),
         merge=[] if parts == ["none"] else parts,
         val=checked_or_none(DataSpec, val),
         output=path,

@@ -29,7 +29,7 @@ from hydractl.api.values import Path
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, all_checked, checked, current, log, text_or_none, where
+from hydractl.options.call import Problems, all_checked, checked, current, filled, log, text_or_none, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -144,22 +144,17 @@ def predict(
     from hydractl.verbs.opening import opening_options
     from hydractl.verbs.predict import run
 
+    values = current().values
     outcome = run(
         models[0],
         inputs or [checked(DataSpec, data)],
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed),
-        PredictOptions(
-            run=EvalRunOptions(batch_size, dtype, device, workers, whole_last_block),
-            top=top,
-            members=members,
-            flagged=flagged,
-            limit=limit,
-            on_bad=on_bad,
+        opening_options(values),
+        filled(
+            PredictOptions,
+            values,
+            run=filled(EvalRunOptions, values),
             requirements=requirements(require),
             output=path,
-            report=text_or_none(report),
-            force=force,
-            resume=resume,
         ),
         dry_run=dry_run,
         log=log(),

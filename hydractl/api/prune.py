@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -41,10 +42,8 @@ from hydractl.api.values import Data, JsonDocument
 from hydractl.api.verb import verb
 from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
 from hydractl.criteria.weights import WEIGHT_CRITERIA
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
-from hydractl.jsonio import Document
-from hydractl.options.call import Problems, checked, checked_or_none, current, log
+from hydractl.options.call import Problems, checked, current, filled, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -209,35 +208,26 @@ def prune(
             )
             if reads_no_data:  # the scores are the same in every step
                 problems.unused("weight_steps", because="method")
-                weight_steps = None
         elif given("mask"):  # it says everything
             problems.unused(
                 *("keep", "remove", "max_drop", "val", "scope", "order", "samples", "sample_from", "tower"),
                 "max_length",
                 because="mask",
             )
-            keep = remove = max_drop = val = scope = order = sample_from = tower = max_length = None
         elif given("circuit"):  # it says the order of the heads
             problems.unused("scope", "order", "samples", "max_length", because="circuit")
-            scope = order = max_length = None
         elif given("scores"):  # they say the importance of the heads
             problems.unused("order", "samples", "sample_from", "max_length", because="scores")
-            order = sample_from = max_length = None
         elif given("method"):
             problems.unused("sample_from", because="method")
-            sample_from = None
             if reads_no_data:
                 problems.unused("max_length", because="method")
-                max_length = None
             if not given("with_mask"):  # no file is read that could be of another base
                 problems.unused("allow_other_base", because="method")
-                allow_other_base = False
             if isinstance(criterion, Decider):  # it says how many heads stay, and where
                 problems.unused("keep", "remove", "max_drop", "val", "scope", "order", because="method")
-                keep = remove = max_drop = val = scope = order = None
             elif scope == "global" and order == "sequential":
                 problems.unused("order", because="scope")
-                order = None
 
         # What is needed.
         if given("weights"):
@@ -279,9 +269,9 @@ def prune(
     from hydractl.verbs.prune_weights import run as prune_weights
 
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
-    opening = opening_options(arch=arch, labels=labels, max_length=None, prompt=prompt, seed=seed, bodies=True)
-    spec = checked_or_none(DataSpec, data)
-    on = Measuring("prune", spec, samples, limit, seed, device, dtype, batch_size, workers)
+    values = current().values
+    opening = replace(opening_options(values, bodies=True), max_length=None)
+    on = filled(Measuring, values, verb="prune")
     path, folder = place_of_model(output, "pruned.st")
     if weights is not None:
         assert criterion is not None
@@ -290,10 +280,10 @@ def prune(
             opening,
             method=criterion.name,
             share=weights,
-            steps=weight_steps,
+            steps=values["weight_steps"],
             tower=tower,
             on=on,
-            max_length=max_length,
+            max_length=values["max_length"],
             output=path,
             force=force,
             dry_run=dry_run,
@@ -301,27 +291,8 @@ def prune(
         )
         return made(outcome, folder)
 
-    assert not isinstance(remove, str)  # "auto" is a drop by now
-    wanted = Selection(
-        criterion=criterion if isinstance(criterion, Criterion) else None,
-        scores=checked_or_none(Document, scores),
-        circuit=checked_or_none(Document, circuit),
-        mask=checked_or_none(Document, mask),
-        keep=keep,
-        remove=remove,
-        max_drop=max_drop,
-        val=checked_or_none(DataSpec, val),
-        scope=scope,
-        order=order,
-        sample_from=sample_from,
-        share_sites=share_sites,
-        with_mask=checked_or_none(Document, with_mask),
-        allow_other_base=allow_other_base,
-        tower=tower,
-        max_length=max_length,
-        on=on,
-        reads_weights=not dry_run,
-    )
+    heads = criterion if isinstance(criterion, Criterion) else None
+    wanted = filled(Selection, values, criterion=heads, on=on, reads_weights=not dry_run)
     outcome = prune_heads(
         checked(ModelRef, model), opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
     )

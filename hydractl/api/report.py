@@ -11,7 +11,7 @@ from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.jsonio import Document
-from hydractl.options.call import Call, Problems, all_checked, log, text_or_none, where
+from hydractl.options.call import Call, Problems, all_checked, current, filled, log, text_or_none, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -103,12 +103,7 @@ def make_report(
 
     outcome = run(
         all_checked(Document, documents),
-        ReportOptions(
-            html=text_or_none(html),
-            plots=text_or_none(plots),
-            openood_csv=text_or_none(openood_csv),
-            force=force,
-        ),
+        filled(ReportOptions, current().values),
         over=over,
         requirements=requirements(require),
         output=text_or_none(output),

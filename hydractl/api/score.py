@@ -27,9 +27,8 @@ from hydractl.api.options import (
 )
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, read_criterion
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, checked, checked_or_none, current, log, text_or_none, to_stdout
+from hydractl.options.call import Problems, checked, current, filled, log, text_or_none, to_stdout
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -87,18 +86,15 @@ def score(
     with Problems() as problems:
         if reads_no_data:
             problems.unused("max_length", because="method")
-            max_length = None
 
         # Scores without data do not depend on the heads that were removed before, so a number of heads has no effect.
         if isinstance(criterion, Decider):
             problems.unused("order", "keep", "remove", because="method")
-            order = keep = remove = None
+            order = None
         elif order == "one-shot":
             problems.unused("keep", "remove", because="order")
-            keep = remove = None
         elif order is None and reads_no_data:
             problems.unused("keep", "remove", because="method")
-            keep = remove = None
         # The scores at a number of heads are those of ``prune --method`` at this number.
         elif order is None:
             has_count = current().given("keep") or current().given("remove")
@@ -116,12 +112,12 @@ def score(
     from hydractl.verbs.score import run
 
     assert criterion is not None
-    spec = checked_or_none(DataSpec, data)
-    on = Measuring("score", spec, samples, limit, seed, device, dtype, batch_size, workers)
+    values = current().values
+    on = filled(Measuring, values, verb="score")
     outcome = run(
         checked(ModelRef, model),
-        opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed, bodies=True),
-        Scoring(criterion, order or "one-shot", keep, remove, tower, on),
+        opening_options(values, bodies=True),
+        filled(Scoring, values, criterion=criterion, order=order or "one-shot", on=on),
         output=text_or_none(output),
         to_stdout=to_stdout(),
         force=force,

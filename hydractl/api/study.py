@@ -31,17 +31,7 @@ from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
-from hydractl.options.call import (
-    Problems,
-    all_checked,
-    checked,
-    checked_or_none,
-    current,
-    log,
-    text_or_none,
-    texts,
-    where,
-)
+from hydractl.options.call import Problems, checked, current, filled, log, text_or_none, texts, where
 from hydractl.options.signature import opt
 from hydractl.studies.plan import SHARED
 from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
@@ -229,36 +219,17 @@ def study(
     from hydractl.verbs.study import run
 
     # Without OOD data some are made of the ID data, and the score is chosen blind.
-    id_test = checked(DataSpec, test)
-    made_of_test = id_test.with_setting(f"ood={AUTO}").under(f"--ood {AUTO}")
-    request = StudyRequest(
+    made_of_test = checked(DataSpec, test).with_setting(f"ood={AUTO}").under(f"--ood {AUTO}")
+    values = current().values
+    request = filled(
+        StudyRequest,
+        values,
         model=checked(ModelRef, model),
-        train=checked_or_none(DataSpec, train),
-        val=checked(DataSpec, val),
-        ood_val=all_checked(OodSet, ood_val) or [ood_val_of_study("--ood-val", AUTO)],
-        test=id_test,
-        ood=all_checked(OodSet, ood) or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
-        rows=texts(rows),
-        max_drop=max_drop,
-        time=time,
-        search_samples=search_samples,
-        approx=approx,
-        fit_samples=fit_samples,
-        ood_score=texts(ood_score),
-        negative_words=text_or_none(negative_words),
-        epochs=epochs,
-        lr=current().values["lr"],
-        threshold=threshold,
-        bootstrap=bootstrap,
-        limit=limit,
-        tower=tower,
-        on_bad=on_bad,
-        seed=seed,
-        batch_size=batch_size,
-        timed=timed,
-        decisive=decisive_settings(current().values),
+        ood_val=values["ood_val"] or [ood_val_of_study("--ood-val", AUTO)],
+        ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
+        decisive=decisive_settings(values),
         given=current().given_of(SHARED),
     )
-    opening = opening_options(arch=arch, labels=labels, max_length=max_length, prompt=prompt, seed=seed)
+    opening = opening_options(values)
     outcome = run(request, opening, output=text_or_none(output), dry_run=dry_run, log=log())
     return outcome.returned(Study)

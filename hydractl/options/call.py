@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
@@ -341,6 +341,18 @@ def all_checked(kind: type[Kind], values: object) -> list[Kind]:
     """Return what an argument is once it is read, if it may be several; empty if it is left out."""
     assert isinstance(values, list)
     return [checked(kind, value) for value in values]
+
+
+def filled(kind: type[Kind], values: Mapping[str, Any], **others: object) -> Kind:
+    """Return the options of an engine, a dataclass: a field has the value of the option of its name, or of ``others``.
+
+    Args:
+        kind: the dataclass.
+        values: the values of a verb's options, by name.
+        others: fields that no option has the name of, or that are to differ from it.
+    """
+    names = [field.name for field in fields(cast(Any, kind)) if field.name in values]
+    return kind(**{**{name: values[name] for name in names}, **others})
 
 
 def integers(values: object) -> list[int]:

@@ -5,7 +5,7 @@ Nothing here knows where the values come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -37,7 +37,7 @@ class TrainingDataOptions:
     batch_size: int = 64
     accumulate: int = 1
     workers: int | None = None
-    augment: tuple[str, ...] = ()
+    augment: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class WeightOptions:
     labels: tuple[str, ...] | None = None
     train_last: int | None = None
     tower: str | None = None
-    freeze: tuple[str, ...] = ()
+    freeze: Sequence[str] = ()
     lenient: bool = False
     adapter: Adapter | None = None
 

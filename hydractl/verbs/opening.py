@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.files.state_dict import StateDict
 from hydractl.files.tokenizer_text import foreign_tokens
-from hydractl.jsonio import Document
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source, warnings_of_opening
-from hydractl.options.call import texts
+from hydractl.options.call import filled
 
 _BIG_BYTES = 200_000_000
 """Bytes of weights that take about a second to hash and read. Reading this many or more is announced."""
 
 
-def opening_options(
-    *, arch: str | None, labels: object, max_length: int | None, prompt: object, seed: int, bodies: bool = False
-) -> ModelOptions:
-    """Return how models are opened, by the arguments of a verb; reads the files of ``labels`` and ``prompt``.
+def opening_options(values: Mapping[str, Any], *, bodies: bool = False) -> ModelOptions:
+    """Return how models are opened; reads the files of ``labels`` and ``prompt``.
 
     Args:
-        arch, labels, max_length, prompt, seed: the arguments.
+        values: the values of a verb's options, by name.
         bodies: whether models without a classifier may be opened.
 
     Raises:
         InputError: a file holds no class names or templates.
         UsageError: a name is both a file and built in.
     """
-    return ModelOptions(
-        arch=arch,
-        labels=None if labels is None else read_labels(cast(Document, labels)),
-        max_length=max_length,
-        prompt=tuple(read_prompts(texts(prompt))),
-        seed=seed,
-        bodies=bodies,
-    )
+    labels = None if values["labels"] is None else read_labels(values["labels"])
+    prompt = tuple(read_prompts(values["prompt"]))
+    return filled(ModelOptions, values, labels=labels, prompt=prompt, bodies=bodies)
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:

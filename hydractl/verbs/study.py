@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from hydractl.circuit.plan import SearchPlan
@@ -30,6 +30,7 @@ from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, needs_training_d
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.options.call import filled
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.studies.choice import choose
@@ -417,9 +418,9 @@ def _passes_of_training(step: Step) -> int:
 def _probe_search(step: Step) -> SearchPlan:
     """Return the plan of the search that a step runs, with its time measured on one batch."""
     values = step.command.call(Log()).values
-    opening = opening_options(**{name: values[name] for name in ("arch", "labels", "max_length", "prompt", "seed")})
+    opening = opening_options(values)
     source = open_sources(values["model"], opening)[0]
-    options = SearchOptions(**{field.name: values[field.name] for field in fields(SearchOptions)})
+    options = filled(SearchOptions, values)
     with processes(values["timeout"]) as team:
         scope = scope_of(source, options, Log())
         session = Session(scope, options, Log(), team)
