@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import importlib.util
 import io
@@ -9,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -122,3 +123,20 @@ def tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
 
     file = FileTensors(Path(path))
     return {name: file.read(name) for name in file.names()}
+
+
+def install_beside(place: Path, project: Mapping[str, Any]) -> None:
+    """What ``pip install`` leaves in a folder beside the modules of a package.
+
+    Args:
+        place: the folder.
+        project: the table of this name in the package's pyproject.toml.
+    """
+    name, version = project["name"], project["version"]
+    info = place / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    points = configparser.ConfigParser()
+    points.read_dict(project["entry-points"])
+    with (info / "entry_points.txt").open("w", encoding="utf-8") as file:
+        points.write(file)

@@ -85,9 +85,3 @@ ROWS = {(0, "msp"): [0.7], (0, "energy"): [0.8], (1, "energy"): [0.801], (1, "vi
 )
 def test_what_a_rule_takes(aurocs: Any, changes: dict[str, Any], taken: tuple[int, str], rules: Any) -> None:
     assert decided(rules, validation(rules, aurocs), **changes) == taken
-
-
-def test_a_row_beyond_the_limits_is_not_taken(rules: Any) -> None:
-    dearer = validation(rules, DEARER | {(1, "energy"): [0.85]})
-    dearer.within[1] = False
-    assert decided(rules, dearer) == (0, "energy")

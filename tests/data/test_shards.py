@@ -55,14 +55,6 @@ def test_samples(shards: Path, spec: str) -> None:
     assert first_pixels(data.images) == first_pixels(data.images, workers=2) == [0, 1, 2, 3]
 
 
-def test_an_image_is_the_same_sample_as_its_file(shards: Path) -> None:
-    (shards / "files").mkdir()
-    for n in range(4):
-        (shards / f"files/{n}.png").write_bytes(png(n))
-    files = open_data(str(shards / "files"))
-    assert open_data(f"captions:{shards}").sample_fingerprints() == files.sample_fingerprints()
-
-
 def test_limit_reads_no_further_shard(shards: Path) -> None:
     (shards / "val-01.tar").write_bytes(b"no tar file")
     assert len(open_data(f"captions:{shards}", limit=2)) == 2 and len(open_data(f"captions:{shards}", limit=1)) == 1

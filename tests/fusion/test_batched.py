@@ -117,17 +117,6 @@ def test_heads_with_relative_terms_run_one_member_after_another(sites: list[int]
     assert not sites
 
 
-@pytest.mark.parametrize(
-    ("variant", "kept"), spread(FEW, [EQUAL, UNEVEN]) + marked_release(spread(OTHERS, [UNEVEN, EQUAL]))
-)
-@torch.inference_mode()
-def test_the_whole_last_block_is_the_last_block(variant: str, kept: Any) -> None:
-    for model in (batched(own_weights(variant, kept, ["mlp"])), batched(one_weight(variant, kept))):
-        short = model.member_logits(inputs(variant))
-        model.whole_last_block = True
-        close(model.member_logits(inputs(variant)), short)
-
-
 def test_on_a_cpu_it_is_not_the_default(sites: list[int]) -> None:
     model = own_weights("class-token", EQUAL)
     model.side_by_side = True

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,7 @@ from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
 from tests.image_data import write_images
 from tests.pico import source_of, stock
+from tests.running import install_beside
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
@@ -49,18 +51,6 @@ print("changed:", *changed)
 """
 
 
-def install(folder: Path) -> None:
-    """What ``pip install`` leaves of the package."""
-    (folder / "bias_only.py").write_text(METHOD, encoding="utf-8")
-    info = folder / "hydractl_bias_only-1.0.dist-info"
-    info.mkdir(parents=True)
-    metadata = "Metadata-Version: 2.1\nName: hydractl-bias-only\nVersion: 1.0\n"
-    (info / "METADATA").write_text(metadata, encoding="utf-8")
-    entry = re.search(r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"', PACKAGE)
-    assert entry is not None
-    (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]} = {entry[3]}\n", encoding="utf-8")
-
-
 def method_of_the_page() -> ModuleType:
     module = ModuleType("bias_only")
     exec(compile(METHOD, "docs/adding-a-method.md", "exec"), vars(module))
@@ -71,7 +61,8 @@ def method_of_the_page() -> ModuleType:
 def test_its_flag_its_training_and_its_row_of_a_study(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    install(place)
+    (place / "bias_only.py").write_text(METHOD, encoding="utf-8")
+    install_beside(place, {"name": "hydractl-bias-only", "version": "1.0", **tomllib.loads(PACKAGE)["project"]})
     with contextlib.chdir(tmp_path):
         write_images(train=40, val=20, seen=20, test=20, noise=20)
     paths = os.pathsep.join([str(ROOT), str(place)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import shutil
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import install_beside
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "examples" / "more_methods"
 
@@ -19,15 +20,7 @@ PACKAGE = ROOT / "examples" / "more_methods"
 def install(place: Path) -> dict[str, str]:
     """Leave in a folder what ``pip install -e`` of the package does, and return an environment that has it."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = place / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", encoding="utf-8"
-    )
-    points = configparser.ConfigParser()
-    points.read_dict(project["entry-points"])
-    with (info / "entry_points.txt").open("w", encoding="utf-8") as file:
-        points.write(file)
+    install_beside(place, project)
     return environment(PACKAGE, place)
 
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hydractl.metrics.rows import row_blocks, row_keys
 from hydractl.studies.measured_rows import measure_row
 from tests.evaluation.stored import write_predictions
 from tests.metrics.arrays import pooled_probabilities
+from tests.running import install_beside
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-metric.md").read_text(encoding="utf-8")
@@ -40,15 +42,9 @@ print(json.dumps(ended))
 
 
 def install(folder: Path, module: str, entry: str, package: str = "overconfidence") -> None:
-    """What ``pip install`` leaves of a package that is one module."""
+    """Leave in a folder a package that is one module."""
     (folder / f"{package}.py").write_text(module, encoding="utf-8")
-    info = folder / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
-    group, line = entry.strip().splitlines()
-    name = re.fullmatch(r'\[project\.entry-points\."(.+)"\]', group)
-    assert name is not None
-    (info / "entry_points.txt").write_text(f"[{name[1]}]\n{line.replace(chr(34), '')}\n", encoding="utf-8")
+    install_beside(folder, {"name": package, "version": "1.0", **tomllib.loads(entry)["project"]})
 
 
 @pytest.fixture
