@@ -22,7 +22,6 @@ from hydractl.api.values import Data
 from hydractl.data import open_data
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
-from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
@@ -109,29 +108,6 @@ class Model:
             return self.result._repr_html_()
         about = InfoAnswer(file=self.name, holds=CHECKPOINT_SCHEMA)
         return with_model(about, self.description)._repr_html_()
-
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Model:
-        """Open a model of the Hugging Face Hub, or a local one.
-
-        Args:
-            name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that exists.
-            revision: a branch, a tag or a commit; None: the main branch.
-            options: the other arguments of :func:`open`, by name.
-
-        Raises:
-            InputError: there is no model of that name, or the Hub answered with an error.
-            UsageError: a revision is given for something local.
-        """
-        ref = os.fspath(name)
-        if not os.path.exists(ref):
-            hub_name = parse_hub_name(ref.removeprefix("hf:"))
-            if revision:
-                hub_name = replace(hub_name, revision=revision)
-            ref = f"hf:{hub_name}"
-        elif revision is not None:
-            raise UsageError(f"revision {revision!r}: {ref} is on this machine")
-        return open(ref, **options)
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, nn.Module, str, "os.PathLike[str]"]
@@ -333,31 +309,3 @@ def _source_of_weights_now(model: HydraModel) -> Source:
         return digest_of(description, tensors)
 
     return Source("model", digest, description, tensors)
-
-
-# --- modules by the names of huggingface_hub --------------------------------------------------------------------------
-
-
-def _from_pretrained(
-    name: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    device: str = "auto",
-    dtype: str = "float32",
-    **options: Any,
-) -> HydraModel:
-    """Open a model of the Hugging Face Hub, or a local one, and read its weights.
-
-    Args:
-        name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that exists.
-        revision: a branch, a tag or a commit; None: the main branch.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        dtype: the dtype to compute in.
-        options: the other arguments of :func:`open`, by name.
-    """
-    model = Model.from_pretrained(name, revision=revision, **options)
-    return model.load(device, dtype)
-
-
-# It is added here because the module of HydraModel may not import the functions that open.
-HydraModel.from_pretrained = staticmethod(_from_pretrained)  # type: ignore[attr-defined]
