@@ -120,6 +120,9 @@ class ConsoleLog(Log):
         clock: returns the time in seconds; tests replace it.
     """
 
+    shows_bars = False
+    """Whether tasks have bars even where standard error is no terminal, as in a notebook."""
+
     def __init__(
         self, *, quiet: bool = False, verbose: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -153,7 +156,7 @@ class ConsoleLog(Log):
 
         # A terminal has bars. Otherwise ``bars`` is None, and the task writes lines.
         display: contextlib.AbstractContextManager[Bars | None] = contextlib.nullcontext()
-        if is_terminal(sys.stderr):
+        if self.shows_bars or is_terminal(sys.stderr):
             display = self._open_bars()
         with display as bars:
             task = _Task(self, bars, self._clock, description, total, unit, columns)
