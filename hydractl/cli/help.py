@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.options.registry import VERBS, Verb
+from hydractl.options.registry import VERBS
 
 if TYPE_CHECKING:
     from hydractl.options.option import Option
-    from hydractl.options.signature import Declared
 
 _APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."
 
@@ -92,69 +90,37 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     signature = declared(name)
     verb = VERBS[name]
     # Sort by the position of the group in _SHARED_GROUPS. The verb's own groups come first, since find() gives -1.
-    model = _model_row(signature)
+    groups: dict[str, list[Row]] = {"Arguments": [(signature.model.placeholder(), signature.model.help)]}
     options = sorted(signature.options, key=lambda option: _SHARED_GROUPS.find(option.group))
+    listed = [option for option in options if option.label != "MODEL" and not option.flagless]
     usage = f"{name} {verb.usage}"
     about = verb.about or f"{verb.summary}."
     if short:
-        groups = _groups_of_most_used(model, options)
-        examples = f"{_first_examples(verb)}\n\nall options: hydractl {name} --help\n"
+        often_used = [_option_row(option, short=True) for option in listed if option.often]
+        if often_used:
+            groups["Most used options"] = often_used
+        examples = "\n".join(verb.examples.splitlines()[: 1 + _SHORT_EXAMPLES])  # they begin with an empty line
+        examples += f"\n\nall options: hydractl {name} --help\n"
         return _page(usage, about, groups, examples, columns)
 
-    # The whole help, with a note on options without a flag.
+    # The whole help: the options for help are no declared options, and come last; a verb may add further lines to any
+    # group. A note is on options without a flag.
+    for option in listed:
+        groups.setdefault(option.group, []).append(_option_row(option, short=False))
+    groups[listed[-1].group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
+    for heading, rows in signature.further_help().items():
+        groups[heading] += rows
     note = _NOTE
     flagless = [option.key for option in options if option.flagless]
     if flagless:
         keys = ", ".join(flagless)
         note += f" {keys} have no flag: they are keys of recipes, of hydra.yaml and of variables."
-    return _page(usage, about, _groups_of_all(signature, model, options), verb.examples, columns, note=note)
-
-
-def _groups_of_most_used(model: Row, options: Sequence[Option]) -> dict[str, list[Row]]:
-    """Return the lines of the short help by heading: the MODEL, and the options that are often used."""
-    groups = {"Arguments": [model]}
-    often_used = [option for option in options if option.often and _is_listed(option)]
-    if often_used:
-        groups["Most used options"] = [_option_row(option, short=True) for option in often_used]
-    return groups
-
-
-def _groups_of_all(signature: Declared, model: Row, options: Sequence[Option]) -> dict[str, list[Row]]:
-    """Return the lines of the whole help by heading: the MODEL, and all options in the given order."""
-    groups = {"Arguments": [model]}
-    for option in options:
-        if _is_listed(option):
-            row = _option_row(option, short=False)
-            groups.setdefault(option.group, []).append(row)
-    # The options for help are no declared options, and come last. A verb may add further lines to any group.
-    last_group = options[-1].group
-    groups[last_group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
-    for heading, rows in signature.further_help().items():
-        groups[heading] += rows
-    return groups
-
-
-def _is_listed(option: Option) -> bool:
-    """Return whether an option has a line in the help; MODEL and options without a flag have none."""
-    return option.label != "MODEL" and not option.flagless
-
-
-def _first_examples(verb: Verb) -> str:
-    """Return the first examples of a verb, for the short help, with the empty line that its examples begin with."""
-    lines = verb.examples.splitlines()
-    return "\n".join(lines[: 1 + _SHORT_EXAMPLES])
-
-
-def _model_row(signature: Declared) -> Row:
-    """Return the line of help about the models of a verb: their name in the usage, and what they are."""
-    return signature.model.placeholder(), signature.model.help
+    return _page(usage, about, groups, verb.examples, columns, note=note)
 
 
 def _option_row(option: Option, *, short: bool) -> Row:
     """Return the line of help about an option: its flags with a placeholder for the value, and its meaning."""
-    short_flag = "    "
-    if option.short:
-        short_flag = f"{option.short}, "
+    short_flag = f"{option.short}, " if option.short else "    "
     left = f"{short_flag}{option.flag} {option.placeholder()}"
     return left.rstrip(), option.described(short=short)
 

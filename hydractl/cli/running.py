@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -49,7 +49,8 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         help_options: Typer's declarations of the options that only show help, by parameter.
 
     Returns:
-        A function from the values of all options to a :class:`Request`.
+        A function from the values of all options to a :class:`Request`; UsageError for an option that takes one value
+        and was given several.
     """
     # The parameters: those of --info, or the options of the verb; and the options that show help.
     options: Sequence[Option] = ()
@@ -69,31 +70,19 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         for name in help_options:
             del values[name]
         for option in options:
-            takes_one_value = not option.many and option.type is not bool
-            if takes_one_value:
-                texts = values[option.name] or []
-                values[option.name] = _single_value(option, texts, verb)
+            if option.many or option.type is bool:
+                continue
+            texts = list(dict.fromkeys(values[option.name] or []))
+            if len(texts) > 1:
+                listed = " and as ".join(texts)
+                raise UsageError(f"{option.flag} is given as {listed}; {verb} takes one", hint="give it once")
+            values[option.name] = texts[0] if texts else None
         return Request(verb, values)
 
     # Typer reads the parameters of a function from these two attributes.
     request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     request.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return request
-
-
-def _single_value(option: Option, values: list[str], verb: str) -> str | None:
-    """Return the value of an option that takes one value; None if it was not given.
-
-    Raises:
-        UsageError: it was given several times with different values.
-    """
-    different_values = list(dict.fromkeys(values))
-    if len(different_values) > 1:
-        listed = " and as ".join(different_values)
-        raise UsageError(f"{option.flag} is given as {listed}; {verb} takes one", hint="give it once")
-    if not different_values:
-        return None
-    return different_values[0]
 
 
 def _parameter(option: Option) -> inspect.Parameter:
@@ -105,17 +94,14 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.kind in MODEL_KINDS:
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
 
-    flags: list[str]
-    annotation: Any
+    flags = [option.flag]
+    # Every option with a value is declared as a list. Otherwise, if an option is repeated, Typer would silently keep
+    # the last value; request() complains instead.
+    annotation: Any = list[str] | None
     if option.type is bool:
         # A switch has no value. Typer reads "--resume/--no-resume" as the flags for True and for False.
         flags = [f"{option.flag}/--no-{option.flag[2:]}"]
         annotation = bool | None
-    else:
-        # Every option with a value is declared as a list. Otherwise, if an option is repeated, Typer would silently
-        # keep the last value; _single_value() complains instead.
-        flags = [option.flag]
-        annotation = list[str] | None
     if option.short:
         flags.append(option.short)
 
@@ -127,12 +113,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """Return a keyword-only parameter whose default is Typer's declaration of it."""
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=annotation,
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -166,7 +147,9 @@ def run_verb(request: Request, answer: Answer) -> None:
             works = True
             for line in call.lines():
                 log.detail(line)
-            _check_installation()
+            _check_versions()
+            if "WORLD_SIZE" in os.environ:  # several processes: let them fail quietly, as exceptions say enough
+                os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch reads it at import
             inputs = inputs_of(signature.options, call.values, writes_models=signature.writes == "weights")
             while_it_works.enter_context(reading(inputs))
             while_it_works.enter_context(_library_warnings(log))
@@ -184,24 +167,15 @@ def run_verb(request: Request, answer: Answer) -> None:
                 printing.rows(outcome)  # they are computed while they are printed
             except HydraError as error:
                 if works:  # problems of options name the sources already
-                    _name_sources(error, signature.options, call.values, call.sources)
+
+                    def said(text: str) -> str:
+                        """Return a message with the source of each value that no flag gave."""
+                        return with_sources(text, signature.options, call.values, call.sources)
+
+                    error.message = said(error.message)
+                    error.problems = list(map(said, error.problems))
                 raise
     printing.answer_of(outcome)
-
-
-def _name_sources(
-    error: HydraError, options: Sequence[Option], values: Mapping[str, Any], sources: Mapping[str, str]
-) -> None:
-    """Name in a message the source of each value that no flag gave."""
-    error.message = with_sources(error.message, options, values, sources)
-    error.problems = [with_sources(problem, options, values, sources) for problem in error.problems]
-
-
-def _check_installation() -> None:
-    """Refuse libraries that are too old, and let several processes fail quietly."""
-    _check_versions()
-    if "WORLD_SIZE" in os.environ:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch reads it at import; exceptions say enough
 
 
 _MOST_SHOWN = 20
@@ -260,19 +234,21 @@ class Printing:
         as_json = self.as_json or self.to_stdout
         is_for_script = not self.answer.to_terminal and not VERBS[self.verb].prints_table
         only_paths = is_for_script and bool(outcome.files) and not as_json
-        if has_printed_rows:
-            _log_files(outcome, self.log)
-        elif only_paths:
+        if only_paths and not has_printed_rows:
             self.answer.paths(outcome.files)
-        elif as_json:
-            assert outcome.result is not None  # only silent outcomes have none
-            self.answer.document(outcome.result.to_dict())
-            _log_files(outcome, self.log)
         else:
             assert outcome.result is not None  # only silent outcomes have none
-            self.answer.table(outcome.result)
-            _log_files(outcome, self.log)
-        _check_requirements(outcome)
+            if not has_printed_rows and as_json:
+                self.answer.document(outcome.result.to_dict())
+            elif not has_printed_rows:
+                self.answer.table(outcome.result)
+            for path in outcome.files:
+                self.log.info(f"wrote {path}")
+        unmet = outcome.unmet
+        if len(unmet) == 1:
+            raise RequirementError(f"requirement not met: {unmet[0]}")
+        if unmet:
+            raise RequirementError(f"{len(unmet)} requirements not met", problems=unmet)
 
 
 def _check_versions() -> None:
@@ -306,26 +282,6 @@ def _metadata_fields(name: str, pattern: str) -> list[str]:
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     headers = text.partition("\n\n")[0]
     return re.findall(pattern, headers, re.MULTILINE)
-
-
-def _log_files(outcome: Outcome, log: ConsoleLog) -> None:
-    """Log which files were written."""
-    for path in outcome.files:
-        log.info(f"wrote {path}")
-
-
-def _check_requirements(outcome: Outcome) -> None:
-    """Fail if a ``--require`` is not met.
-
-    Raises:
-        RequirementError: naming each requirement that is not met.
-    """
-    unmet = outcome.unmet
-    if len(unmet) == 1:
-        (requirement,) = unmet
-        raise RequirementError(f"requirement not met: {requirement}")
-    if unmet:
-        raise RequirementError(f"{len(unmet)} requirements not met", problems=unmet)
 
 
 def describe_files(request: Request, answer: Answer) -> None:

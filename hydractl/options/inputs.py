@@ -27,9 +27,23 @@ def inputs_of(options: Sequence[Option], values: Mapping[str, Any], *, writes_mo
     Raises:
         OutputError: one option names as output what another option names as input.
     """
-    inputs = list(_named_inputs(options, values, writes_models=writes_models))
-    none_replaceable = [replace(read, replaceable=False) for read in inputs]
-    with reading(none_replaceable):
+    inputs = []
+    for option in options:
+        # An option may name inputs if it holds texts, has no fixed choices, and does not name an output. One text may
+        # name several files, e.g. the members A+B of an ensemble.
+        takes_names = option.type is str or hasattr(option.type, "of_option")
+        if not takes_names or option.writes or option.choices:
+            continue
+        is_model = option.kind in MODEL_KINDS
+        for text in _texts(values[option.name]):
+            for path in _paths_in(text, has_members=is_model):
+                replaceable = is_model and writes_models
+                inputs.append(InputFile(path, option.label, replaceable=replaceable, samples=option.takes_data))
+    # Without --config the file of defaults is read if it is there.
+    if values["config"] is None and os.path.isfile(DEFAULT_NAME):
+        inputs.append(InputFile(DEFAULT_NAME, "--config"))
+
+    with reading([replace(read, replaceable=False) for read in inputs]):
         for option in options:
             is_the_model = option.name == "output" and writes_models
             if not option.writes or option.many or is_the_model:
@@ -37,28 +51,6 @@ def inputs_of(options: Sequence[Option], values: Mapping[str, Any], *, writes_mo
             for path in _texts(values[option.name]):
                 refuse_input(Path(path), folder=False)
     return inputs
-
-
-def _named_inputs(options: Sequence[Option], values: Mapping[str, Any], *, writes_models: bool) -> Iterator[InputFile]:
-    """Yield every existing file that an option names as an input, and ``hydra.yaml`` if it is read by default.
-
-    An option may name inputs if it holds texts, has no fixed choices, and does not name an output.
-    """
-    for option in options:
-        if not option.may_name_inputs:
-            continue
-
-        # Only a verb that writes a model may replace its input, the MODEL.
-        is_model = option.kind in MODEL_KINDS
-
-        # One text may name several files, e.g. the members A+B of an ensemble.
-        for text in _texts(values[option.name]):
-            for path in _paths_in(text, has_members=is_model):
-                yield InputFile(path, option.label, replaceable=is_model and writes_models, samples=option.takes_data)
-
-    # Without --config the file of defaults is read if it is there.
-    if values["config"] is None and os.path.isfile(DEFAULT_NAME):
-        yield InputFile(DEFAULT_NAME, "--config")
 
 
 def _texts(value: Any) -> list[str]:

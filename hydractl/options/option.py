@@ -113,12 +113,6 @@ class Option:
         return self.type in (DataSpec, OodSet)
 
     @property
-    def may_name_inputs(self) -> bool:
-        """Whether it may name files that are read."""
-        takes_names = self.type is str or hasattr(self.type, "of_option")
-        return takes_names and not self.writes and not self.choices
-
-    @property
     def variable(self) -> str:
         """The environment variable that sets it."""
         return f"HYDRACTL_{self.key.upper()}"

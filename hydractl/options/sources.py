@@ -106,17 +106,10 @@ def paths_out_of_folder(item: Option, text: Given, value: Any, config: Contents)
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a line for each ``HYDRACTL_*`` variable that no verb reads; most are misspelt."""
-    names = []
-    for name in sorted(environ):
-        is_of_the_program = name in (CONFIG, DEBUG)
-        if name.startswith("HYDRACTL_") and not is_of_the_program:
-            names.append(name)
+    names = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in (CONFIG, DEBUG)]
     if not names:  # then the options of all verbs need not be read, which takes time
         return []
-    known_variables: set[str] = set()
-    for verb in VERBS:
-        known_variables.update(item.variable for item in options_of_verb(verb))
-
+    known_variables = {item.variable for verb in VERBS for item in options_of_verb(verb)}
     lines = []
     for name in names:
         if name not in known_variables:

@@ -28,16 +28,14 @@ class Door:
     Attributes:
         option: writes an option from its name (as in its flag).
         verb: writes the name of a verb.
-        negations: whether a switch can also be given with ``no-`` before it.
         lacks: options that cannot be given there.
-        needs_flags: whether options without a flag cannot be given there.
+        is_command_line: whether switches have a form with ``no-`` there, and options without a flag cannot be given.
     """
 
     option: Callable[[str], str]
-    verb: Callable[[str], str]
-    negations: bool = False
+    verb: Callable[[str], str] = "hydractl {}".format
     lacks: Collection[str] = ()
-    needs_flags: bool = False
+    is_command_line: bool = False
 
     def names(self, verb: str | None) -> list[str]:
         """Return the names, as in their flags, of the options that can be given in this way, each once.
@@ -45,19 +43,14 @@ class Door:
         Args:
             verb: the verb that has the options; None means all verbs.
         """
-        verbs = list(VERBS)
-        if verb is not None:
-            verbs = [verb]
         names: list[str] = []
-        for known_verb in verbs:
+        for known_verb in VERBS if verb is None else [verb]:
             for option in options_of_verb(known_verb):
                 name = option.flag.removeprefix("--")
-                # Leave out what cannot be given in this way.
-                lacks_flag = self.needs_flags and option.flagless
-                if lacks_flag or name in self.lacks:
+                if name in self.lacks or (self.is_command_line and option.flagless):
                     continue
                 names.append(name)
-                if self.negations and option.type is bool:
+                if self.is_command_line and option.type is bool:
                     names.append(f"no-{name}")
         return list(dict.fromkeys(names))
 
@@ -66,30 +59,9 @@ class Door:
         return [verb for verb in VERBS if name in self.names(verb)]
 
 
-def _as_flag(name: str) -> str:
-    """Return ``--name``."""
-    return f"--{name}"
-
-
-def _as_key(name: str) -> str:
-    """Return ``'name'``, in quotes."""
-    return repr(name.replace("-", "_"))
-
-
-def _as_variable(name: str) -> str:
-    """Return ``HYDRACTL_NAME``."""
-    key = name.replace("-", "_")
-    return f"HYDRACTL_{key.upper()}"
-
-
-def _as_command(verb: str) -> str:
-    """Return ``hydractl VERB``."""
-    return f"hydractl {verb}"
-
-
-COMMAND_LINE = Door(_as_flag, _as_command, negations=True, needs_flags=True)
-YAML_FILE = Door(_as_key, _as_command, lacks=("config", "force"))
-ENVIRONMENT = Door(_as_variable, _as_command, lacks=("force",))
+COMMAND_LINE = Door("--{}".format, is_command_line=True)
+YAML_FILE = Door(lambda name: repr(name.replace("-", "_")), lacks=("config", "force"))
+ENVIRONMENT = Door(lambda name: f"HYDRACTL_{name.replace('-', '_').upper()}", lacks=("force",))
 
 
 def about_option(name: str, verb: str | None, door: Door) -> str:
@@ -104,7 +76,8 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
 
     # The option exists, but it has no flag, or another verb has it.
     if verb is not None:
-        if door.needs_flags and _is_flagless(option_name, verb):
+        flagless = [option.flag for option in options_of_verb(verb) if option.flagless]
+        if door.is_command_line and f"--{option_name}" in flagless:
             return "; it is a key of a recipe or hydra.yaml"
         others = door.verbs_with(option_name)
         if others:
@@ -112,14 +85,6 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
 
     # A similar name exists.
     return _did_you_mean(option_name, door.names(verb), door.option)
-
-
-def _is_flagless(name: str, verb: str) -> bool:
-    """Return whether a verb has an option of this name, and it has no flag."""
-    for option in options_of_verb(verb):
-        if option.flag == f"--{name}":
-            return option.flagless
-    return False
 
 
 def about_word(word: str, verb: str | None) -> str:
@@ -138,17 +103,14 @@ def about_word(word: str, verb: str | None) -> str:
     # The word is a flag after a verb.
     name = word.removeprefix("--")
     if verb in VERBS:
-        return about_option(name, verb, COMMAND_LINE) or _did_you_mean(name, ["help"], _as_flag)
+        return about_option(name, verb, COMMAND_LINE) or _did_you_mean(name, ["help"], COMMAND_LINE.option)
 
     # The word is a flag of the program itself, or of --info; or it belongs to a verb.
-    meant = _did_you_mean(name, _BESIDE_VERBS[verb], _as_flag)
+    meant = _did_you_mean(name, _BESIDE_VERBS[verb], COMMAND_LINE.option)
     if meant:
         return meant
     verbs_with_it = COMMAND_LINE.verbs_with(name)
-    if not verbs_with_it:
-        return ""
-    command = _as_command(_listed(verbs_with_it))
-    return f"; see {command}"
+    return f"; see {COMMAND_LINE.verb(_listed(verbs_with_it))}" if verbs_with_it else ""
 
 
 def about_key_of_file(key: str) -> str:
@@ -156,11 +118,8 @@ def about_key_of_file(key: str) -> str:
     if key in GONE_VERBS:
         return f"; it is gone: {GONE_VERBS[key]}"
     name = key.replace("_", "-").lower()
-    near_name = nearest(name, [*VERBS, *YAML_FILE.names(None)])
-    if near_name is None:
-        return ""
-    written = repr(near_name) if near_name in VERBS else YAML_FILE.option(near_name)
-    return f"; did you mean {written}?"
+    names = [*VERBS, *YAML_FILE.names(None)]
+    return _did_you_mean(name, names, lambda near: repr(near) if near in VERBS else YAML_FILE.option(near))
 
 
 def _did_you_mean(word: str, names: Iterable[str], written: Callable[[str], str]) -> str:
@@ -179,11 +138,7 @@ def _did_you_mean(word: str, names: Iterable[str], written: Callable[[str], str]
 
 def _listed(verbs: Sequence[str]) -> str:
     """Return verbs as a list in words, e.g. ``a, b or c``; of more than three verbs only the first three."""
-    if len(verbs) == 1:
-        return verbs[0]
     if len(verbs) > _MOST_VERBS:
-        first_ones = ", ".join(verbs[:_MOST_VERBS])
-        return f"{first_ones} and others"
+        return f"{', '.join(verbs[:_MOST_VERBS])} and others"
     *others, last = verbs
-    listed = ", ".join(others)
-    return f"{listed} or {last}"
+    return f"{', '.join(others)} or {last}" if others else last

@@ -57,17 +57,13 @@ class Contents:
         if value is not None:
             values[key] = value
 
-    def add_unknown_key(self, key: str, line: int, verb: str | None = None) -> None:
-        """Add a problem for a key that is no option: of the verb, or, at the top of the file, of any verb."""
+    def add_unknown_key(self, key: str, line: int, of: str, about: str) -> None:
+        """Add a problem for a key that is no option: ``of`` a verb, or of any; ``about`` says what may be meant."""
         place = f"{self.name} line {line}"
         if key in _FLAG_ONLY:
             self.problems.append(not_a_default(place, key))
-        elif verb is None:
-            about = about_key_of_file(key)
-            self.problems.append(f"{place}: unknown key {key!r}{about}")
         else:
-            meant = about_option(key, verb, YAML_FILE)
-            self.problems.append(f"{place}: unknown key {key!r} of {verb}{meant}")
+            self.problems.append(f"{place}: unknown key {key!r}{of}{about}")
 
 
 def not_a_default(place: str, key: str) -> str:
@@ -82,11 +78,7 @@ def not_a_default(place: str, key: str) -> str:
 
 def _keys_of(verb: str) -> list[str]:
     """Return the keys of the options of a verb that a YAML file may have."""
-    keys = []
-    for declared_option in options_of_verb(verb):
-        if declared_option.key not in YAML_FILE.lacks:
-            keys.append(declared_option.key)
-    return keys
+    return [option.key for option in options_of_verb(verb) if option.key not in YAML_FILE.lacks]
 
 
 def find_config(folder: Path | None, named: str | None) -> Contents:
@@ -117,49 +109,30 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
     # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.
-    keys_of_any_verb: list[str] = []
-    for known_verb in VERBS:
-        keys_of_any_verb += _keys_of(known_verb)
+    keys_of_any_verb = {key for known_verb in VERBS for key in _keys_of(known_verb)}
     for key, node, line in _entries(root, config.name, "the file"):
         verb = key.replace("_", "-")
         if key.startswith(_FOREIGN):
             continue
         if verb in VERBS:
-            config.verbs[verb] = _verb_values(node, verb, config)
+            config.verbs[verb] = {}
+            for inner_key, value, inner_line in _entries(node, config.name, verb):
+                if inner_key in _keys_of(verb):
+                    config.add_value(config.verbs[verb], inner_key, value)
+                else:
+                    config.add_unknown_key(
+                        inner_key, inner_line, f" of {verb}", about_option(inner_key, verb, YAML_FILE)
+                    )
         elif key in keys_of_any_verb:
             config.add_value(config.shared, key, node)
         else:
-            config.add_unknown_key(key, line)
+            config.add_unknown_key(key, line, "", about_key_of_file(key))
     return config
-
-
-def _verb_values(node: Node, verb: str, config: Contents) -> dict[str, Raw]:
-    """Return the texts in the mapping of a verb, by key; also appends its problems to ``config.problems``.
-
-    Args:
-        node: the value of the verb's key.
-        verb: the verb.
-        config: the contents of the file.
-
-    Raises:
-        UsageError: the value is no mapping.
-    """
-    values: dict[str, Raw] = {}
-    if _is_null(node):
-        return values
-    known_keys = _keys_of(verb)
-    for key, value, line in _entries(node, config.name, verb):
-        if key in known_keys:
-            config.add_value(values, key, value)
-        else:
-            config.add_unknown_key(key, line, verb)
-    return values
 
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes in the package, sorted."""
-    files = RECIPES.glob("*.yaml")
-    return sorted(file.stem for file in files)
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
 
 
 def read_recipe(recipe: str, known: Collection[str]) -> Contents:
@@ -211,10 +184,7 @@ def _text_value(node: Node, name: str, key: str) -> Raw | None:
     if node.id == "sequence":
         return [_single_text(item) for item in node.value]
     if node.id == "mapping":
-        texts = {}
-        for inner_key, item, _ in _entries(node, name, key, plain=True):
-            texts[inner_key] = _single_text(item)
-        return texts
+        return {inner_key: _single_text(item) for inner_key, item, _ in _entries(node, name, key, plain=True)}
     return _single_text(node)
 
 
@@ -229,7 +199,7 @@ def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -
     """Yield the key, the value and the line number of each entry of a mapping; keys have ``_`` for ``-``.
 
     Args:
-        node: the mapping; None for an empty file, which has no entries.
+        node: the mapping; None for an empty file, which has no entries, as an empty value has none.
         name: the name of the file, for messages.
         where: the name of the mapping in the file, for messages.
         plain: whether to yield the keys as they are written, with ``-``.
@@ -237,7 +207,7 @@ def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -
     Raises:
         UsageError: the node is no mapping, a key is no text, or a key is repeated.
     """
-    if node is None:
+    if node is None or _is_null(node):
         return
     if node.id != "mapping":
         raise UsageError(f"{name} line {_line_of(node)}: {where} must be a mapping of options to values")
@@ -248,12 +218,9 @@ def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -
         line = _line_of(key_node)
         if key_node.id != "scalar":
             raise UsageError(f"{name} line {line}: a key of {where} is not a text")
-        key = key_node.value
-        if not plain:
-            key = key.replace("-", "_")
+        key = key_node.value if plain else key_node.value.replace("-", "_")
         if key in line_by_key:
-            first_line = line_by_key[key]
-            raise UsageError(f"{name} line {line}: the key {key!r} is there already, on line {first_line}")
+            raise UsageError(f"{name} line {line}: the key {key!r} is there already, on line {line_by_key[key]}")
         line_by_key[key] = line
         yield key, value, line
 
@@ -265,8 +232,7 @@ def _is_null(node: Node) -> bool:
 
 def _line_of(node: Node) -> int:
     """Return the number of the line on which a node begins, counted from 1."""
-    line = node.start_mark.line
-    return int(line) + 1
+    return int(node.start_mark.line) + 1
 
 
 def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
@@ -305,11 +271,8 @@ def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
         return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:  # most errors: they tell the line
         mark = error.problem_mark or error.context_mark
-        where = ""
-        if mark is not None:
-            where = f" line {mark.line + 1}"
-        parts = [part for part in (error.context, error.problem) if part]
-        problem = ", ".join(parts)
+        where = "" if mark is None else f" line {mark.line + 1}"
+        problem = ", ".join(filter(None, (error.context, error.problem)))
         raise UsageError(f"{name}{where}: {problem}") from None
     except yaml.reader.ReaderError as error:
         raise UsageError(f"{name}: a character that YAML does not allow at position {error.position}") from None
