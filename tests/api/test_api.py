@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import pkgutil
 import re
@@ -302,3 +303,19 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in blocks:
         exec(block, scope)
     assert len(blocks) == 8 and scope["logits"].shape == (3, 24, 5)
+
+
+@pytest.mark.long
+def test_the_way_in_from_other_tools_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page, _, _ = (DOCS / "interop.md").read_text().partition("\n## What others run\n")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    needed = {"transformers.Trainer(": "accelerate", "lightning.Trainer(": "lightning"}
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        missing = [tool for call, tool in needed.items() if call in block and not importlib.util.find_spec(tool)]
+        if not missing:
+            exec(block, scope)
+    assert len(blocks) == 8
+    mine, theirs = hydractl.evaluate({"m": "mine.pred.st", "t": "theirs.pred.st"}).models
+    assert mine.diversity["id"].mi == 0 and theirs.diversity["id"].mi > 0.1
