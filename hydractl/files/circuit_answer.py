@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field, ValidationInfo
+
 from hydractl.files.model_records import ProvenanceRecord
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse, told
+from hydractl.heads.mask import MOST_HEADS
 
 
 class SeenRecord(Record):
@@ -23,11 +26,31 @@ class SeenRecord(Record):
     )
 
 
+HeadCount = Annotated[Count, Field(le=MOST_HEADS)]
+"""The number of heads of a site; a limit keeps an untrusted file from filling the memory."""
+
+
+def _each_once(kept: Sequence[int], info: ValidationInfo) -> Sequence[int]:
+    """Return the heads that a site keeps, each of which it has, and none of which may be listed twice."""
+    heads = info.data.get("heads")
+    if heads is not None and any(head >= heads for head in kept):
+        raise ValueError(f"names a head that is not there: the site has {heads}")
+    if len(set(kept)) < len(kept):
+        raise ValueError("names a head twice")
+    return kept
+
+
 class MaskSiteRecord(Record):
     """The heads that a mask keeps at one site."""
 
-    heads: Count | None = optional("Number of heads before any pruning.")
-    kept: Annotated[Sequence[Count], told("The kept heads, in the original numbering.")]
+    heads: HeadCount | None = optional("Number of heads before any pruning.")
+    kept: Annotated[Sequence[Count], AfterValidator(_each_once), told("The kept heads, in the original numbering.")]
+
+
+class KeptSite(MaskSiteRecord):
+    """A site of a head map."""
+
+    site: Annotated[str, told("Path of the attention block.")]
 
 
 class MaskRecord(Result):
@@ -38,6 +61,11 @@ class MaskRecord(Result):
     sites: Annotated[Mapping[str, MaskSiteRecord], told("Every site of the model, by path.")]
     source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed it was made by.")
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
+
+    @property
+    def head_map(self) -> list[KeptSite]:
+        """The heads of every site, in order."""
+        return [KeptSite(site=path, heads=site.heads, kept=site.kept) for path, site in self.sites.items()]
 
 
 class ScoresAnswer(Result, extra="allow"):
@@ -70,6 +98,13 @@ class SearchCounts(Record):
     nll: Count | None = optional("Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = optional("Summed Brier score, likewise.")
     score: Annotated[float, told("The objective as a number.")]
+
+
+class RemovedHead(Record):
+    """A head that a search removed."""
+
+    site: Annotated[str, told("Site of the removed head.")]
+    head: Annotated[Count, told("The removed head, in the original numbering.")]
 
 
 class RemovalRecord(SearchCounts):
@@ -149,6 +184,27 @@ class CircuitAnswer(Result):
 
     def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
         return [removal.to_dict() for removal in self.removed]
+
+
+class CircuitHeads(Record):
+    """What of a circuit tells which heads it keeps; one that was made by hand has no counts."""
+
+    sites: Mapping[str, HeadCount] = sparse("By site its number of heads.", {})
+    removed: Annotated[Sequence[RemovedHead], told("The removals in order.")]
+    start_mask: MaskRecord | None = optional("The heads that the search began with, where some were gone.")
+
+    @property
+    def head_map(self) -> list[KeptSite]:
+        """The heads of every site that are left after all removals."""
+        removed = {(step.site, step.head) for step in self.removed}
+        sites = []
+        for path, heads in self.sites.items():
+            at_start: Sequence[int] = range(heads)
+            if self.start_mask is not None and path in self.start_mask.sites:
+                at_start = self.start_mask.sites[path].kept
+            kept = [head for head in at_start if (path, head) not in removed]
+            sites.append(KeptSite(site=path, heads=heads, kept=kept))
+        return sites
 
 
 class CircuitsAnswer(Result):

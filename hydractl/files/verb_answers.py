@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from hydractl.files.circuit_answer import MaskRecord
+from hydractl.files.circuit_answer import KeptSite, MaskRecord
 from hydractl.files.model_records import FILE_HASH, EpochRecord, ModelSize
 from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse, told
 
@@ -163,14 +163,6 @@ class PruneWeightsAnswer(Result):
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-class KeptSite(Record):
-    """A site of a mask that a file holds; what a broken file does not say is None."""
-
-    site: Annotated[str, told("Path of the attention block.")]
-    heads: Count | None = null("Number of heads before any pruning.")
-    kept: Any = null("The kept heads, in the original numbering.")
 
 
 class HeadsOverlap(Record):

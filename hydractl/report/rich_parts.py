@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from hydractl.files.verb_answers import KeptSite
+from hydractl.files.circuit_answer import KeptSite
 from hydractl.report.texts import GONE, KEPT, head_marks, number, short_names
 
 # Ten evenly spaced colours of the map viridis (Smith and van der Walt, 2015). Lightness grows from end to end, so that
@@ -245,7 +245,6 @@ class KeptMap:
         """Yield the line of each site: its name, the marks of its heads, and the numbers of kept and of all heads."""
         letters = min(_LONGEST_SITE, max((len(site.site) for site in self.sites), default=0))
         for site in self.sites:
-            kept = site.kept or ()
-            marks = "" if site.heads is None else head_marks(site.heads, kept)
+            marks = "" if site.heads is None else head_marks(site.heads, site.kept)
             heads = "?" if site.heads is None else site.heads
-            yield Text(f"{site.site.ljust(letters)}  {marks}  {len(kept)}/{heads}")
+            yield Text(f"{site.site.ljust(letters)}  {marks}  {len(site.kept)}/{heads}")

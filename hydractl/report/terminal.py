@@ -15,6 +15,7 @@ from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.circuit_answer import (
     CircuitAnswer,
     CircuitsAnswer,
+    KeptSite,
     ScoresAnswer,
     SearchCounts,
     SearchEstimate,
@@ -31,7 +32,6 @@ from hydractl.files.verb_answers import (
     FinetuneAnswer,
     FinetunesAnswer,
     InfoAnswer,
-    KeptSite,
     OverlapAnswer,
     PruneAnswer,
     PruneWeightsAnswer,
@@ -100,8 +100,7 @@ def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
     """Return which heads are kept, as a map if the mask is known, and what pruning saves."""
     parts: list[RenderableType] = []
     if answer.mask is not None:
-        sites = [KeptSite(site=path, heads=site.heads, kept=site.kept) for path, site in answer.mask.sites.items()]
-        parts += [KeptMap(sites), Text("")]
+        parts += [KeptMap(answer.mask.head_map), Text("")]
     elif answer.heads is not None:
         parts.append(Text(f"heads kept per site: {', '.join(map(str, answer.heads))}"))
     if answer.note is not None:

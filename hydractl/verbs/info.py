@@ -14,6 +14,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation.features import FEATURES_SCHEMA
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
+from hydractl.files.circuit_answer import CircuitAnswer, CircuitHeads, KeptSite, MaskRecord
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
 from hydractl.files.state_dict import StateDict, is_state_dict
@@ -23,10 +24,9 @@ from hydractl.files.verb_answers import (
     ComparedMasks,
     HeadsOverlap,
     InfoAnswer,
-    KeptSite,
     OverlapAnswer,
 )
-from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
+from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
 from hydractl.jsonio import json_list, parse_json, shown
 
@@ -112,12 +112,13 @@ def _describe_json(path: Path) -> InfoAnswer:
         **_entries_there(document, _TOLD_OF_ARTEFACT),
         source=document.get("source"),
     )
-    # Masks and circuits: the heads that are kept. They may be missing in a broken file; then only ``info`` is shown.
-    if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
-        return _with_heads(info, _sites_of_mask(document["sites"]))
-    if schema == "hydractl.circuit/2" and isinstance(document.get("removed"), list):
-        with_steps = info.model_copy(update={"steps": len(document["removed"])})
-        return _with_heads(with_steps, _sites_of_circuit(document))
+    # Masks and circuits: the heads that are kept.
+    if schema == MaskRecord.form():
+        return _with_heads(info, MaskRecord.checked(document, f"{path} is no mask").head_map)
+    if schema == CircuitAnswer.form():
+        circuit = CircuitHeads.checked(document, f"{path} is no circuit")
+        with_steps = info.model_copy(update={"steps": len(circuit.removed)})
+        return _with_heads(with_steps, circuit.head_map)
     # Answers of eval ("models") and bench ("results"): the names of the rows.
     if schema in ("hydractl.eval/2", "hydractl.bench/1"):
         rows = document.get("models", document.get("results"))
@@ -153,81 +154,6 @@ def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
     if heads > MOST_HEADS_OF_ALL:
         return info.model_copy(update={"note": f"{heads} heads, too many to be shown"})
     return info.model_copy(update={"head_map": sites})
-
-
-def _sites_of_mask(entries: Mapping[str, object]) -> list[KeptSite]:
-    """Return the heads that a mask keeps; in a broken file, sites (attention modules) without an entry are left out."""
-    sites = []
-    for path, entry in entries.items():
-        if isinstance(entry, dict):
-            heads = _head_count(entry.get("heads"))
-            sites.append(KeptSite(site=path, heads=heads, kept=entry.get("kept")))
-    return sites
-
-
-def _sites_of_circuit(document: Mapping[str, object]) -> list[KeptSite]:
-    """Return, for every site (attention module) of a circuit, the heads that are left after all its removals.
-
-    The file may be broken: ``kept`` is None if it does not list the heads of a site, and a listed head that is not a
-    number is passed on unchanged.
-
-    Returns:
-        The sites; empty if the file does not say how many heads each site had.
-    """
-    heads_by_site = document.get("sites")
-    if not isinstance(heads_by_site, dict):
-        return []
-    removed = _removed_heads(document.get("removed"))
-    sites = []
-    for path, entry in heads_by_site.items():
-        head_count = _head_count(entry)
-        kept_at_start = _kept_at_start(document, path, head_count)
-        kept = None
-        if isinstance(kept_at_start, list):
-            kept = []
-            for head in kept_at_start:
-                # Check the type first: in a broken file a head may be a list, which cannot be looked up in a set.
-                is_number = type(head) is int
-                if not is_number or (path, head) not in removed:
-                    kept.append(head)
-        sites.append(KeptSite(site=path, heads=head_count, kept=kept))
-    return sites
-
-
-def _removed_heads(steps: Any) -> set[tuple[str, int]]:
-    """Return the site and the number of each head that a list of steps removes."""
-    removed = set()
-    for step in steps:
-        # Check the type: in a broken file a head may be a list, which cannot be put into a set.
-        if isinstance(step, dict) and type(step.get("head")) is int:
-            removed.add((str(step.get("site")), step["head"]))
-    return removed
-
-
-def _kept_at_start(document: Mapping[str, object], path: str, heads: int | None) -> object:
-    """Return the heads of a site before the first removal.
-
-    They are the heads of the mask that the circuit starts from, or all heads. In a broken file the mask may hold any
-    value, which is returned unchanged.
-    """
-    all_heads = list(range(heads or 0))
-    mask = document.get("start_mask")
-    if not isinstance(mask, dict):
-        return all_heads
-    sites = mask.get("sites")
-    if not isinstance(sites, dict):
-        return all_heads
-    entry = sites.get(path)
-    if not isinstance(entry, dict):
-        return all_heads
-    return entry.get("kept")
-
-
-def _head_count(value: object) -> int | None:
-    """Return a number of heads from a file, or None if the value cannot be a number of heads."""
-    if type(value) is int and 0 <= value <= MOST_HEADS:
-        return value
-    return None
 
 
 def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
@@ -449,7 +375,7 @@ class _NamedMask:
 
 
 def _named_masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_NamedMask]:
-    """Return the masks that the head maps of an answer show; broken head maps are left out.
+    """Return the masks that the head maps of an answer show, where they say how many heads there were.
 
     Args:
         info: what :func:`describe` returned, with one ``head_map``, or with ``head_maps``, one for each member.
@@ -471,37 +397,17 @@ def _named_masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_Name
 
 
 def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
-    """Return the mask that a head map shows.
-
-    Args:
-        sites: for each site (attention module) its path, how many heads it had and which are kept. They come from a
-            file that may be broken, so values may be missing or wrong.
-
-    Returns:
-        The mask; None if there are no sites, or a site does not list its kept heads correctly.
-    """
+    """Return the mask that a head map shows; None if it has no sites, or does not say how many heads each had."""
     heads_by_site: dict[str, int] = {}
     kept_by_site: dict[str, tuple[int, ...]] = {}
     for site in sites:
-        if site.heads is None or site.kept is None:
-            return None
-        if not _lists_each_head_once(site.kept, site.heads):
+        if site.heads is None:
             return None
         heads_by_site[site.site] = site.heads
         kept_by_site[site.site] = tuple(sorted(site.kept))
     if not heads_by_site:
         return None
     return HeadMask(heads_by_site, kept_by_site)
-
-
-def _lists_each_head_once(kept: object, heads: int) -> bool:
-    """Return whether ``kept`` is a list of head indices below ``heads``, without repetition."""
-    if not isinstance(kept, list):
-        return False
-    for head in kept:
-        if type(head) is not int or not 0 <= head < heads:
-            return False
-    return len(set(kept)) == len(kept)
 
 
 def _overlap_of_masks(first: _NamedMask, second: _NamedMask) -> ComparedMasks:

@@ -100,7 +100,7 @@ def test_a_mask_of_heads_without_end(sites: int, attack: Attack) -> None:
     heads = list(range(60_000 // sites))
     entries = {f"blocks.{i}.attn": {"heads": 2**31, "kept": heads} for i in range(sites)}
     name = dump("m.mask.json", {"schema": "hydractl.mask/1", "sites": entries})
-    assert attack("--info", name)[0] == 0
+    assert attack("--info", name)[0] == 3
     assert attack("prune", "vit.st", "--mask", name, "--dry-run")[0] == 3
 
 
@@ -490,8 +490,6 @@ def test_masks_and_circuits_of_much(flags: list[str], attack: Attack) -> None:
     documents = [
         {"schema": "hydractl.mask/1", "sites": mask},
         {"schema": "hydractl.circuit/2", "sites": {f"b{index}": 16 for index in range(4000)}, "removed": steps},
-        {"schema": "hydractl.circuit/2", "sites": {"b": 4}, "removed": [{"site": ["b"], "head": [1]}]},
-        {"schema": "hydractl.mask/1", "sites": {}, "source": [1] * 100_000},
         {"schema": "hydractl.eval/2", "models": [{"name": "x" * 400_000}]},
     ]
     for document in documents:

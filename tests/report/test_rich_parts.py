@@ -14,7 +14,8 @@ from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 
-from hydractl.files.verb_answers import FinetuneAnswer, KeptSite, RecipeSetting
+from hydractl.files.circuit_answer import KeptSite
+from hydractl.files.verb_answers import FinetuneAnswer, RecipeSetting
 from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.tables import plain_table
 from hydractl.report.terminal import render

@@ -103,23 +103,23 @@ def test_members_of_a_fused_file_and_a_mask_beside_it(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "problem"),
     [
-        {"heads": 10**12, "kept": [0]},
-        {"heads": "4", "kept": [0]},
-        {"heads": 4, "kept": [0, 0]},
-        {"heads": 4, "kept": [4]},
-        {"heads": 4, "kept": [[]]},
-        {"heads": 4, "kept": "01"},
-        {"heads": 4},
+        ({"heads": 10**12, "kept": [0]}, "heads is 1000000000000, not a count of at most 4096"),
+        ({"heads": "4", "kept": [0]}, "heads is '4', not a count"),
+        ({"heads": 4, "kept": [0, 0]}, "kept names a head twice"),
+        ({"heads": 4, "kept": [4]}, "kept names a head that is not there: the site has 4"),
+        ({"heads": 4, "kept": [[]]}, "kept[0] is [], not a count"),
+        ({"heads": 4}, "has no kept"),
     ],
 )
-def test_a_broken_mask_is_described_and_not_compared(entry: Any) -> None:
+def test_a_broken_mask_is_refused(entry: Any, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     document = FULL.to_json()
     document["sites"][A] = entry
     write("broken.json", document)
-    assert len(answer("--info", "broken.json", "a.mask.json", "broken.json")) == 3
-    assert main(["--info", "broken.json"]) == 0
+    assert main(["--info", "broken.json"]) == 3
+    said = capsys.readouterr().err
+    assert f"sites.{A}" in said and problem in said
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_a_broken_mask_is_described_and_not_compared(entry: Any) -> None:
         {"removed": [{"site": [1], "head": {}}, 3]},
     ],
 )
-def test_a_broken_circuit_is_described(change: Any) -> None:
+def test_a_broken_circuit_is_refused(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
     write("broken.json", {**json.loads(Path("c.json").read_text()), **change})
-    assert answer("--info", "broken.json")["holds"] == "hydractl.circuit/2"
-    assert main(["--info", "broken.json"]) == 0
+    assert main(["--info", "broken.json"]) == 3
+    assert "broken.json is no circuit\n" in capsys.readouterr().err
 
 
 def test_a_file_of_features_tells_what_such_files_have_and_no_more() -> None:
