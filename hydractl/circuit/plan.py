@@ -36,6 +36,7 @@ class SearchPlan:
             evaluations shared by objectives, and removed heads spread evenly over all sites. For an approximate search
             it is the usual number.
         seconds: about how long this takes.
+        processor_seconds: the processor time of that, of all processes and threads.
         memory_bytes: how many bytes are kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
     """
@@ -44,6 +45,7 @@ class SearchPlan:
     sample_blocks_naive: int
     sample_blocks: int
     seconds: float
+    processor_seconds: float
     memory_bytes: int
     chunks: int
 
@@ -102,14 +104,15 @@ def plan_search(
             work += planned.tried * sum(prices_of_heads)
 
     # The evaluator may have only some of the data: assume that time and memory grow with the samples.
-    seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
+    of_clock, of_processor = _seconds_per_block(evaluator, heads[0])
     samples_of_all_sets = sum(sizes.values())
     memory_bytes = evaluator.memory_bytes * samples_of_all_sets / evaluator.size
     return SearchPlan(
         evaluations_per_objective=count,
         sample_blocks_naive=round(naive_work),
         sample_blocks=round(work),
-        seconds=seconds,
+        seconds=work * of_clock / processes,
+        processor_seconds=work * of_processor,
         memory_bytes=round(memory_bytes),
         chunks=len(evaluator.chunks),
     )
@@ -218,8 +221,11 @@ def with_memory(
     return replace(plan, memory_bytes=kept_stem_bytes + chunk_bytes, chunks=chunks)
 
 
-def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
-    """Return the seconds of one sample-block evaluation, counting included, timed for one candidate on an ID batch."""
+def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float, float]:
+    """Return the seconds of one sample-block evaluation, counting included, timed for one candidate on an ID batch.
+
+    They are those of the clock, and those of the processor.
+    """
     site, position = head
     first_id_batch = 0
     while evaluator.batches[first_id_batch].labels is None:
@@ -232,15 +238,19 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
 
     # Of later calls the shortest counts: others may have waited for other work of the machine.
     shortest = math.inf
+    least_busy = math.inf
     for _ in range(_TIMED_CALLS):
         evaluator.go_to_model_without([])
         work_before = evaluator.work
         start = time.perf_counter()
+        busy_before = time.process_time()
         evaluator.values_without_each(first_id_batch, site, [position])
+        busy = time.process_time() - busy_before
         elapsed = time.perf_counter() - start
         work = evaluator.work - work_before
         shortest = min(shortest, elapsed / max(work, 1e-9))
-    return shortest
+        least_busy = min(least_busy, busy / max(work, 1e-9))
+    return shortest, least_busy
 
 
 def free_memory(device: torch.device) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from hydractl.files.study_answer import StabilityRecord
 from hydractl.log import Log
+from hydractl.metrics.bootstrap import mean_over_sets
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import HEDGE
 from hydractl.studies import doubts
@@ -25,7 +26,7 @@ from hydractl.studies.choosing import (
 from hydractl.studies.comparing import Rung, ladder
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.plan import Plan, Row
-from hydractl.studies.words import AUROC_MARGIN
+from hydractl.studies.words import AUROC, AUROC_MARGIN
 
 RULE = (
     "Decided on the halves of the validation data that the search has not seen, all differences paired. An OOD "
@@ -260,3 +261,37 @@ def choose(plan: Plan, given_score: str | None, log: Log) -> Chosen:
     for sentence in chosen.doubts_of_guessing:
         log.warn(sentence)
     return chosen
+
+
+_NAMED_SCORES = 4
+"""How many scores of the single model are named while a study runs, beside MSP."""
+
+
+def validated_in_words(plan: Plan, row: Row) -> str:
+    """Return the line on a row that has just run on the validation data; the single model has before any other row.
+
+    It has the highest means of AUROC over all OOD validation sets: by score for the single model, and for another row
+    the one under the single model's best score, or under MSP.
+    """
+    of_single = _mean_aurocs(plan, plan.rows[0])
+    best_first = sorted(of_single, key=lambda score: -of_single[score])
+    if row is plan.rows[0]:
+        named = dict.fromkeys([*best_first[:_NAMED_SCORES], REFERENCE])
+        figures = ", ".join(f"{score} {of_single[score]:.3f}" for score in named)
+        return f"{row.name}: mean OOD AUROC on the validation data by score: {figures}"
+    of_row = _mean_aurocs(plan, row)
+    score = best_first[0] if best_first[0] in of_row else REFERENCE
+    return f"{row.name}: {of_row[score]:.3f} with {score}, of which the single model has {of_single[score]:.3f}"
+
+
+def _mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
+    """Return by score the mean AUROC of a row over all OOD validation sets."""
+    path = plan.predictions(row, "choose")
+    measured = measure_row(path, fitted_temperature(path))
+    scores = [score for score in measured.scores if score != HEDGE]
+    means = {}
+    for score, aurocs in measured.aurocs(scores, rounds=1, seed=0).items():
+        mean = mean_over_sets(aurocs, AUROC).values[AUROC]
+        if mean is not None:
+            means[score] = mean
+    return means

@@ -75,6 +75,7 @@ class Plan:
             steps measure all the same.
         steps: the steps up to the choice, each behind those that it needs.
         rows: the rows; the single model is the first.
+        choosing_steps: by the name of each row, the step that stores its predictions on the validation data.
     """
 
     request: StudyRequest
@@ -87,6 +88,7 @@ class Plan:
     allow_seen: bool = False
     steps: list[Step] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    choosing_steps: dict[str, Step] = field(default_factory=dict)
 
     @property
     def model(self) -> ModelRef:
@@ -352,7 +354,9 @@ class Plan:
             ood.append(OodSet(f"{ood_set.name}={spec}", ood_set.name, None, spec))
         self.rows.append(row)
         data = {"test": half(self.request.val, 2), "ood": ood, "allow_seen": True}
-        self.add(self._eval_step(row, "choose", data))
+        step = self._eval_step(row, "choose", data)
+        self.choosing_steps[row.name] = step
+        self.add(step)
 
     def testing_steps(self, rows: Sequence[Row]) -> list[Step]:
         """Return the steps that store the logits of rows on the test data."""

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from hydractl.circuit.plan import SearchPlan
-from hydractl.circuit.scope import SearchOptions, scope_of
-from hydractl.circuit.session import Session
-from hydractl.data import open_data
 from hydractl.data.opening import keeping_fingerprints
-from hydractl.distributed import processes
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
@@ -25,15 +20,14 @@ from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import StudyAnswer, TimeRatio
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file, shown
-from hydractl.log import Log, PassedOn, SayOnce
+from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
-from hydractl.options.call import filled
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
-from hydractl.studies.choice import choose
+from hydractl.studies.choice import choose, validated_in_words
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
@@ -42,13 +36,11 @@ from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step, script
 from hydractl.studies.tested import test_rows
-from hydractl.verbs.opening import announce_reading, opening_options
+from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.study_time import StepSeconds, count_samples, in_all, step_seconds
 
 PLAN = "hydractl.study-plan/4"
-
-_TRAINING_PASSES = 4
-"""Number of forward passes that take about as long as one training step (forward, backward and update)."""
 
 _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
@@ -84,9 +76,9 @@ def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry
         return _dry_run(sets, source, folder, log_once)
     announce_reading([source], log_once)
     try:
-        plan = _claim_folder(request, sets, source, folder, log_once)
+        plan, seconds = _claim_folder(request, sets, source, folder, log_once)
         with keeping_batches(_KEPT_BYTES):
-            return _carry_out(plan, source, sets.warnings, log_once)
+            return _carry_out(plan, seconds, source, sets.warnings, log_once)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 
@@ -167,7 +159,7 @@ def _check_rows(request: StudyRequest, source: Source, scale: Scale) -> None:
     if not least_by_row:
         return
     assert request.train is not None  # rows that are trained are refused without it
-    steps = request.epochs * math.ceil(_count_samples(request.train) / request.batch_size)
+    steps = request.epochs * math.ceil(count_samples(request.train) / request.batch_size)
     least = max(least_by_row.values())
     if steps < least:
         names = ",".join(least_by_row)
@@ -231,8 +223,13 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log) -> Plan:
-    """Create the folder of a study, or continue in the folder that the same command began; return the study's plan.
+def _claim_folder(
+    asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log
+) -> tuple[Plan, StepSeconds]:
+    """Create the folder of a study, or continue in the folder that the same command began.
+
+    Returns:
+        The study's plan, and the estimated seconds of each of its steps.
 
     The plan file of a new study has its scale (which rows there are, and how large the search is), so that it can go on
     with the same steps.
@@ -251,10 +248,11 @@ def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: 
     decisive: dict[str, object] = {"model": source.sha256, **asked.decisive}
     _make_folder(folder, plan_file)
     if plan_file.exists():
-        return _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets))
+        plan = _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets))
+        return plan, step_seconds(plan, len(source.sites))
 
     plan, seconds = _plan_within_time(sets, source, folder, log)
-    log.info(f"the study takes about {duration_text(seconds)}")
+    log.info(f"the study takes about {duration_text(in_all(seconds))} of processor time")
     for text in plan.scale.cut:
         log.info(f"to stay within --time {asked.time}, {text}")
     document = {
@@ -265,7 +263,7 @@ def _claim_folder(asked: StudyRequest, sets: StudySets, source: Source, folder: 
     }
     with Output(plan_file) as output:
         write_json(output, document)
-    return plan
+    return plan, seconds
 
 
 def _make_folder(folder: Path, plan: Path) -> None:
@@ -337,158 +335,184 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
     """Return the commands, with the last row in place of the best one, and an estimate of the time in seconds."""
     plan, seconds = _plan_within_time(sets, source, folder, log)
     commands = [step.command.words() for step in plan.outline()]
-    return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=seconds, warnings=sets.warnings))
+    return Outcome(
+        StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=in_all(seconds), warnings=sets.warnings)
+    )
 
 
-def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -> tuple[Plan, float]:
+def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -> tuple[Plan, StepSeconds]:
     """Return the plan of the largest scale that keeps to ``--time``, and about how many seconds it takes.
 
-    If no scale does, that of the smallest is returned, with a warning.
+    If no scale does, that of the smallest is returned, with a warning: the evaluations are not made smaller.
+
+    Returns:
+        The plan, and the seconds of each of its steps by the files that it writes.
     """
     request = sets.request
     most_seconds = request.seconds()
     for scale in smaller(_asked_scale(request)):
         plan = _plan_study(sets, source, folder, scale)
-        seconds = _estimate(plan, len(source.sites))
-        if most_seconds is None or seconds <= most_seconds:
+        seconds = step_seconds(plan, len(source.sites))
+        if most_seconds is None or in_all(seconds) <= most_seconds:
             return plan, seconds
     # The last scale that was tried is the smallest.
-    log.warn(f"the smallest study takes longer than --time {request.time}, about {duration_text(seconds)}")
+    log.warn(
+        f"the smallest study takes longer than --time {request.time}, about {duration_text(in_all(seconds))}: "
+        "evaluations are not cut, which --limit, --fit-samples and --bootstrap make smaller"
+    )
     return plan, seconds
-
-
-def _estimate(plan: Plan, blocks: int) -> float:
-    """Return an estimate of the seconds that searches, trainings and evaluations take.
-
-    One batch of each search is timed. That gives the time for one sample in one block of the model, and from this
-    follows the time of everything that trains or evaluates.
-
-    Args:
-        plan: the plan of the study.
-        blocks: the number of blocks in the model.
-    """
-    # Time one batch of each search. Where no row needs one, a search is timed only for its speed.
-    searches = [_probe_search(step) for step in plan.steps if step.command.verb == "extract-circuit"]
-    search_seconds = sum(search.seconds for search in searches)
-    timed_search = searches[0] if searches else _probe_search(plan.search_of_circuits)
-    # A sample-block is one sample run through one block.
-    seconds_per_block = timed_search.seconds / timed_search.sample_blocks
-
-    # Count everything else in forward passes of one sample through the whole model.
-    samples_per_row = _samples_of_a_row(plan)
-    forward_passes = 0
-    for row in plan.rows:
-        # Each sample runs several times with other dropout; any other row takes about twice the single model's time.
-        passes_per_sample = 10 if "mc_dropout" in row.options else 2
-        forward_passes += passes_per_sample * samples_per_row
-    for step in plan.steps:
-        if step.command.verb == "finetune":
-            forward_passes += _passes_of_training(step)
-    return search_seconds + forward_passes * blocks * seconds_per_block
-
-
-def _samples_of_a_row(plan: Plan) -> int:
-    """Return how many samples each row is evaluated on or fitted to: validation, test, OOD and training data."""
-    request = plan.request
-    ood_sets = [*request.ood, *request.ood_val_sets()]
-    specs = [request.val, request.test, *(ood_set.spec for ood_set in ood_sets)]
-    fitted_to = plan.fitted.get("train")
-    if isinstance(fitted_to, DataSpec):
-        specs.append(fitted_to)
-    return sum(_count_samples(spec, request.limit) for spec in specs)
-
-
-def _count_samples(spec: DataSpec, limit: int | None = None) -> int:
-    """Return how many samples a data set has, at most ``limit``."""
-    dataset = open_data(spec, limit=limit, ignore_labels=True)
-    return len(dataset)
-
-
-def _passes_of_training(step: Step) -> int:
-    """Return how many forward passes of one sample take as long as a training; 0 for a posterior."""
-    if "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
-        return 0
-    options = step.command.call(Log()).values
-    train_samples = _count_samples(options["train"])
-    val_samples = _count_samples(options["val"])
-    passes_of_epoch = _TRAINING_PASSES * train_samples + val_samples
-    return len(options["lr"]) * options["epochs"] * passes_of_epoch
-
-
-def _probe_search(step: Step) -> SearchPlan:
-    """Return the plan of the search that a step runs, with its time measured on one batch."""
-    values = step.command.call(Log()).values
-    opening = opening_options(values)
-    source = open_sources(values["model"], opening)[0]
-    options = filled(SearchOptions, values)
-    with processes(values["timeout"]) as team:
-        scope = scope_of(source, options, Log())
-        session = Session(scope, options, Log(), team)
-        return session.probe()
 
 
 # --- carrying it out --------------------------------------------------------------------------------------------------
 
 
+class _Course:
+    """How far a study is: one bar in percent of the estimated time, whatever its steps do.
+
+    Args:
+        progress: the bar.
+        seconds: the estimated seconds of each step.
+    """
+
+    def __init__(self, progress: Progress, seconds: StepSeconds) -> None:
+        self._progress = progress
+        self._left = dict(seconds)
+        self._total = sum(seconds.values())
+        self._shown = 0
+
+    def move(self, step: Step, share: float) -> None:
+        """Show that this share of a step is done."""
+        done = self._total - sum(self._left.values()) + share * self._left.get(step.outputs, 0.0)
+        percent = int(100 * done / self._total)
+        if percent > self._shown:
+            self._progress.advance(percent - self._shown)
+            self._shown = percent
+
+    def finish(self, step: Step) -> None:
+        """Show that a step is done, or that there is no such step."""
+        self.move(step, 1.0)
+        self._left.pop(step.outputs, None)
+
+
+class _StepProgress(Progress):
+    """The progress of the long task of a step, which moves the bar of the study."""
+
+    def __init__(self, course: _Course, step: Step, total: int) -> None:
+        self._course = course
+        self._step = step
+        self._total = total
+        self._done = 0
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._done += amount
+        self._course.move(self._step, min(1.0, self._done / max(1, self._total)))
+
+    def set_total(self, total: int) -> None:
+        self._total = total
+
+
 class _StepLog(PassedOn):
-    """The log of one command in a study: warnings and progress are passed on, other lines become details."""
+    """The log of one command in a study: warnings are passed on, other lines become details.
+
+    Searches and trainings, the tasks that take long, move the bar of the study; other tasks show nothing.
+    """
+
+    def __init__(self, log: Log, course: _Course, step: Step | None = None) -> None:
+        super().__init__(log)
+        self._course = course
+        self._step = step
 
     def info(self, message: str) -> None:
         self._log.detail(message)
 
+    @contextmanager
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        if self._step is not None and total and unit in ("evaluations", "steps"):
+            yield _StepProgress(self._course, self._step, total)
+        else:
+            yield Progress()
 
-def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, log: Log) -> None:
-    """Run the commands whose outputs do not exist yet, one after another.
+
+def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> None:
+    """Run the commands whose outputs do not exist yet, one after another, and note all of them in ``study.log``.
 
     Args:
         steps: the commands.
-        all_steps: how many commands the study has in all, for the log.
-        begun: how many commands of the study come before these, for the log.
-        log: receives which step runs.
+        plan: the plan of the study.
+        course: shows how far the study is.
+        log: receives a line for each row that was measured.
     """
-    for number, step in enumerate(steps, begun + 1):
-        line = f"step {number} of {all_steps}: hydractl {shlex.join(step.command.words())}"
+    rows = {step.outputs: row for row in plan.rows for step in [plan.choosing_steps[row.name]]}
+    for step in steps:
+        line = shlex.join(["hydractl", *step.command.words()])
+        _note(plan.folder / "study.log", line)
         if step.done:
             log.detail(f"{line}: done before")
-            continue
-        log.info(line)
-        step.command.run(_StepLog(log))
+        else:
+            log.detail(line)
+            step.command.run(_StepLog(log, course, step))
+            if step.outputs in rows:
+                log.info(validated_in_words(plan, rows[step.outputs]))
+        course.finish(step)
 
 
-def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) -> Outcome:
-    """Run the steps that are not done yet, choose a row on the validation data, test all rows, and write the answer.
+def _note(path: Path, line: str) -> None:
+    """Add a line to a file, unless it is there: a study that goes on gives the same file."""
+    with storing(path), path.open("a+", encoding="utf-8", errors="surrogateescape") as file:
+        file.seek(0)
+        if line not in file.read().splitlines():
+            file.write(f"{line}\n")
+
+
+def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Sequence[str], log: Log) -> Outcome:
+    """Run the steps that are not done yet, choose a row on the validation data, test the rows, and write the answer.
 
     Args:
         plan: the plan of the study; steps whose outputs exist are not run again.
+        seconds: the estimated seconds of each step.
         source: the model.
         warnings: sentences on what is odd about the data.
-        log: receives which step runs.
+        log: receives the progress.
     """
-    folder = plan.folder
     for purpose in ("choose", "test"):
-        subfolder = folder / purpose
+        subfolder = plan.folder / purpose
         with storing(subfolder):
             subfolder.mkdir(exist_ok=True)
-    steps_expected = len(plan.outline())
+    with log.progress("study", 100, "percent") as progress:
+        answer, steps = _answer_of(plan, _Course(progress, seconds), source, warnings, log)
+    for line in answer.verdict.lines:
+        log.detail(line)
+    return _write(plan, answer, steps)
+
+
+def _answer_of(
+    plan: Plan, course: _Course, source: Source, warnings: Sequence[str], log: Log
+) -> tuple[StudyAnswer, list[Step]]:
+    """Return the answer of a study, and all its steps; the arguments are those of :func:`_carry_out`."""
+    folder = plan.folder
 
     # Choose on the validation data, and store the choice before any test sample is read.
-    _run_steps(plan.steps, steps_expected, 0, log)
-    chosen = choose(plan, stored_score(source.description.extra), log)
+    _run_steps(plan.steps, plan, course, log)
+    chosen = choose(plan, stored_score(source.description.extra), _StepLog(log, course))
     with Output(folder / "choice.json", force=True) as output:
         write_json(output, chosen.document())
 
     # Test the rows that the validation data do not rule out.
     testing_steps = plan.testing_steps(chosen.tested_rows)
-    _run_steps(testing_steps, steps_expected, len(plan.steps), log)
-    tested = test_rows(chosen, log)
+    for step in plan.testing_steps(plan.rows):
+        if step not in testing_steps:
+            course.finish(step)
+    _run_steps(testing_steps, plan, course, log)
+    tested = test_rows(chosen, _StepLog(log, course))
 
     # Write the best row as best.st, measure it, and read back what was stored in it.
     used = tested.used
     row = chosen.rows[used.row].row
-    measuring_steps = [*plan.steps, *testing_steps]
     last_steps = plan.last_steps(row, used.score, tested.note, tested.options_of_table(), chosen.tested_rows)
-    steps = [*measuring_steps, *last_steps]
-    _run_steps(last_steps, len(steps), len(measuring_steps), log)
+    steps = [*plan.steps, *testing_steps, *last_steps]
+    _run_steps(last_steps, plan, course, log)
     (best,) = open_sources([str(folder / "best.st")])
     stored_threshold = best.description.extra.get("threshold")
     threshold = None
@@ -499,9 +523,7 @@ def _carry_out(plan: Plan, source: Source, warnings: Sequence[str], log: Log) ->
     answer = tested.answer(source, [step.command.words() for step in steps], threshold)
     commands_to_go_on = next_commands(plan, row, used.score, tested.facts.free_alternative)
     answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
-    for line in answer.verdict.lines:
-        log.detail(line)
-    return _write(plan, answer, steps)
+    return answer, steps
 
 
 def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from hydractl.evaluation import inputs
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.study_answer import StudyAnswer
+from hydractl.log import Log, Progress
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.options.command import Command
@@ -42,9 +44,9 @@ from hydractl.studies.rows import KINDS
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
-from hydractl.verbs.study import _passes_of_training
+from hydractl.verbs.study_time import _passes_of_training
 from tests.answers import result_of
-from tests.calls import study_request
+from tests.calls import ran, study_request
 from tests.forked import Forked
 from tests.pico import published
 from tests.spread import marked_release
@@ -167,6 +169,80 @@ def test_what_a_study_leaves(made: Path) -> None:
     for step, data in zip(document["steps"], used, strict=True):
         assert step[0] != "extract-circuit" or data == {"val.npz?part=1/2", "seen.npz?part=1/2"}
         assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--temperature" in step
+
+
+def test_the_log_has_every_command_in_its_order_once(made: Path) -> None:
+    steps = json.loads((made / "runs/study.json").read_text())["steps"]
+    noted = [shlex.split(line) for line in (made / "runs/study.log").read_text().splitlines()]
+    assert noted == [["hydractl", *step] for step in steps]
+    assert steps[0][0] == "eval" and steps[0][1] == "single=vit.st"  # its scores are known before any search
+
+
+class Shown(Log):
+    """What a person sees of a study while it runs: lines, and how far each bar came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.bars: dict[str, int] = {}
+
+    def info(self, message: str) -> None:
+        self.lines.append(message)
+
+    @contextmanager
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        shown = self.bars
+        shown[description] = 0
+
+        class Bar(Progress):
+            def advance(self, amount: int = 1, note: str = "") -> None:
+                shown[description] += amount
+
+        yield Bar()
+
+
+def test_a_person_sees_the_single_model_first_then_a_line_for_each_row_and_one_bar(copy: Path) -> None:
+    before = Path("runs/study.log").read_bytes()
+    for path in [*Path("runs/choose").glob("circuits.*"), *Path("runs/choose").glob("single.*")]:
+        path.unlink()
+    log = Shown()
+    given = {option.removeprefix("--").replace("-", "_"): value for option, value in OPTIONS.items()}
+    given |= {
+        "ood_val": ["seen.npz"],
+        "ood": ["noise:far=noise.npz"],
+        "rows": ["whole-avg", "circuits"],
+        "bootstrap": 100,
+    }
+    ran("study", {"model": "vit.st", **given, "timed": False, "output": "runs"}, log)
+    single, circuits = [line for line in log.lines if "reading" not in line]
+    assert single.startswith("single: mean OOD AUROC on the validation data by score: ") and ", msp 0." in single
+    validation = json.loads(Path("runs/study.json").read_text())["rows"][0]["validation"]["auroc"]
+    best, figure = single.split("score: ")[1].split(", ")[0].split(" ")
+    assert float(figure) == pytest.approx(max(map(mean_auroc, validation.values())), abs=6e-4)
+    assert float(figure) == pytest.approx(mean_auroc(validation[best]), abs=6e-4)
+    assert circuits.startswith("circuits: 0.") and f"with {best}, of which the single model has {figure}" in circuits
+    assert log.bars == {"study": 100}
+    assert Path("runs/study.log").read_bytes() == before
+
+
+def mean_auroc(by_set: dict[str, float]) -> float:
+    """The mean over OOD validation sets."""
+    return sum(by_set.values()) / len(by_set)
+
+
+def test_an_estimate_has_every_step_and_grows_with_what_it_resamples(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hydractl.verbs.study_time._seconds_of_a_round", lambda sizes: sum(sizes) / 1e4)
+    seconds = []
+    for rounds in ("100", "1100"):
+        capsys.readouterr()
+        assert study("--dry-run", "--json", **{"--bootstrap": rounds, "-o": "new", "--rows": "single"}) == 0
+        seconds.append(json.loads(capsys.readouterr().out)["seconds"])
+    samples = 24 + 20  # of the test data: one row in the table, the best row, and the comparisons of the verdict
+    assert seconds[1] - seconds[0] == pytest.approx(1000 * samples / 1e4 * (1 + 1 + 2), rel=0.01)
 
 
 def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path) -> None:

@@ -1,0 +1,149 @@
+"""How long a study takes: the processor time of each of its steps, from one batch of a search timed on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hydractl.circuit.plan import SearchPlan
+from hydractl.circuit.scope import SearchOptions, scope_of
+from hydractl.circuit.session import Session
+from hydractl.data import open_data
+from hydractl.distributed import processes
+from hydractl.expressions.data_sets import DataSpec
+from hydractl.log import Log
+from hydractl.metrics.bootstrap import resample
+from hydractl.metrics.samples import samples_of
+from hydractl.model.source import open_sources
+from hydractl.options.call import filled
+from hydractl.studies.plan import Plan, Row
+from hydractl.studies.steps import Step
+from hydractl.verbs.opening import opening_options
+
+_AROUND = 12.0
+"""Seconds of what is no step, about the same in every study: libraries are imported, data compared, pages written."""
+_OF_A_STEP = 0.6
+"""Seconds that any step takes, however small its model: files are opened, and what they hold is checked."""
+_TRAINING_PASSES = 4
+"""Number of forward passes that take about as long as one training step (forward, backward and update)."""
+_MC_PASSES = 10
+"""Passes of a row whose samples run several times with other dropout."""
+_COMPARED = 2
+"""What the verdict compares takes about as long as so many rows of a table, each on all resamples of the test data."""
+_TIMED_ROUNDS = (5, 45)
+
+
+StepSeconds = Mapping[tuple[Path, ...], float]
+"""The seconds of each step, by the files that it writes."""
+
+
+def in_all(seconds: StepSeconds) -> float:
+    """Return how long a study takes, with what is no step."""
+    return sum(seconds.values()) + _AROUND
+
+
+def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
+    """Return about how many seconds of the processor each step of a study takes, by the files that it writes.
+
+    They are those of a study in which every row runs on the test data.
+
+    One batch of each search is timed. That gives the time of one sample in one block of the model, and from this
+    follows the time of everything that trains or evaluates. Resampling is timed on drawn samples.
+
+    Args:
+        plan: the plan of the study.
+        blocks: the number of blocks in the model.
+    """
+    # Where no row needs a search, one is timed only for its speed.
+    searches = {step.outputs: _probe_search(step) for step in plan.steps if step.command.verb == "extract-circuit"}
+    timed = next(iter(searches.values()), None) or _probe_search(plan.search_of_circuits)
+    seconds_per_pass = blocks * timed.processor_seconds / timed.sample_blocks
+
+    seconds = {}
+    for step in plan.outline():
+        seconds[step.outputs] = _OF_A_STEP
+        if step.outputs in searches:
+            seconds[step.outputs] += searches[step.outputs].processor_seconds
+        if step.command.verb == "finetune":
+            seconds[step.outputs] += _passes_of_training(step) * seconds_per_pass
+
+    # Every row runs on the second halves of the validation data, on what its scores are fitted to, and on test data.
+    samples = _Samples(plan)
+    for row, testing_step in zip(plan.rows, plan.testing_steps(plan.rows), strict=True):
+        of_a_sample = _passes_of(row) * seconds_per_pass
+        seconds[plan.choosing_steps[row.name].outputs] += of_a_sample * (samples.choosing + samples.fitted_to)
+        seconds[testing_step.outputs] += of_a_sample * sum(samples.tested)
+
+    # The test data are resampled for the table, for the best row, and for what the verdict compares.
+    resampling = plan.request.bootstrap * _seconds_of_a_round(samples.tested)
+    table, _, best, *_ = plan.last_steps(plan.rows[-1], "SCORE", "", {}, plan.rows)
+    seconds[table.outputs] += len(plan.rows) * resampling
+    seconds[best.outputs] += (1 + _COMPARED) * resampling
+    return seconds
+
+
+class _Samples:
+    """How many samples each row of a study runs on: to choose, to fit scores on features, and to test."""
+
+    def __init__(self, plan: Plan) -> None:
+        request = plan.request
+        validation = [request.val, *(ood_set.spec for ood_set in request.choosing_sets())]
+        test = [request.test, *(ood_set.spec for ood_set in request.ood)]
+        fitted_to = plan.fitted.get("train")
+        self.choosing = sum(count_samples(spec, None) // 2 for spec in validation)
+        self.tested = [count_samples(spec, request.limit) for spec in test]
+        self.fitted_to = count_samples(fitted_to, request.limit) if isinstance(fitted_to, DataSpec) else 0
+
+
+def count_samples(spec: DataSpec, limit: int | None = None) -> int:
+    """Return how many samples a data set has, at most ``limit``."""
+    dataset = open_data(spec, limit=limit, ignore_labels=True)
+    return len(dataset)
+
+
+def _passes_of(row: Row) -> int:
+    """Return how many passes of the single model a sample of a row takes: about two for a row of several members."""
+    if "mc_dropout" in row.options:
+        return _MC_PASSES
+    return 1 if row.name == "single" else 2
+
+
+def _passes_of_training(step: Step) -> int:
+    """Return how many forward passes of one sample take as long as a training; 0 for a posterior."""
+    if "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
+        return 0
+    options = step.command.call(Log()).values
+    passes_of_epoch = _TRAINING_PASSES * count_samples(options["train"]) + count_samples(options["val"])
+    return len(options["lr"]) * options["epochs"] * passes_of_epoch
+
+
+def _seconds_of_a_round(sizes: Sequence[int]) -> float:
+    """Return the seconds of the processor that one resample of sets of these sizes takes, the ID set first."""
+    drawn = np.random.default_rng(0)
+    inside, *outside = (
+        samples_of(drawn.normal(size=(2, size, 10)), drawn.integers(0, 10, size), score="msp") for size in sizes
+    )
+    by_name = {str(place): samples for place, samples in enumerate(outside)}
+    seconds = []
+    for rounds in _TIMED_ROUNDS:
+        begun = time.process_time()
+        resample(inside, by_name, dict.fromkeys(by_name), rounds=rounds, seed=0)
+        seconds.append(time.process_time() - begun)
+    few, many = seconds
+    fewer_rounds, more_rounds = _TIMED_ROUNDS
+    return max(0.0, many - few) / (more_rounds - fewer_rounds)  # without what is done once
+
+
+def _probe_search(step: Step) -> SearchPlan:
+    """Return the plan of the search that a step runs, with its time measured on one batch."""
+    values = step.command.call(Log()).values
+    opening = opening_options(values)
+    source = open_sources(values["model"], opening)[0]
+    options = filled(SearchOptions, values)
+    with processes(values["timeout"]) as team:
+        scope = scope_of(source, options, Log())
+        session = Session(scope, options, Log(), team)
+        return session.probe()
