@@ -147,7 +147,7 @@ def test_own_figures_stand_below_the_published_ones(tmp_path: Path) -> None:
     row = {"name": "fused", "id": {"accuracy": 0.81239, "brier": 0.2}, "ood_avg": {"auroc": None}}
     row["std"] = {"id.brier": 0.0123}
     (tmp_path / "imagenet").mkdir()
-    (tmp_path / "imagenet/table11.json").write_text(json.dumps({"models": [row]}))
+    (tmp_path / "imagenet/table11.json").write_text(json.dumps({"models": [row], "over": "seed"}))
     lines = beside.markdown("11", tmp_path).splitlines()
     theirs = next(number for number, line in enumerate(lines) if line.startswith("| Hydra Ensembles (fused) | 80.88"))
     assert lines[theirs + 1] == "| *yours* | 81.24 | 0.20 ± 0.01 |  |  |  |  |  |  |"
