@@ -34,20 +34,11 @@ def _as_argument(name: str) -> str:
     Args:
         name: the flag of the option without ``--``; the argument may have another name.
     """
-    argument = name.replace("-", "_")
-    for verb in VERBS:
-        for option in options_of_verb(verb):
-            if option.flag == f"--{name}":
-                argument = option.name
-    return repr(argument)
+    argument_by_flag = {option.flag: option.name for verb in VERBS for option in options_of_verb(verb)}
+    return repr(argument_by_flag.get(f"--{name}", name.replace("-", "_")))
 
 
-def _as_function(verb: str) -> str:
-    """Return a verb as messages in Python write it, e.g. ``hydractl.prune``."""
-    return f"hydractl.{function_of(verb)}"
-
-
-_PYTHON = Door(_as_argument, _as_function, lacks=["model", *OF_A_TERMINAL])
+_PYTHON = Door(_as_argument, lambda verb: f"hydractl.{function_of(verb)}", lacks=["model", *OF_A_TERMINAL])
 
 _LOGGER = logging.getLogger("hydractl")
 
@@ -56,13 +47,6 @@ def unknown_argument(verb: str, name: str) -> UsageError:
     """Return the error for an argument that the function of a verb does not have."""
     suggestion = about_option(name, verb, _PYTHON)
     return UsageError(f"{function_of(verb)}() got an unexpected keyword argument {name!r}{suggestion}")
-
-
-def is_left_out(value: object) -> bool:
-    """Return whether an argument counts as not given: None, an empty list or an empty tuple."""
-    if isinstance(value, list | tuple):
-        return not value
-    return value is None
 
 
 class PythonLog(ShowsProgress):
@@ -137,7 +121,7 @@ def held_spec(option: str, value: Any, name: str) -> str | DataSpec:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def value_for_option(option: Option, value: object) -> object:
+def value_for_option(option: Option, value: Any) -> object:
     """Return the value of an argument in the form that its option takes: samples and documents are held by objects.
 
     Args:
@@ -149,22 +133,26 @@ def value_for_option(option: Option, value: object) -> object:
     """
     if option.takes_data:
         return data_argument(option, value)
+    if option.type is not Document:
+        return value
+    if not option.many:
+        return _document(option.name, value)
+    documents = value if isinstance(value, list | tuple) else [value]
+    return [_document(f"document {number}", document) for number, document in enumerate(documents, start=1)]
 
-    if isinstance(value, Result):
-        value = value.to_dict()
-    if option.type is Document and isinstance(value, Mapping | list | tuple):
-        return Document(option.name, _as_json(option, value))
-    return value
 
-
-def _as_json(option: Option, value: object) -> Any:
-    """Return a document as it would be if it were written to a file and read back.
+def _document(name: str, value: object) -> object:
+    """Return a document as it would be if it were written to a file and read back; the name of a file as it is.
 
     Raises:
         InputError: the document holds something that JSON cannot express.
     """
+    if isinstance(value, Result):
+        value = value.to_dict()
+    if not isinstance(value, Mapping | list | tuple):
+        return value
     try:
         text = json_bytes(value)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{option.name} is no JSON document: {error}") from None
-    return parse_json(text, option.name)
+        raise InputError(f"{name} is no JSON document: {error}") from None
+    return Document(name, parse_json(text, name))

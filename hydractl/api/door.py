@@ -10,13 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from hydractl.api.calling import PythonLog, is_left_out, unknown_argument, value_for_option
+from hydractl.api.calling import PythonLog, unknown_argument, value_for_option
 from hydractl.api.models import Model, ModelLike, open
 from hydractl.errors import HydraError, RequirementError, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.inputs import reading
-from hydractl.files.results import Result
-from hydractl.jsonio import Document
 from hydractl.options.call import gather_arguments
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
@@ -48,22 +46,15 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
             name = "model"
         if name not in options:
             further[name] = value
-        elif not is_left_out(value):
+        elif not (value is None or (isinstance(value, list | tuple) and not value)):
             values[name] = value
-
-    # Turn the values into those that options take.
-    models = {name: values.pop(name) for name in list(values) if options[name].kind in MODEL_KINDS}
 
     def said(message: str) -> str:
         """Return a message in terms of Python."""
         return in_python(message, declared.options, values)
 
     try:
-        taken: dict[str, object] = {}
-        for name, value in values.items():
-            taken[name] = value_for_option(options[name], value)
-        for name, value in models.items():
-            taken[name] = _model_texts(options[name], value)
+        taken = {name: _argument(options[name], value) for name, value in values.items()}
         verb_call = gather_arguments(declared, taken)
         verb_call.log = PythonLog(said, further.get("on_log"))
         with ExitStack() as while_it_works:
@@ -99,10 +90,10 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _model_texts(option: Option, value: Any) -> Sequence[object]:
-    """Return what was passed as MODEL in the form that the option takes: texts, and objects for what is in memory."""
-    if option.kind == "documents":
-        return document_arguments(value)
+def _argument(option: Option, value: Any) -> object:
+    """Return an argument in the form that its option takes: texts, and objects for what is in memory."""
+    if option.kind not in MODEL_KINDS or option.kind == "documents":
+        return value_for_option(option, value)
     if option.kind == "rows":
         models = row_arguments(value)
     elif option.kind == "file":
@@ -172,16 +163,3 @@ def row_arguments(models: Any) -> list[ModelRef]:
         models_held += sum(argument.held is not None for argument in arguments)
         rows.append(ModelRef.of_row(name, arguments))
     return rows
-
-
-def document_arguments(documents: Any) -> list[str | Document]:
-    """Return each document as the name of its file, or as an object that holds it."""
-    names: list[str | Document] = []
-    for number, document in enumerate(as_list(documents), start=1):
-        if isinstance(document, Result):
-            document = document.to_dict()
-        if isinstance(document, Mapping):
-            names.append(Document(f"document {number}", dict(document)))
-        else:
-            names.append(os.fspath(document))
-    return names
