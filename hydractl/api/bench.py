@@ -106,7 +106,6 @@ def bench(
         ),
     ] = 20,
     warmup: Annotated[int, measuring("Rounds before the measured ones [rounds]", at_least=0)] = 3,
-    threads: Annotated[int | None, measuring("CPU threads [threads; default: what torch chooses]", at_least=1)] = None,
     require: Annotated[
         Required,
         requiring(

@@ -48,7 +48,6 @@ class BenchOptions:
     Attributes:
         batch_sizes, dtypes: every row is measured at each combination of them.
         rounds, warmup: the rounds that count, and the rounds before them that do not.
-        threads: the number of torch's CPU threads; None leaves it as it is.
         compile_mode: the mode of ``torch.compile``; None: models are not compiled.
         seed: draws inputs, the order in each round, and resamples.
         data: samples to run on; each round runs all full batches of them. None: one batch of random inputs.
@@ -58,7 +57,6 @@ class BenchOptions:
     dtypes: Sequence[str]
     rounds: int
     warmup: int
-    threads: int | None
     compile_mode: str | None
     seed: int
     data: Dataset | None = None
@@ -89,7 +87,7 @@ def measure_rows(
     total_rounds = len(options.dtypes) * len(options.batch_sizes) * rounds_at_each
     results: list[BenchRow] = []
     peaks: dict[str, float | None] = {}
-    with threads(options.threads) as thread_count, log.progress("bench", total_rounds, "rounds") as progress:
+    with log.progress("bench", total_rounds, "rounds") as progress:
         for dtype in options.dtypes:
             torch_dtype = resolve_dtype(dtype)
             slow = slow_format(torch_dtype, device)
@@ -108,7 +106,7 @@ def measure_rows(
                 results.append(row.model_copy(update={"peak_share": share}))
         if options.data is not None:
             report_orientation(options.data, log)
-        machine = _describe_machine(device, thread_count, peaks)
+        machine = _describe_machine(device, peaks)
     noise = _warning_of_noise(results, options.rounds)
     if noise is not None:
         log.warn(noise)
@@ -490,24 +488,11 @@ def _form(tensor: Tensor) -> _Form:
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def threads(count: int | None) -> Iterator[int]:
-    """Set the number of torch's CPU threads inside this context; yield the number in use."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
-
-
-def _describe_machine(device: torch.device, thread_count: int, peaks: Mapping[str, float | None]) -> MachineRecord:
+def _describe_machine(device: torch.device, peaks: Mapping[str, float | None]) -> MachineRecord:
     """Return what the times depend on, without the name of the host or the user.
 
     Args:
         device: the device that models ran on.
-        thread_count: the number of torch's CPU threads.
         peaks: by dtype, the most mult-adds per second; None if not measured.
     """
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -516,7 +501,7 @@ def _describe_machine(device: torch.device, thread_count: int, peaks: Mapping[st
         torch=torch.__version__,
         processor=_processor(),
         cores=os.cpu_count(),
-        threads=thread_count,
+        threads=torch.get_num_threads(),
         device_name=device_name,
         peak_macs_per_s=peaks,
     )

@@ -92,9 +92,9 @@ def test_every_key_of_a_requirement_is_in_every_row() -> None:
 
 
 def test_the_machine_is_described_without_names_of_host_or_user() -> None:
-    machine = measure(threads=1).result.to_dict()["machine"]
+    machine = measure().result.to_dict()["machine"]
     assert set(machine) == {"python", "torch", "processor", "cores", "threads", "device_name", "peak_macs_per_s"}
-    assert machine["threads"] == 1 and machine["processor"]
+    assert machine["threads"] == torch.get_num_threads() and machine["processor"]
 
 
 def test_one_round_has_no_deviation() -> None:
@@ -323,19 +323,3 @@ def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.Mo
         log = Log()
         document = measure(log=log, dtype=["bfloat16", "float32"], force=True).result.to_dict()
         assert log.warnings == document.get("warnings", []) == expected
-
-
-@pytest.mark.long
-def test_threads_are_set_for_the_measurement_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    seen: list[int] = []
-    measured = Contest.run
-
-    def watch(self: Contest, *arguments: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return measured(self, *arguments)
-
-    monkeypatch.setattr(Contest, "run", watch)
-    outcome = measure(threads=before + 1)
-    assert seen == [before + 1] and outcome.result.to_dict()["machine"]["threads"] == before + 1
-    assert torch.get_num_threads() == before
