@@ -421,6 +421,27 @@ MUTATIONS = (
         "self._has_to_be_same = False",
         "tests/verbs/test_predict.py -k fault_105",
     ),
+    Mutation(
+        "one label that is taken for another is swapped",
+        "hydractl/metrics/plausibility.py",
+        "if min(shares) > 0.5:",
+        "if max(shares) > 0.5:",
+        "tests/metrics/test_plausibility.py -k fault_101",
+    ),
+    Mutation(
+        "a few samples tell which pairs are rare",
+        "hydractl/metrics/plausibility.py",
+        "total < _SAMPLES_PER_CELL * classes**2",
+        "total < 0",
+        "tests/metrics/test_plausibility.py -k fault_101",
+    ),
+    Mutation(
+        "labels of a weak model are doubted",
+        "hydractl/metrics/plausibility.py",
+        "if low <= _DRAWN or explained <= errors / 2:",
+        "if low <= _DRAWN:",
+        "tests/metrics/test_plausibility.py -k fault_101",
+    ),
 )
 
 

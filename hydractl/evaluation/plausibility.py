@@ -188,7 +188,7 @@ def _warnings_of_validation(model: LogitsProvider, fitted: Fit, expected: Expect
     warnings = []
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
-        warning = accuracy_warning(validation.predicted, validation.labels, model.classes, model.labels, expected)
+        warning = _accuracy_warning(model, validation, expected)
         if warning is not None:
             warnings.append(f"--val: {warning}")
     return [*warnings, *fitted.warnings]
@@ -234,7 +234,7 @@ def _id_warning(
         advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
     assert inside.labels is not None and inside.label_log_probs is not None
-    warning = accuracy_warning(inside.predicted, inside.labels, model.classes, model.labels, recorded)
+    warning = _accuracy_warning(model, inside, recorded)
     if warning is not None:
         return f"{option}: {warning}"
     warning = nll_warning(inside.label_log_probs, model.classes)
@@ -243,6 +243,14 @@ def _id_warning(
     if not advises_temperature:
         return f"{option}: {warning}"
     return f"{option}: {warning}: fit a temperature with --temperature fit --val SPEC"
+
+
+def _accuracy_warning(model: LogitsProvider, samples: Samples, expected: ExpectedAccuracy | None) -> str | None:
+    """Return the warning about the accuracy on samples with labels, or about the labels; None if there is none."""
+    assert samples.labels is not None
+    return accuracy_warning(
+        samples.predicted, samples.labels, model.classes, model.labels, expected, samples.confidence
+    )
 
 
 def _recorded_accuracy(model: LogitsProvider) -> ExpectedAccuracy | None:

@@ -30,6 +30,12 @@ _MOST_SHOWN = 5
 _CLEAR = 0.5
 """The accuracy that the best of all orders must exceed: there are very many, and some fit a few samples by chance."""
 
+_DRAWN = 0.1
+"""Labels are doubted if more than this share of them looks drawn at random, at the lower end of an interval."""
+
+_SAMPLES_PER_CELL = 4
+"""Confident samples for each pair of a label and a prediction, without which rare pairs are not known to be rare."""
+
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
 
@@ -89,17 +95,20 @@ def accuracy_warning(
     classes: int,
     names: Sequence[str] | None = None,
     expected: ExpectedAccuracy | None = None,
+    confidence: Floats | None = None,
 ) -> str | None:
     """Return a warning of the accuracy on labelled samples; None if the accuracy is plausible.
 
     It is implausible if it is no better than always guessing the largest class, or far below an accuracy known from
-    elsewhere. The sentence names another order of the labels if that would explain it.
+    elsewhere. The sentence names another order of the labels if that would explain it. Labels of which two are swapped,
+    or of which many look drawn at random, are doubted whatever the accuracy is.
 
     Args:
         predicted, labels: classes ``[N]``.
         classes: the number of classes of the model.
         names: the names of the model's classes; None if they are not known.
         expected: the accuracy of the model elsewhere; None if it is not known.
+        confidence: the highest probability of each sample, ``[N]``; None if it is not known.
     """
     total = len(labels)
     if not total:
@@ -113,7 +122,8 @@ def accuracy_warning(
     correct = int(is_correct.sum())
     warning = _below_largest(correct, total, largest) or _below_expected(correct, total, largest, expected)
     if warning is None:
-        return None
+        drawn = None if confidence is None else _drawn_labels(predicted, labels, confidence, classes)
+        return _swapped_labels(_confusion(predicted, labels, classes), names) or drawn
 
     # The labels may be numbered in another order than the model's classes.
     order = fitting_order(predicted, labels, classes, names)
@@ -194,6 +204,88 @@ def _below_expected(correct: int, total: int, largest: float, expected: Expected
     )
 
 
+def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Count samples by label and prediction, ``[C, C]``."""
+    counts = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(counts, (labels, predicted), 1)
+    return counts
+
+
+def _swapped_labels(confusion: NDArray[np.int64], names: Sequence[str] | None) -> str | None:
+    """Return a warning of two labels of which each stands for the class of the other; None if there are none.
+
+    Of the samples with either label that are predicted as one of the two classes, the other class has more than half,
+    by an interval. A model that confuses two classes prefers one of them for both labels.
+
+    Args:
+        confusion: samples by label and prediction.
+        names: the names of the classes; None if they are not known.
+    """
+    prefers_other = confusion > confusion.diagonal()[:, None]
+    both_prefer = np.triu(prefers_other & prefers_other.T)
+    swapped = []
+    for first, second in np.argwhere(both_prefer):
+        shares = []
+        for label, other in ((first, second), (second, first)):
+            as_other, as_itself = int(confusion[label, other]), int(confusion[label, label])
+            shares.append(share_interval(as_other, as_other + as_itself).low)
+        if min(shares) > 0.5:
+            swapped.append(" and ".join(str(label) if names is None else names[label] for label in (first, second)))
+    if not swapped:
+        return None
+    return (
+        f"the labels {', '.join(swapped[:_MOST_SHOWN])} look swapped: most samples of each are predicted as the other"
+    )
+
+
+def _drawn_labels(
+    predicted: NDArray[np.int64], labels: NDArray[np.int64], confidence: Floats, classes: int
+) -> str | None:
+    """Return a warning if many labels look drawn at random, which the confusion of the model does not explain.
+
+    A model confuses some classes and others never. Labels drawn at random fall on all pairs of a label and a prediction
+    alike. So the rarer half of all pairs of different classes is found in one half of the samples, and counted in the
+    other: if a share r of the labels is drawn, it has r times what chance would give. Only the confident half of the
+    samples is taken, in which a model errs least, and random labels have to explain most of its errors.
+
+    Two classes have no rare pairs, and few samples do not tell which are: there is no warning of these.
+
+    Args:
+        predicted, labels: classes ``[N]``.
+        confidence: the highest probability of each sample, ``[N]``.
+        classes: C, the number of classes of the model.
+    """
+    confident = confidence >= np.median(confidence)
+    predicted, labels = predicted[confident], labels[confident]
+    total = len(labels)
+    right = int((predicted == labels).sum())
+    if classes < 3 or total < _SAMPLES_PER_CELL * classes**2 or share_interval(right, total).low <= _CLEAR:
+        return None
+
+    # Count the rarer pairs of each half in the other half.
+    is_error = ~np.eye(classes, dtype=bool)
+    halves = [_confusion(predicted[start::2], labels[start::2], classes) for start in (0, 1)]
+    chances = [np.broadcast_to(half.sum(axis=0) / classes, half.shape) for half in halves]  # if all labels were drawn
+    found = by_chance = 0.0
+    for here, other in ((0, 1), (1, 0)):
+        pairs = np.flatnonzero(is_error & (chances[here] > 0))
+        rates = halves[here].flat[pairs] / chances[here].flat[pairs]
+        rarer = pairs[np.argsort(rates, kind="stable")[: len(pairs) // 2]]
+        found += halves[other].flat[rarer].sum()
+        by_chance += chances[other].flat[rarer].sum()
+    if not by_chance:
+        return None
+    low = share_interval(int(found), total).low * total / by_chance
+    errors = 1 - right / total
+    explained = low * (1 - 1 / classes)
+    if low <= _DRAWN or explained <= errors / 2:
+        return None
+    return (
+        f"about {min(found / by_chance, 1.0):.0%} of the labels look drawn at random (at least {low:.0%} by the 95 % "
+        "interval): confident predictions are wrong for all classes alike; are these the labels of these samples?"
+    )
+
+
 def fitting_order(
     predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int, names: Sequence[str] | None
 ) -> LabelOrder | None:
@@ -209,8 +301,7 @@ def fitting_order(
     """
     from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
-    confusion = np.zeros((classes, classes), dtype=np.int64)  # samples by [label, prediction]
-    np.add.at(confusion, (labels, predicted), 1)
+    confusion = _confusion(predicted, labels, classes)
     every_label = np.arange(classes)
     total = len(labels)
 

@@ -32,6 +32,71 @@ def answers(right: int, labels: np.ndarray = LABELS) -> np.ndarray:
     return predicted
 
 
+def confused(draw: np.random.Generator, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions of which a sixth are wrong, half of them confident, and for the next class alone; confidences."""
+    is_wrong = draw.random(len(labels)) < 1 / 6
+    predicted = np.where(is_wrong, (labels + 1) % 4, labels)
+    return predicted, np.where(is_wrong, draw.random(len(labels)), 0.4 + 0.6 * draw.random(len(labels)))
+
+
+@pytest.mark.fault(101)
+@pytest.mark.parametrize("names", [None, ["a", "b", "c", "d"]])
+def test_labels_of_two_classes_that_are_swapped(names: list[str] | None) -> None:
+    predicted, _ = confused(np.random.default_rng(1), LABELS)
+    assert accuracy_warning(predicted, LABELS, 4, names) is None
+    swapped = np.array([0, 3, 2, 1])[LABELS]
+    said = "the labels 1 and 3 look swapped" if names is None else "the labels b and d look swapped"
+    assert said in str(accuracy_warning(predicted, swapped, 4, names))
+    assert accuracy_warning(predicted[:8], swapped[:8], 4, names) is None  # two samples of each say little
+    # Three samples with label d say little, although two of them are predicted as b.
+    labels = np.repeat([0, 1, 2, 3], [200, 50, 200, 3])
+    predicted_once = np.where(labels == 1, 3, labels)
+    predicted_once[-2:] = 1
+    assert accuracy_warning(predicted_once, labels, 4, names) is None
+    # A model that takes every b for a d does not swap them.
+    assert accuracy_warning(np.where(LABELS == 1, 3, predicted), LABELS, 4, names) is None
+
+
+@pytest.mark.fault(101)
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.4])
+def test_labels_that_are_drawn_at_random(share: float) -> None:
+    draw = np.random.default_rng(2)
+    labels = np.arange(2000) % 4
+    predicted, confidence = confused(draw, labels)
+    given = np.where(draw.random(2000) < share, draw.integers(0, 4, 2000), labels)
+    doubt = accuracy_warning(predicted, given, 4, confidence=confidence)
+    assert (doubt is not None) == (share > 0)
+    if doubt is not None:
+        estimate = float(doubt.split()[1].rstrip("%")) / 100
+        assert estimate == pytest.approx(share, abs=0.08)
+    assert accuracy_warning(predicted[:100], given[:100], 4, confidence=confidence[:100]) is None  # too few to tell
+
+
+@pytest.mark.fault(101)
+def test_few_samples_do_not_tell_which_pairs_are_rare() -> None:
+    """Half of all pairs never occur, and each of the others hardly once."""
+    draw = np.random.default_rng(4)
+    labels = np.arange(600) % 30
+    predicted = np.where(draw.random(600) < 0.35, (labels + draw.integers(1, 16, 600)) % 30, labels)
+    assert accuracy_warning(predicted, labels, 30, confidence=draw.random(600)) is None
+
+
+@pytest.mark.fault(101)
+def test_a_model_that_errs_is_not_taken_for_labels_at_random() -> None:
+    """However often it errs, if it knows some classes apart, or is as often wrong as right."""
+    draw = np.random.default_rng(3)
+    labels = np.arange(4000) % 4
+    for wrong in (0.1, 0.3, 0.45, 0.6):
+        predicted = np.where(draw.random(4000) < wrong, labels ^ 1, labels)
+        assert "drawn" not in str(accuracy_warning(predicted, labels, 4, confidence=draw.random(4000)))
+    # Two thirds of its errors are a neighbour, the others are at random.
+    chance = draw.random(4000)
+    often = np.where(chance < 0.3, labels ^ 1, np.where(chance < 0.5, draw.integers(0, 4, 4000), labels))
+    assert accuracy_warning(often, labels, 4, confidence=draw.random(4000)) is None
+    guessing = np.where(draw.random(4000) < 0.3, labels, draw.integers(0, 4, 4000))
+    assert accuracy_warning(guessing, labels, 4, confidence=draw.random(4000)) is None
+
+
 def test_an_accuracy_is_doubted_where_the_interval_excludes_more_than_the_largest_class() -> None:
     highest = next(right for right in range(400) if share_interval(right, 400).high > 0.25)
     assert "is not above 0.250, the share of the largest class" in str(
