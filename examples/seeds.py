@@ -127,11 +127,11 @@ def study(seed: int, recipe: Recipe, folder: Path) -> None:
         run(f"study {model} {recipe.study} --rows {ROWS} -o {into}", folder)
     if (folder / f"rows-{seed}.json").exists():
         return
-    rows = read(folder / into / "study.json")["rows"]
+    rows = [row["name"] for row in read(folder / into / "study.json")["rows"]]
     # The study has run every row on the test data: its predictions are measured, and nothing runs again.
-    models = [f"{row['name']}={into}/test/{row['name']}.pred.st" for row in rows]
-    temperatures = [f"--temperature {row['name']}={row['temperature']!r}" for row in rows]
-    run(f"eval {shlex.join(models)} {' '.join(temperatures)} {MEASURE} -o rows-{seed}.json", folder)
+    models = [f"{row}={into}/test/{row}.pred.st" for row in rows]
+    calibrations = [f"--calibration {into}/choose/{row}.calibration.json" for row in rows]
+    run(f"eval {shlex.join(models)} {' '.join(calibrations)} {MEASURE} -o rows-{seed}.json", folder)
 
 
 def deep(name: str, seeds: list[int], recipe: Recipe, folder: Path) -> None:

@@ -39,6 +39,12 @@ class Log:
         """Log something that may make the result other than expected; the result has it in ``warnings``."""
         self.warnings.append(message)
 
+    def warn_all(self, findings: Iterable[str | None]) -> None:
+        """Warn of everything that was found; None is a check that found nothing."""
+        for finding in findings:
+            if finding is not None:
+                self.warn(finding)
+
     def line_of_training(self, line: Mapping[str, object]) -> None:
         """Take a line of the log of a training, as ``finetune --log`` writes it."""
 

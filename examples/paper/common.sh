@@ -438,9 +438,10 @@ measure_zero_shot() {
     if [ "$SUITE_OF_SET" ]; then outside="--ood-suite $SUITE_OF_SET --ood-root $OPENOOD"; fi
     if [ "$WITH_VILU" ]; then
       step "$OUT/vilu.$name.pred.st" hydractl eval "vilu=$CLIP" --labels "$LABELS" --ood-score vilu-scaled --train "$TRAIN" \
-        --test "$TEST" $outside $EVALUATION --features "$OUT/vilu.$name.features.st" --resume \
-        --predictions "$OUT/vilu.$name.pred.st"
-      vilu="vilu=$OUT/vilu.$name.pred.st --ood-score msp --ood-score vilu=vilu-scaled"
+        --test "$TEST" $outside $EVALUATION --resume --predictions "$OUT/vilu.$name.pred.st"
+      step "$OUT/vilu.$name.calibration.json" hydractl calibrate "$OUT/vilu.$name.pred.st" --ood-score vilu-scaled \
+        -o "$OUT/vilu.$name.calibration.json"
+      vilu="vilu=$OUT/vilu.$name.pred.st --calibration $OUT/vilu.$name.calibration.json"
     else
       vilu=
     fi

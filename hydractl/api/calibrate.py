@@ -28,19 +28,15 @@ from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
     NEGATIVE_WORDS,
-    REUSE,
+    Calibrations,
     Conformal,
     ConformalScore,
     OnBad,
     OodVal,
     Val,
-    add_problem_of_all_scores,
+    add_problems_of_scores,
     add_problems_of_validation,
-    add_problems_of_words,
     drop_unused_training_data,
-    features_file,
-    scores_named,
-    temperature_of_all,
     threshold_option,
 )
 from hydractl.api.values import Data, JsonDocument, Path
@@ -48,7 +44,7 @@ from hydractl.api.verb import verb
 from hydractl.expressions.calibration import check_temperature
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
-from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
+from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.options.call import (
@@ -60,7 +56,6 @@ from hydractl.options.call import (
     log,
     text_or_none,
     texts,
-    where,
 )
 from hydractl.options.signature import opt
 
@@ -71,12 +66,12 @@ HEADING = "Calibrating"
 calibrating = partial(opt, group=HEADING)
 
 
-@verb("calibrate", writes="weights", before=drop_unused_training_data)
+@verb("calibrate", writes="weights", or_json=True, before=drop_unused_training_data)
 def calibrate(
     model: OneModel,
     *,
     temperature: Annotated[
-        str | float | Sequence[str],
+        str | float | None,
         calibrating(
             "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
             "a bias per class), a number, or none to drop that of the checkpoint [default: what the checkpoint has]",
@@ -84,7 +79,7 @@ def calibrate(
             check=check_temperature,
             often=True,
         ),
-    ] = (),
+    ] = None,
     ood_score: Annotated[
         str | Sequence[str],
         calibrating(
@@ -92,7 +87,8 @@ def calibrate(
             "--ood-val against --val, of near ties the one that is named first [default: what the checkpoint has, "
             "else msp]",
             metavar="NAME,...",
-            check=parse_ood_score,
+            check=check_ood_score,
+            split=True,
             often=True,
         ),
     ] = (),
@@ -114,20 +110,14 @@ def calibrate(
             at_least=1,
         ),
     ] = None,
-    features: Annotated[
-        Path | None,
-        features_file(
-            "Keep what the MODEL makes of --train in a file, or read it from the file that is there", group=HEADING
-        ),
-    ] = None,
     label_map: Annotated[JsonDocument | None, LABEL_MAP(group=HEADING)] = None,
-    reuse: Annotated[Path | Sequence[Path], REUSE(group=HEADING)] = (),
     note: Annotated[
         str | None,
         calibrating("A sentence about how this model was chosen, for the provenance of the checkpoint", metavar="TEXT"),
     ] = None,
     val: Val = None,
     ood_val: OodVal = (),
+    calibration: Calibrations = (),
     threshold: Annotated[str | None, threshold_option(often=True)] = None,
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
@@ -150,46 +140,45 @@ def calibrate(
 ) -> Calibrated:
     """Choose temperature, threshold and OOD score of a model on validation data.
 
+    Of one checkpoint the result is a checkpoint. Of members ``A+B+C`` and of stored predictions, whose ``output`` ends
+    in ``.json``, it is a file for the argument ``calibration`` of ``eval``.
+
     Args:
-        model: one checkpoint.
+        model: one checkpoint, members ``A+B+C``, or predictions that ``eval`` has stored.
         ood_val: a mapping from names to data, or ``auto``.
 
     Returns:
-        What was chosen; its ``model`` is the calibrated model. Without ``output`` its file is temporary.
+        What was chosen; its ``model`` is the calibrated checkpoint. Without ``output`` its file is temporary.
 
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     ood_val_sets = all_checked(OodSet, ood_val)
-    temperatures = texts(temperature)
+    scaling = text_or_none(temperature)
     scores = texts(ood_score)
     call = current()
     with Problems() as problems:
         add_problems_of_validation(
-            problems, val=val, ood_val=ood_val_sets, temperature=temperatures, threshold=threshold, conformal=conformal
+            problems,
+            val=val,
+            ood_val=ood_val_sets,
+            temperature=scaling,
+            threshold=threshold,
+            conformal=conformal,
         )
-        if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal"))):
+        if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal", "calibration"))):
             problems.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")
-        for name, values in (("temperature", temperatures), ("ood_score", scores)):
-            for value in values:
-                if "=" in value:  # only eval has several rows
-                    problems.add(f"{call.label(name)} {value}{where(name)} is for the rows of eval")
 
         # Of several scores one is chosen by the data.
-        names = scores_named(scores)
-        if len(names) > 1 or ALL_SCORES in names:
-            as_written = ALL_SCORES if ALL_SCORES in scores else ",".join(names)
+        if len(scores) > 1 or ALL_SCORES in scores:
+            as_written = ALL_SCORES if ALL_SCORES in scores else ",".join(scores)
             for needed in ("val", "ood_val"):
                 if not call.given(needed):
                     problems.add(f"--ood-score {as_written} needs {call.label(needed)}, to choose one of them on")
-        if len(set(names)) < len(names):
-            problems.add(f"--ood-score has a name twice{where('ood_score')}")
-        add_problem_of_all_scores(problems, names)
-        add_problems_of_words(problems, scores)
-        problems.goes_with("features", "train")
+        add_problems_of_scores(problems, scores)
 
     from hydractl.api.making import Calibrated, made, place_of_model
-    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, score_options
+    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
     from hydractl.files.calibrate_answer import CalibrateAnswer
     from hydractl.verbs.calibrate import run
     from hydractl.verbs.opening import opening_options
@@ -214,9 +203,9 @@ def calibrate(
             label_map=checked_or_none(Document, label_map),
         ),
         fit=FitOptions(
-            temperature=temperature_of_all(temperatures),
+            temperature=scaling,
             threshold=threshold,
-            scores=score_options(scores),
+            scores=ScoreOptions.of(scores),
             knn_k=knn_k,
             knn_bank=knn_bank,
             negative_words=text_or_none(negative_words),
@@ -224,8 +213,7 @@ def calibrate(
             conformal_score=conformal_score,
         ),
         seed=seed,
-        reuse=texts(reuse),
-        features=text_or_none(features),
+        calibrations=texts(calibration),
         output=path,
         force=force,
     )
@@ -237,4 +225,6 @@ def calibrate(
         dry_run=dry_run,
         log=log(),
     )
-    return Calibrated(made(outcome, folder), outcome.returned(CalibrateAnswer))
+    answer = outcome.returned(CalibrateAnswer)
+    is_json = any(file.suffix == ".json" for file in outcome.files)
+    return Calibrated(None if is_json else made(outcome, folder), answer)

@@ -31,20 +31,17 @@ from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
     NEGATIVE_WORDS,
-    REUSE,
+    Calibrations,
     Conformal,
     ConformalScore,
     OnBad,
     OodVal,
     Threshold,
     Val,
-    add_problem_of_all_scores,
+    add_problems_of_scores,
     add_problems_of_validation,
-    add_problems_of_words,
     drop_unused_training_data,
-    features_file,
     fits_to_training_data,
-    temperature_of_all,
     validating,
 )
 from hydractl.api.values import Data, JsonDocument, NamedData, Path
@@ -63,7 +60,7 @@ from hydractl.expressions.data_sets import (
     parse_ood_suite,
 )
 from hydractl.expressions.models import ModelRef
-from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
+from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.options.call import (
@@ -116,10 +113,11 @@ def evaluate(
         str | Sequence[str],
         evaluating(
             f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --train: "
-            f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row; ROW=NAME for one row, "
-            "repeated [default: what the checkpoint has, else msp]",
-            metavar="NAME,...|ROW=NAME",
-            check=parse_ood_score,
+            f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row [default: what the "
+            "checkpoint has, else msp]",
+            metavar="NAME,...",
+            check=check_ood_score,
+            split=True,
         ),
     ] = (),
     train: Annotated[
@@ -127,14 +125,6 @@ def evaluate(
     ] = None,
     knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,
     negative_words: Annotated[Path | None, NEGATIVE_WORDS(group=HEADING)] = None,
-    features: Annotated[
-        Path | None,
-        features_file(
-            "Keep what the MODEL makes of --train in a file, or read it from the file that is there, instead of "
-            "running the MODEL on --train again",
-            group=HEADING,
-        ),
-    ] = None,
     label_map: Annotated[JsonDocument | None, LABEL_MAP(group=HEADING)] = None,
     bootstrap: Annotated[
         int,
@@ -154,7 +144,6 @@ def evaluate(
             writes=True,
         ),
     ] = None,
-    reuse: Annotated[Path | Sequence[Path], REUSE(group=HEADING)] = (),
     resume: Annotated[
         bool, evaluating("Resume the unfinished predictions of the same command (--predictions F.st)")
     ] = False,
@@ -209,16 +198,16 @@ def evaluate(
     val: Val = None,
     ood_val: OodVal = (),
     temperature: Annotated[
-        str | float | Sequence[str],
+        str | float | None,
         validating(
             "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
-            "a bias per class), a number, or none to ignore that of the checkpoint; ROW=T for one row, repeated "
-            "[default: what the checkpoint has]",
-            metavar="fit|vector|none|T|ROW=T",
+            "a bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
+            metavar="fit|vector|none|T",
             check=check_temperature,
             often=True,
         ),
-    ] = (),
+    ] = None,
+    calibration: Calibrations = (),
     threshold: Threshold = None,
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
@@ -270,26 +259,27 @@ def evaluate(
         RequirementError: one of ``require`` is not met.
     """
     ood_val_sets = all_checked(OodSet, ood_val)
-    temperatures = texts(temperature)
+    scaling = text_or_none(temperature)
     scores = texts(ood_score)
     keeps_logits = (text_or_none(predictions) or "").endswith(".st")
     call = current()
     with Problems() as problems:
         add_problems_of_validation(
-            problems, val=val, ood_val=ood_val_sets, temperature=temperatures, threshold=threshold, conformal=conformal
+            problems,
+            val=val,
+            ood_val=ood_val_sets,
+            temperature=scaling,
+            threshold=threshold,
+            conformal=conformal,
         )
         problems.goes_with("passes", "mc_dropout")
         problems.twice_named("ood")
         problems.goes_with("ood_root", "ood_suite")
 
         # Scores, and the data that they are fitted to.
-        _add_problems_of_scores(problems, scores)
         if call.given("train") and not fits_to_training_data(scores):
             problems.add(f"--train needs an --ood-score on features: {', '.join(ON_FEATURES)}{where('ood_score')}")
-        add_problems_of_words(problems, scores)
-        problems.goes_with("features", "train")
-        if call.given("features") and mc_dropout is not None:
-            problems.add(f"--features{where('features')} is not for --mc-dropout, which has no scores on features")
+        add_problems_of_scores(problems, scores)
 
         # Further data sets.
         if ood_suite is not None and not call.given("ood_root"):
@@ -299,8 +289,6 @@ def evaluate(
         # Only an .st file keeps logits, which a later command can resume.
         if resume and not keeps_logits:
             problems.add("--resume needs --predictions F.st, which keeps what has been computed")
-        if call.given("reuse") and keeps_logits:
-            problems.add(f"--predictions F.st keeps what is computed, not what --reuse{where('reuse')} reads")
 
         # Without --test the test sets are those of a predictions file. --limit also applies to validation data.
         if not call.given("test"):
@@ -311,7 +299,7 @@ def evaluate(
                 problems.add(f"{call.label(name)}{where(name)} needs --test")
 
     from hydractl.api.results import Evaluation
-    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, score_options
+    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
     from hydractl.files.model_records import DropoutRecord
     from hydractl.verbs.eval import run
     from hydractl.verbs.opening import opening_options
@@ -342,12 +330,10 @@ def evaluate(
         suite=None if ood_suite is None else parse_ood_suite(ood_suite),
         suite_root=text_or_none(ood_root) or "",
     )
-    row_and_value = [text.rpartition("=") for text in temperatures]
     fitting = FitOptions(
-        temperature=temperature_of_all(temperatures),
-        temperatures={row: value for row, equals, value in row_and_value if equals},
+        temperature=scaling,
         threshold=threshold,
-        scores=score_options(scores),
+        scores=ScoreOptions.of(scores),
         knn_k=knn_k,
         negative_words=text_or_none(negative_words),
         conformal=conformal,
@@ -359,10 +345,9 @@ def evaluate(
         fit=fitting,
         bootstrap=bootstrap,
         seed=seed,
-        reuse=texts(reuse),
+        calibrations=texts(calibration),
         predictions=text_or_none(predictions),
         resume=resume,
-        features=text_or_none(features),
         output=text_or_none(output),
         force=force,
         requirements=requirements(require),
@@ -375,26 +360,6 @@ def evaluate(
         log=log(),
     )
     return outcome.returned(Evaluation)
-
-
-def _add_problems_of_scores(problems: Problems, ood_score: Sequence[str]) -> None:
-    """Add the problems of ``--ood-score``: a score or a row given twice, and ``all`` beside names of scores."""
-    # A value is ROW=SCORE for one row, or SCORE,SCORE for all rows. Collect the rows as "ROW=" and the scores.
-    scores_of_all: list[str] = []
-    rows: list[str] = []
-    for value in ood_score:
-        row, _, scores = value.rpartition("=")
-        if row:
-            rows.append(f"{row}=")
-        else:
-            scores_of_all += [score.strip() for score in scores.split(",")]
-
-    earlier: set[str] = set()
-    for name in scores_of_all + rows:
-        if name in earlier:
-            problems.add(f"--ood-score has {name} twice{where('ood_score')}")
-        earlier.add(name)
-    add_problem_of_all_scores(problems, scores_of_all)
 
 
 def _add_problems_of_corruptions(problems: Problems, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hydractl.api.results import Result
+from hydractl.errors import UsageError
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.options.call import current, text_or_none
 from hydractl.verbs.outcome import Outcome
@@ -63,12 +64,23 @@ class Calibrated:
     """The values that :func:`hydractl.calibrate` chose, and the model that has them.
 
     Attributes:
-        model: the calibrated model.
+        checkpoint: the calibrated model; None if what was chosen was written as JSON.
         result: all that was chosen, and on which data.
     """
 
-    model: Model
+    checkpoint: Model | None
     result: CalibrateAnswer
+
+    @property
+    def model(self) -> Model:
+        """The calibrated model.
+
+        Raises:
+            UsageError: there is none: what was chosen was written as JSON.
+        """
+        if self.checkpoint is None:
+            raise UsageError("no checkpoint was written", hint="eval(..., calibration=FILE) takes what was chosen")
+        return self.checkpoint
 
     @property
     def temperature(self) -> float | None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 predicting = partial(opt, group="Predicting")
 
-LINE_FILES = (".jsonl", ".csv", ".parquet")
+LINE_FILES = (".jsonl", ".csv")
 """The endings of files that predictions are written to, a line or a row for each sample."""
 
 
@@ -78,7 +78,7 @@ def predict(
     output: Annotated[
         Path | None,
         io(
-            "File of the predictions, .jsonl, .csv or .parquet, a line for each sample [default: lines on standard "
+            "File of the predictions, .jsonl or .csv, a line for each sample [default: lines on standard "
             "output, on a terminal a table of the first]",
             metavar="FILE",
             short="-o",

@@ -10,13 +10,12 @@ from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from hydractl.api.options import io
-from hydractl.api.values import Data, NamedData
+from hydractl.api.values import Data, NamedData, Path
 from hydractl.expressions.calibration import check_threshold
 from hydractl.expressions.data_sets import AUTO, OodSet, ood_val_set
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.options.call import Call, Problems, current
-from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
 validating = partial(opt, group="Validation data")
@@ -76,39 +75,19 @@ NEGATIVE_WORDS = partial(
     metavar="FILE",
 )
 LABEL_MAP = partial(opt, "JSON object from labels of the data to labels of the model", metavar="FILE")
-REUSE = partial(
-    opt,
-    "Read the logits of data sets that these predictions of the same MODEL hold, instead of running it; repeat it for "
-    "more",
-    metavar="F.st",
-)
-
-
-def features_file(help: str, *, group: str) -> object:
-    """Return the option ``--features`` of a verb, with the help and the heading that are the verb's own."""
-    return opt(help, group=group, metavar="F.st", check=ends_in(".st", ".safetensors"), writes=True)
-
-
-def temperature_of_all(temperature: Sequence[str]) -> str | None:
-    """Return the value of ``--temperature`` that is for all rows, as ``ROW=T`` is not; None if there is none."""
-    for text in temperature:
-        if "=" not in text:
-            return text
-    return None
-
-
-def scores_named(ood_score: Sequence[str]) -> list[str]:
-    """Return the names of scores in the values of ``--ood-score``, in order; ``all`` stays as it is."""
-    names: list[str] = []
-    for text in ood_score:
-        listed = text.rpartition("=")[2]  # of ROW=NAME what is after the row
-        names += [name.strip() for name in listed.split(",")]
-    return names
+Calibrations: TypeAlias = Annotated[
+    Path | Sequence[Path],
+    validating(
+        "What calibrate has chosen for a MODEL, as it wrote it to this file, such as for members A+B+C; repeat it for "
+        "more MODELs",
+        metavar="F.json",
+    ),
+]
 
 
 def fits_to_training_data(ood_score: Sequence[str]) -> bool:
     """Return whether ``--ood-score`` names a score that is fitted to ``--train``, or all."""
-    return not {ALL_SCORES, *ON_FEATURES}.isdisjoint(scores_named(ood_score))
+    return not {ALL_SCORES, *ON_FEATURES}.isdisjoint(ood_score)
 
 
 def drop_unused_training_data(call: Call) -> None:
@@ -122,7 +101,7 @@ def add_problems_of_validation(
     *,
     val: object,
     ood_val: Sequence[OodSet],
-    temperature: Sequence[str],
+    temperature: str | None,
     threshold: str | None,
     conformal: float | None,
 ) -> None:
@@ -130,11 +109,10 @@ def add_problems_of_validation(
     problems.twice_named("ood_val")
 
     # What is chosen needs data. Of several choices that lack --val only the first is reported.
-    of_all = temperature_of_all(temperature)
     side_of_threshold = (threshold or "").partition(":")[0]
     chosen_on_val = None
-    if of_all in ("fit", "vector"):
-        chosen_on_val = f"--temperature {of_all}"
+    if temperature in ("fit", "vector"):
+        chosen_on_val = f"--temperature {temperature}"
     elif side_of_threshold == "id":
         chosen_on_val = f"--threshold {threshold}"
     elif conformal is not None:
@@ -147,22 +125,12 @@ def add_problems_of_validation(
     if val is None and is_made:
         problems.add("--ood-val auto needs --val, of whose samples it is made")
 
-    rows = [text.rpartition("=")[0] for text in temperature]  # empty for a temperature of all rows
-    for row in sorted({row for row in rows if rows.count(row) > 1}):
-        for_row = f" for {row}" if row else ""
-        problems.add(f"--temperature is given twice{for_row}{current().where('temperature')}")
 
-
-def add_problem_of_all_scores(problems: Problems, names: Sequence[str]) -> None:
-    """Add a problem if ``all`` stands beside other names of scores."""
-    if ALL_SCORES in names and len(set(names)) > 1:
-        where = current().where("ood_score")
-        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others{where}")
-
-
-def add_problems_of_words(problems: Problems, ood_score: Sequence[str]) -> None:
-    """Add a problem if ``--negative-words`` is given and no OOD score uses it."""
+def add_problems_of_scores(problems: Problems, ood_score: Sequence[str]) -> None:
+    """Add the problems of ``--ood-score``: ``all`` beside other names, and ``--negative-words`` that none uses."""
     call = current()
+    if ALL_SCORES in ood_score and len(set(ood_score)) > 1:
+        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others{call.where('ood_score')}")
     on_words = [name for name, needed in ON_FEATURES.items() if needed == "words"]
-    if call.given("negative_words") and {ALL_SCORES, *on_words}.isdisjoint(scores_named(ood_score)):
+    if call.given("negative_words") and {ALL_SCORES, *on_words}.isdisjoint(ood_score):
         problems.add(f"--negative-words{call.where('negative_words')} needs --ood-score {' or '.join(on_words)}")

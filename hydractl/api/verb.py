@@ -19,6 +19,7 @@ def verb(
     *,
     alternatives: Sequence[Sequence[str]] = (),
     writes: Literal["json", "weights", "export"] = "json",
+    or_json: bool = False,
     before: Callable[[Any], None] | None = None,
     further_help: Callable[[], dict[str, list[tuple[str, str]]]] = dict,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -30,7 +31,7 @@ def verb(
     """
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
-        declared = Declared(name, function, alternatives, writes, before, further_help)
+        declared = Declared(name, function, alternatives, writes, or_json, before, further_help)
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import BenchModel, preparation_of
 from hydractl.data import batches
-from hydractl.data.base import Dataset, report_left_out, report_orientation
-from hydractl.data.text import report_cut
+from hydractl.data.base import Dataset, left_out_warnings, orientation_warnings
+from hydractl.data.text import cut_warning
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import first_line
@@ -78,11 +78,11 @@ def measure_rows(
         The results by dtype, then batch size, then row, each in the given order; the machine; the warnings.
     """
     if options.data is not None:
-        report_left_out(options.data, log)
+        log.warn_all(left_out_warnings(options.data))
         once = SayOnce(log)  # rows that cut in the same way say the same
         for model in rows:
             family, settings = preparation_of(model.model)
-            report_cut(options.data, family.collate(settings), once)
+            once.warn_all([cut_warning(options.data, family.collate(settings))])
     rounds_at_each = options.warmup + options.rounds
     total_rounds = len(options.dtypes) * len(options.batch_sizes) * rounds_at_each
     results: list[BenchRow] = []
@@ -105,7 +105,7 @@ def measure_rows(
                 share = None if peak is None else row.macs * row.throughput_per_s / peak
                 results.append(row.model_copy(update={"peak_share": share}))
         if options.data is not None:
-            report_orientation(options.data, log)
+            log.warn_all(orientation_warnings(options.data))
         machine = _describe_machine(device, peaks)
     noise = _warning_of_noise(results, options.rounds)
     if noise is not None:

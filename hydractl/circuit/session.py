@@ -36,7 +36,7 @@ from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywor
 from hydractl.circuit.tasks import open_tasks, role_of, set_runs, warnings_of_sets, whole_of, with_classes_of_data
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.batching import longest_first
-from hydractl.data.text import report_cut
+from hydractl.data.text import cut_warning
 from hydractl.distributed import Processes, local_device
 from hydractl.files.version import __version__
 from hydractl.heads.mask import Head
@@ -88,15 +88,14 @@ class Session:
         # Open the data first: errors in them are raised before the model is built.
         self.sets, self.tasks = open_tasks(source, classes, options, log)
         self.warnings = warnings_of_sets(self.sets)
-        for warning in self.warnings:
-            log.warn(warning)
+        log.warn_all(self.warnings)
         self._size_of_set = {name: len(dataset) for name, dataset in self.sets.items()}
 
         # Build the model, and see how much of each sample it reads.
         self.model = build_model(source, local_device(options.device), options.dtype)
         self._device_of_model = next(self.model.parameters()).device
         for dataset in self.sets.values():
-            report_cut(dataset, self.model.preprocess, log)
+            log.warn_all([cut_warning(dataset, self.model.preprocess)])
         self.names = self._names_of_candidates()
         self._memory_for_states = self._bytes_for_states()  # measured after the model and the sets are in memory
 

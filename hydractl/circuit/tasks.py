@@ -11,7 +11,7 @@ from hydractl.circuit.objective import shares_of
 from hydractl.circuit.samples import ALL_CLASSES, ClassRange
 from hydractl.circuit.scope import SearchOptions
 from hydractl.data import open_data
-from hydractl.data.base import Dataset, report_classes
+from hydractl.data.base import Dataset, one_class_warning
 from hydractl.data.overlap import GivenSet, compare_sets
 from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
@@ -147,7 +147,7 @@ def _open_id_sets(
             reads={source.name: source.description.reads},
         )
         check_labels_are_classes(dataset, source)
-        report_classes(dataset, log)
+        log.warn_all([one_class_warning(dataset)])
         sets[_numbered_name("id", index)] = dataset
     return sets
 

@@ -240,18 +240,21 @@ def visible(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def report_classes(dataset: Dataset, log: Log) -> None:
-    """Warn if all samples of a labelled set have the same class: such a set says nothing about the other classes."""
+def one_class_warning(dataset: Dataset) -> str | None:
+    """Return a sentence if all samples of a labelled set have the same class; None if they do not.
+
+    Such a set says nothing about the other classes.
+    """
     labels = dataset.labels
     if labels is None or len(labels) < 2:
-        return
+        return None
     if (labels != labels[0]).any():
-        return
+        return None
 
     # Name the class, if classes have names.
     label = int(labels[0])
     name = str(label) if dataset.label_names is None else dataset.label_names[label]
-    log.warn(
+    return (
         f"{dataset.where}: all {len(labels)} samples are of one class, {name}: give samples of every class; with "
         "--limit, a file that is sorted by class is to be shuffled first"
     )
@@ -268,12 +271,6 @@ def left_out_warnings(dataset: Dataset) -> list[str]:
     if len(most_first) > _MOST_SAID:
         listed += ", ..."
     return [f"{dataset.where}: {files} left out, as no ending of an image that is read: {listed}"]
-
-
-def report_left_out(dataset: Dataset, log: Log) -> None:
-    """Warn about files of a folder that are left out for their names."""
-    for warning in left_out_warnings(dataset):
-        log.warn(warning)
 
 
 class SkippedSamples(TypedDict):
@@ -314,12 +311,6 @@ def orientation_warnings(dataset: Dataset) -> list[str]:
         f"{dataset.where}: {count} {have} an EXIF orientation, by which models of transformers see them turned and all "
         "others do not, as their libraries have it: ?exif=1 behind the SPEC turns them for all"
     ]
-
-
-def report_orientation(dataset: Dataset, log: Log) -> None:
-    """Warn about images read so far that say how they are to be turned."""
-    for warning in orientation_warnings(dataset):
-        log.warn(warning)
 
 
 def reasons_of_skipped(dataset: Dataset, log: Log) -> list[str]:

@@ -16,7 +16,6 @@ from hydractl.data.labels import INTEGER, RawLabels, raw_labels, some
 from hydractl.data.text_rows import TextRow, TextTable, open_table
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.log import Log
 
 Text = str | tuple[str, str]
 """One text, or a pair of texts."""
@@ -426,25 +425,21 @@ def _without_spaces(label: Any) -> Any:
     return label.strip() or None
 
 
-def report_cut(dataset: Dataset, collate: Any, log: Log) -> int | None:
-    """Count the texts that a model cuts because they are too long, and warn about them.
+def cut_warning(dataset: Dataset, collate: Any) -> str | None:
+    """Return a sentence on the texts that a model cuts because they are too long; None without any, and for images.
 
     Args:
         dataset: texts or images.
         collate: makes the inputs of the model. For texts it has a method ``cut``, which says of each text whether it
             has more tokens than its ``max_length``.
-        log: receives the warning.
-
-    Returns:
-        The number of texts that are cut; None for images, which are never cut.
     """
     if dataset.kind != "text":
         return None
     total = len(dataset)
     cut = sum(collate.cut(dataset[i] for i in range(total)))
-    if cut:
-        log.warn(warning_of_cut(dataset, cut, total, collate.max_length))
-    return cut
+    if not cut:
+        return None
+    return warning_of_cut(dataset, cut, total, collate.max_length)
 
 
 def warning_of_cut(dataset: Dataset, cut: int, total: int, max_length: int) -> str:

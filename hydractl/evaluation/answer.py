@@ -95,8 +95,7 @@ def _measured_threshold(fitted: Fit, inside: Samples, outside: Mapping[str, Samp
     for name, samples in outside.items():
         if samples.score is not None:
             outside_scores[name] = samples.score
-    block = threshold.threshold_block(fitted.threshold, inside.score, outside_scores)
-    return MeasuredThreshold.model_validate(block)
+    return threshold.measured_threshold(fitted.threshold, inside.score, outside_scores)
 
 
 _OF_ERRORS = re.compile(r"(ci\.|difference\.)?(scores\.[^.]+\.)?errors\.")

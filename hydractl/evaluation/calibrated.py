@@ -1,4 +1,4 @@
-"""Writes the checkpoint of ``calibrate``: a copy of a model's checkpoint with everything that was fitted for it."""
+"""What ``calibrate`` writes: a copy of a checkpoint with everything that was fitted for it, or a file for ``eval``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from hydractl.evaluation.fitted import Fit
+from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, fitted_entries
 from hydractl.files.atomic import Output
+from hydractl.files.calibrate_answer import CalibrateAnswer, CalibratedModelRecord
 from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE
 from hydractl.files.fingerprints import merged
@@ -44,7 +46,7 @@ def write_calibrated(
     if calibration is not None:
         extra["calibration"] = calibration.to_dict()
     if fitted.threshold is not None:
-        extra["threshold"] = fitted.threshold
+        extra["threshold"] = fitted.threshold.to_dict()
     conformal = kept_conformal(model, fitted)
     if conformal is not None:
         extra["conformal"] = asdict(conformal)
@@ -62,7 +64,7 @@ def write_calibrated(
     provenance = {**description.provenance, "bases": source.lineage}
     if note is not None:
         provenance["note"] = note
-    seen = merged(description.seen, fitted_entries(sets, "calibrate"))
+    seen = merged(model.seen, fitted_entries(sets, "calibrate"))
     calibrated = replace(description, extra=extra, seen=tuple(seen), layout="sliced", provenance=provenance)
     write_checkpoint(output, tensors, calibrated.to_json())
 
@@ -81,3 +83,40 @@ def kept_conformal(model: RunningModel, fitted: Fit) -> Conformal | None:
         return None
     (source,) = model.argument.sources
     return stored_conformal(source.description.extra.get("conformal"))
+
+
+def calibrated_model(model: LogitsProvider) -> CalibratedModelRecord:
+    """Return the record of a model that was calibrated, with all that its calibration depends on."""
+    is_zero_shot = model.prompt is not None
+    return CalibratedModelRecord(
+        name=model.name,
+        sha256=model.sha256,
+        mc_dropout=model.mc_dropout,
+        prompt=model.prompt,
+        labels=model.labels if is_zero_shot else None,
+    )
+
+
+def is_calibrated_by(model: LogitsProvider, answer: CalibrateAnswer) -> bool:
+    """Return whether what ``calibrate`` chose is for this model, under any name, running or stored as predictions."""
+    if model.sha256 is None:
+        return False
+    record = calibrated_model(model).model_copy(update={"name": answer.model.name})
+    return record.to_dict() == answer.model.to_dict()
+
+
+def fit_of(answer: CalibrateAnswer, origin: str) -> Fit:
+    """Return what ``calibrate`` chose for a model, as it would be in the model's file.
+
+    Args:
+        answer: the answer of ``calibrate``.
+        origin: the name of its file for messages.
+
+    Raises:
+        InputError: if a value is none that ``calibrate`` writes.
+    """
+    document = answer.to_dict()
+    entries = {key: document.get(key) for key in ("calibration", "threshold")}
+    if answer.ood_score is not None:
+        entries["ood_score"] = {"score": answer.ood_score}
+    return Fit.in_file(entries, origin)

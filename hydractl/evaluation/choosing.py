@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hydractl.errors import InputError
-from hydractl.evaluation.fitted import ComparedScore
+from hydractl.files.calibrate_answer import ComparedScoreRecord
 from hydractl.metrics.ood import auroc, curve_of
 from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.samples import Samples
@@ -16,7 +16,7 @@ NEAR_TIE = 0.005
 
 def compare_scores(
     names: Sequence[str], inside: Samples, outside: Mapping[str, Samples], members: int
-) -> dict[str, ComparedScore]:
+) -> dict[str, ComparedScoreRecord]:
     """Return how well each OOD score separates the OOD validation sets from the ID validation set, by its name.
 
     Args:
@@ -39,11 +39,11 @@ def compare_scores(
         mean = None
         if auroc_by_set:
             mean = sum(auroc_by_set.values()) / len(auroc_by_set)
-        compared[name] = ComparedScore(mean, auroc_by_set)
+        compared[name] = ComparedScoreRecord(auroc=mean, by_set=auroc_by_set)
     return compared
 
 
-def as_good_as_the_best(compared: Mapping[str, ComparedScore], model: str) -> list[str]:
+def as_good_as_the_best(compared: Mapping[str, ComparedScoreRecord], model: str) -> list[str]:
     """Return the names of the scores whose mean AUROC is less than :data:`NEAR_TIE` below the best, in their order.
 
     Args:
@@ -55,8 +55,8 @@ def as_good_as_the_best(compared: Mapping[str, ComparedScore], model: str) -> li
     """
     means = {}
     for name, score in compared.items():
-        if score.mean is not None:
-            means[name] = score.mean
+        if score.auroc is not None:
+            means[name] = score.auroc
     if not means:
         raise InputError(f"no OOD score tells anything of {model}: {', '.join(compared)} are constant")
     best_mean = max(means.values())

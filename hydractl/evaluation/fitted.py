@@ -8,20 +8,13 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.options import FitOptions
-from hydractl.files.model_records import CalibrationRecord, DataSetRecord, FittedOnRecord
+from hydractl.files.calibrate_answer import ComparedScoreRecord
+from hydractl.files.model_records import CalibrationRecord, DataSetRecord, FittedOnRecord, ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.samples import Samples
-from hydractl.metrics.threshold import ThresholdEntry, stored_score, stored_threshold
-
-
-@dataclass(frozen=True)
-class ComparedScore:
-    """The AUROCs of one OOD score by OOD validation set, and their unweighted mean; None for a constant score."""
-
-    mean: float | None
-    by_set: Mapping[str, float]
+from hydractl.metrics.threshold import stored_score, stored_threshold
 
 
 @dataclass(frozen=True)
@@ -45,9 +38,9 @@ class Fit:
     calibration: Calibration | None = None
     fitted_on: DataSetRecord | None = None
     stored: bool = False
-    threshold: ThresholdEntry | None = None
+    threshold: ThresholdRecord | None = None
     conformal: Conformal | None = None
-    compared: Mapping[str, ComparedScore] = field(default_factory=dict)
+    compared: Mapping[str, ComparedScoreRecord] = field(default_factory=dict)
     near_ties: Sequence[str] = ()
     validation: Samples | None = None
     warnings: Sequence[str] = ()
@@ -110,7 +103,7 @@ def warn_of_left_out(
     is_expected = {
         "calibration": fit.temperature is None,
         "threshold": not fit.threshold and fit.temperature is None,
-        "ood_score": not fit.scores.are_named,
+        "ood_score": not fit.scores.names,
     }
     unused_keys = []
     for key, user_expects_it in is_expected.items():

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.evaluation.choosing import as_good_as_the_best, compare_scores
-from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.gathering import LogitsReader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
-from hydractl.files.model_records import DataSetRecord
+from hydractl.files.model_records import DataSetRecord, ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import Conformal, fit_conformal
@@ -24,7 +23,7 @@ from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.plausibility import calibration_warning, few_for_sets_warning, threshold_warning
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
-from hydractl.metrics.threshold import ThresholdEntry, choose_threshold, parse_rule
+from hydractl.metrics.threshold import choose_threshold, parse_rule
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
@@ -44,7 +43,6 @@ def fit_scores(
     sets: Sequence[EvalSet],
     what: FitOptions,
     scores: RowScores,
-    features: FeaturesFile | None,
     log: Log,
 ) -> None:
     """Fit the OOD scores of a row that are on features to the training data; warn of each that is constant.
@@ -54,13 +52,12 @@ def fit_scores(
         sets: all data sets of the command.
         what: the options of fitting.
         scores: the OOD scores of the row.
-        features: a file for the features of the training data; None means no file.
         log: receives the warnings.
     """
     if not scores.on_features:
         return
     training = next(iter(of_role(sets, TRAIN)), None)
-    model.fit_scores(scores.on_features, training, what.knn_k, features)
+    model.fit_scores(scores.on_features, training, what.knn_k)
     if model.detector is None:
         return
     # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
@@ -161,7 +158,7 @@ class _Fitting:
 
     def calibration(self) -> tuple[Calibration | None, DataSetRecord | None, bool]:
         """Return the calibration, the record of the data it was fitted to, and whether it is in the model's file."""
-        requested = self._what.temperature_of(self._model.name)
+        requested = self._what.temperature
         if requested is None:  # the one in the model's file, if there is one
             in_file = self._model.stored
             return in_file.calibration, in_file.fitted_on, in_file.stored
@@ -200,7 +197,7 @@ class _Fitting:
 
     def threshold(
         self, score: str, calibration: Calibration | None, outside: dict[str, Samples]
-    ) -> ThresholdEntry | None:
+    ) -> ThresholdRecord | None:
         """Return the threshold of an OOD score that the options ask for; None if there is none.
 
         Args:
@@ -221,7 +218,7 @@ class _Fitting:
             if self.validation is not None:
                 id_scores = _joined_values([self.calibrated_validation(calibration)], score)
                 self._note(threshold_warning(None, value, id_scores, "--val"))
-            return {"score": score, "value": value, "rule": "given"}
+            return ThresholdRecord(score=score, value=value, rule="given")
 
         # A rule such as ood:0.95: choose the threshold on validation data.
         rule = parse_rule(requested)
@@ -233,14 +230,14 @@ class _Fitting:
         scores = _joined_values(samples_by_set, score)
         value = choose_threshold(rule, scores)
         self._note(threshold_warning(rule, value, scores, option))
-        return {"score": score, "value": value, "rule": str(rule)}
+        return ThresholdRecord(score=score, value=value, rule=str(rule))
 
-    def _stored_threshold(self, score: str) -> ThresholdEntry | None:
+    def _stored_threshold(self, score: str) -> ThresholdRecord | None:
         """Return the threshold in the model's file; None if it is for another OOD score or another calibration."""
         stored_threshold = self._model.stored.threshold
-        if stored_threshold is None or stored_threshold["score"] != score:
+        if stored_threshold is None or stored_threshold.score != score:
             return None
-        is_recalibrated = self._what.temperature_of(self._model.name) is not None
+        is_recalibrated = self._what.temperature is not None
         if is_recalibrated:
             return None
         return stored_threshold

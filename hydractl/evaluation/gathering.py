@@ -202,12 +202,9 @@ class Reading:
                 progress.advance(len(batch.rows))
 
     def _batches(self, dataset: EvalSet) -> LogitsBatches:
-        """Return the logits of a data set from the predictions file, from reusable predictions, or from the model."""
+        """Return the logits of a data set from the predictions file, or from the model."""
         if self._writer is not None:
             return self._kept_then_computed(dataset, self._writer)
-        predictions = self._model.reusable_predictions(dataset)
-        if predictions is not None:
-            return predictions.batches(dataset)
         return self._model.batches(dataset)
 
     def _kept_then_computed(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:

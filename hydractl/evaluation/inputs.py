@@ -1,4 +1,4 @@
-"""Reads a data set in batches for a model; a study can keep the batches in memory for other models."""
+"""Reads a data set in batches for a model; a study keeps the batches, and features of training data, in memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hydractl.data import batches
 from hydractl.data.batching import Batch, Collate
 from hydractl.evaluation.sets import EvalSet
 from hydractl.jsonio import canonical_json
+from hydractl.model.detection import TrainingFeatures
 
 
 @dataclass
@@ -23,10 +24,12 @@ class _KeptBatches:
     Attributes:
         room: the number of bytes that may still be kept; a set that needs more is read again each time.
         sets: the batches of each set, by a text that describes the set and how it was read.
+        features: the features of training data, by a text that describes the model, the data and how it ran.
     """
 
     room: int
     sets: dict[str, list[Batch]] = field(default_factory=dict)
+    features: dict[str, TrainingFeatures] = field(default_factory=dict)
 
 
 _KEPT: ContextVar[_KeptBatches | None] = ContextVar("_KEPT", default=None)
@@ -45,6 +48,15 @@ def keeping_batches(most_bytes: int) -> Iterator[None]:
         yield
     finally:
         _KEPT.reset(token)
+
+
+def kept_features() -> dict[str, TrainingFeatures] | None:
+    """Return the features of training data that are kept while the block of :func:`keeping_batches` lasts, else None.
+
+    A study fits to a sample of the training data, whose features are small beside its batches.
+    """
+    memory = _KEPT.get()
+    return None if memory is None else memory.features
 
 
 def read_batches(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hydractl.evaluation.answer import row_of
-from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import fit, fit_scores
 from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
@@ -15,16 +14,18 @@ from hydractl.evaluation.plausibility import warning_of_unsuited, warnings_of_ro
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
+from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
-from hydractl.files.eval_answer import ConformalSets, EvalRow, PairedDifference
+from hydractl.files.eval_answer import EvalRow, PairedDifference
 from hydractl.files.model_records import ScoreDataRecord
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
 from hydractl.metrics.ood_scores import says_nothing
+from hydractl.metrics.rows import little_diversity
 
 
 class Measuring:
@@ -50,7 +51,6 @@ class Measuring:
         model: LogitsProvider,
         output: Output | None,
         seen: Mapping[str, int],
-        features: FeaturesFile | None = None,
     ) -> EvalRow:
         """Measure one model, write its predictions if they are asked for, and release its weights.
 
@@ -58,7 +58,6 @@ class Measuring:
             model: the model.
             output: the file for its predictions; None if none are written.
             seen: the number of samples that it has seen, by the name of the data set.
-            features: a file for its features of the training data; None means no file.
 
         Raises:
             NonFiniteError: if a logit is not finite.
@@ -67,7 +66,7 @@ class Measuring:
         if output is not None and self._options.keep_logits:
             writer = self._open_writer(model, output, seen)
         try:
-            row, id_predictions = self._measure(model, writer, seen, features)
+            row, id_predictions = self._measure(model, writer, seen)
         finally:
             model.release()
             if writer is not None:
@@ -105,7 +104,6 @@ class Measuring:
         model: LogitsProvider,
         writer: PredictionsWriter | None,
         seen: Mapping[str, int],
-        kept_features: FeaturesFile | None,
     ) -> tuple[EvalRow, Gathered]:
         """Fit everything that the options ask for, run the test sets, and measure the model.
 
@@ -113,7 +111,6 @@ class Measuring:
             model: the model.
             writer: the predictions file to which logits are written; None if there is none.
             seen: the number of samples that the model has seen, by the name of the data set.
-            kept_features: the file for its features of the training data; None if there is none.
 
         Returns:
             The row of the model, and its predictions on the ID test data.
@@ -121,7 +118,7 @@ class Measuring:
         # Fit on training and validation data.
         read = Reading(model, self._sets, writer, self._log)
         scores = self._row_scores(model)
-        fit_scores(model, self._all_sets, self._options.fit, scores, kept_features, self._log)
+        fit_scores(model, self._all_sets, self._options.fit, scores, self._log)
         fitted = fit(model, self._sets, self._options.fit, RowScores(scores.leading), read)
 
         # Run the clean test sets, the ID set first. Two things need its labels: metrics of each member alone, and the
@@ -153,11 +150,7 @@ class Measuring:
         warnings = warnings_of_row(
             model, id_predictions.samples, fitted, counts, test_sets, advises_temperature=no_temperature_was_fitted
         )
-        unsuited = warning_of_unsuited(model, scores.on_features, self._warned_of)
-        if unsuited is not None:
-            warnings.append(unsuited)
-        for warning in warnings:
-            self._log.warn(warning)
+        self._log.warn_all([*warnings, warning_of_unsuited(model, scores.on_features, self._warned_of)])
 
         # Then the corrupted test sets.
         for dataset in of_role(self._sets, CORRUPTION):
@@ -171,18 +164,20 @@ class Measuring:
                 gather(read(dataset), dataset, model.name, pairs=False)
 
         # Make the row: first the metrics that every model has, then entries that depend on the model and the options.
-        prediction_sets = None
-        if counts is not None:
-            prediction_sets = ConformalSets.model_validate(counts.to_json())
         scores_fitted_on = None
-        if model.detector is not None and model.detector.fitted_on:
+        if isinstance(model, PredictedModel) and scores.on_features:
+            scores_fitted_on = model.scores_fitted_on
+        elif model.detector is not None and model.detector.fitted_on:
             scores_fitted_on = ScoreDataRecord.model_validate(dict(model.detector.fitted_on))
         row = row_of(model, self._sets, gathered, fitted, scores.leading)
+        warning = little_diversity(row.diversity["id"].metrics, id_set.option_and_spec())
+        if warning is not None:
+            self._log.warn(f"{model.name}: {warning}")
         row = row.model_copy(
             update={
                 "fitted_on": scores_fitted_on,
                 "mc_dropout": model.mc_dropout,
-                "conformal": prediction_sets,
+                "conformal": None if counts is None else counts.record(),
                 "seen": dict(seen),
             }
         )
@@ -196,7 +191,7 @@ class Measuring:
         A line in the log says if the leading score comes from the model's file.
         """
         scores = row_scores(model, self._options)
-        command_names_scores = self._options.fit.scores.are_named
+        command_names_scores = bool(self._options.fit.scores.names)
         if model.stored.score is not None and not command_names_scores:
             self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
 

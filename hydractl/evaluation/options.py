@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec, OodSet, SuiteChoice
-from hydractl.expressions.score_choice import ALL_SCORES, parse_ood_score
+from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.model_records import DropoutRecord
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
@@ -98,29 +98,28 @@ class ScoreOptions:
     """The OOD scores of all rows.
 
     Attributes:
-        names: the scores of all rows, the leading one first. Empty means the score in the checkpoint, or else ``msp``.
-        of_rows: the leading score of single rows, by the name of the row, if it differs.
+        names: the scores, the leading one first. Empty means the score in the checkpoint, or else ``msp``.
         every: whether all scores were asked for; a row then leaves out scores that it cannot have.
     """
 
     names: Sequence[str] = ()
-    of_rows: Mapping[str, str] = field(default_factory=dict)
     every: bool = False
 
-    @property
-    def are_named(self) -> bool:
-        """Whether the command names any score, for all rows or for a single one."""
-        return bool(self.names or self.of_rows)
+    @classmethod
+    def of(cls, names: Sequence[str]) -> ScoreOptions:
+        """Return the scores that the values of ``--ood-score`` ask for."""
+        if list(names) == [ALL_SCORES]:
+            return cls([*SCORES, *ON_FEATURES], every=True)
+        return cls(names)
 
     @property
     def beside(self) -> Sequence[str]:
         """The scores that any row may report in addition to its leading one; empty unless several were named."""
         if len(self.names) < 2:
             return []
-        distinct_names = dict.fromkeys([*self.names, *self.of_rows.values()])
-        return list(distinct_names)
+        return self.names
 
-    def scores_of_row(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
+    def scores_of_row(self, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
         """Return the OOD scores of one row: the leading one, and, if several were asked for, all to report beside it.
 
         The leading score is that of the main OOD metrics and the threshold; it is also among those beside it. For
@@ -130,13 +129,14 @@ class ScoreOptions:
         (:attr:`every`), constant scores and scores that the model cannot have are left out.
 
         Args:
-            name: the name of the row.
             members: the number of members of its model.
             stored: the score in its file; None if there is none.
             on_features: the scores on features that its model can have.
         """
-        leading = self._leading(name, stored)
-        if len(self.names) < 2:
+        if not self.names:
+            return RowScores(stored or "msp")
+        leading = self.names[0]
+        if len(self.names) == 1:
             return RowScores(leading)
 
         beside = []
@@ -146,42 +146,7 @@ class ScoreOptions:
             if self.every and (is_constant or lacks_features):
                 continue
             beside.append(score)
-
-        # A row may have a leading score of its own that is not in ``names``, so add it; dict.fromkeys drops it again if
-        # it is there already.
-        beside.append(leading)
-        distinct_names = dict.fromkeys(beside)
-        return RowScores(leading, tuple(distinct_names))
-
-    def _leading(self, name: str, stored: str | None) -> str:
-        """Return the leading score of a row: the score named for it, that of all rows, the stored one, or ``msp``."""
-        score_of_row = self.of_rows.get(name)
-        if score_of_row:
-            return score_of_row
-        if self.names:
-            return self.names[0]
-        if stored:
-            return stored
-        return "msp"
-
-
-def score_options(texts: Sequence[str]) -> ScoreOptions:
-    """Return the OOD scores that the values of ``--ood-score`` ask for.
-
-    Raises:
-        ValueError: a score is unknown.
-    """
-    scores_of_all: list[str] = []
-    score_by_row: dict[str, str] = {}
-    for text in texts:
-        choice = parse_ood_score(text)
-        if choice.row is None:
-            scores_of_all += choice.names
-        else:
-            score_by_row[choice.row] = choice.names[0]
-    if scores_of_all == [ALL_SCORES]:
-        return ScoreOptions([*SCORES, *ON_FEATURES], score_by_row, every=True)
-    return ScoreOptions(scores_of_all, score_by_row)
+        return RowScores(leading, tuple(beside))
 
 
 @dataclass(frozen=True)
@@ -190,7 +155,6 @@ class FitOptions:
 
     Attributes:
         temperature: ``fit``, ``vector``, ``none``, a number; None means the calibration in the model's file.
-        temperatures: the temperature of single rows, by the name of the row, if it differs.
         threshold: ``ood:SHARE``, ``id:SHARE``, ``score:X``; None means the threshold in the model's file.
         scores: the OOD scores.
         knn_k: k of the scores ``knn`` and ``nnguide``.
@@ -201,7 +165,6 @@ class FitOptions:
     """
 
     temperature: str | None = None
-    temperatures: Mapping[str, str] = field(default_factory=dict)
     threshold: str | None = None
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     knn_k: int = 50
@@ -209,10 +172,6 @@ class FitOptions:
     negative_words: str | None = None
     conformal: float | None = None
     conformal_score: str = "lac"
-
-    def temperature_of(self, row: str) -> str | None:
-        """Return the value of ``temperature`` for one row, by the name of the row."""
-        return self.temperatures.get(row, self.temperature)
 
     @property
     def fits_calibration(self) -> bool:
@@ -249,10 +208,9 @@ class EvalOptions:
         fit: the options about fitting.
         bootstrap: the number of resamples for confidence intervals; 0 means no intervals.
         seed: the seed of the resamples.
-        reuse: the predictions files from which logits are read instead of running a model.
+        calibrations: files of ``calibrate`` with what was chosen for models.
         predictions: the path of the file of predictions; None for none.
         resume: whether to continue unfinished predictions files.
-        features: the path of the file that keeps features; an existing file is read. None to keep none.
         output: the path of the output; None where the verb says, or for none.
         force: whether files that exist are replaced.
         requirements: what has to hold in the rows.
@@ -263,10 +221,9 @@ class EvalOptions:
     fit: FitOptions = field(default_factory=FitOptions)
     bootstrap: int = 0
     seed: int = 0
-    reuse: Sequence[str] = ()
+    calibrations: Sequence[str] = ()
     predictions: str | None = None
     resume: bool = False
-    features: str | None = None
     output: str | None = None
     force: bool = False
     requirements: Sequence[Requirement] = ()

@@ -1,14 +1,14 @@
-"""Implausible data and results of an evaluation: each function returns warnings, which its caller gives to the log."""
+"""What is odd about the data and the results of an evaluation: functions that find it, for ``Log.warn_all``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from hydractl.data.base import Dataset, orientation_warnings
+from hydractl.data.base import Dataset, one_class_warning, orientation_warnings, report_skipped
 from hydractl.data.overlap import GivenSet, trained_on_warning
 from hydractl.data.plausibility import repetition_warnings, sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.data.text import report_cut
+from hydractl.data.text import cut_warning
 from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import EvalOptions
@@ -16,6 +16,7 @@ from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import (
     CORRUPTION,
+    ID,
     OOD_VAL,
     VAL,
     EvalSet,
@@ -35,25 +36,59 @@ from hydractl.metrics.plausibility import (
     nll_warning,
 )
 from hydractl.metrics.samples import Samples
-from hydractl.model.source import Source, warnings_of_opening
+from hydractl.model.loading import resolve_device, resolve_dtype
+from hydractl.model.machine import slow_format
+from hydractl.model.source import warnings_of_opening
 
 
-def warnings_before(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) -> list[str]:
-    """Return the warnings about class names and data sets that can be found before anything runs.
+def findings_before(
+    models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions
+) -> Iterator[str | None]:
+    """Yield what is odd about models and data before anything runs: class names, samples, number formats, long texts.
 
     Args:
         models: the models of all rows.
         sets: all data sets of the command.
+        options: the options of the command.
     """
-    sources: list[Source] = []
-    for model in models:
-        if isinstance(model, RunningModel):
-            sources += model.argument.sources
-    warnings = warnings_of_opening(sources)
-
+    running = [model for model in models if isinstance(model, RunningModel)]
+    yield from warnings_of_opening([source for model in running for source in model.argument.sources])
     for dataset in _read_as_they_are(sets):
-        warnings += sample_warnings(dataset, in_passing=True)
-    return warnings
+        yield from sample_warnings(dataset, in_passing=True)
+    if running:
+        yield slow_format(resolve_dtype(options.run.dtype), resolve_device(options.run.device))
+    yield from _cut_texts(running, sets)
+    yield from _odd_labels(sets, options)
+
+
+def _cut_texts(models: Sequence[RunningModel], sets: Sequence[EvalSet]) -> Iterator[str | None]:
+    """Yield how many texts of each set are cut, once for all models that cut texts in the same way."""
+    ways: list[object] = []  # the ways of preparing texts that were looked at
+    for model in models:
+        source = model.argument.sources[0]
+        preprocess = source.description.preprocess
+        if model.reads != "text" or preprocess in ways:
+            continue
+        ways.append(preprocess)
+        for eval_set in sets:
+            assert eval_set.dataset is not None  # a model that runs needs data
+            yield cut_warning(eval_set.dataset, source.family.collate(preprocess))
+
+
+def _odd_labels(sets: Sequence[EvalSet], options: EvalOptions) -> Iterator[str | None]:
+    """Yield what is odd about labels: all are of one class, or the ID test data have none.
+
+    If predictions are stored, missing labels are expected.
+    """
+    for eval_set in sets:
+        if eval_set.role in (ID, VAL) and eval_set.dataset is not None:
+            yield one_class_warning(eval_set.dataset)
+        if eval_set.role == ID and eval_set.labels is None and options.predictions is None:
+            warning = f"{eval_set.option_and_spec()} has no labels: accuracy and calibration are not measured"
+            hint = getattr(eval_set.dataset, "label_hint", None)
+            if hint:
+                warning += f" ({hint})"
+            yield warning
 
 
 def _read_as_they_are(sets: Sequence[EvalSet]) -> list[Dataset]:
@@ -66,8 +101,10 @@ def _read_as_they_are(sets: Sequence[EvalSet]) -> list[Dataset]:
     return datasets
 
 
-def warnings_of_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
-    """Return the warnings about samples that occur again and again, or that a model may know.
+def findings_of_samples(
+    models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions
+) -> Iterator[str | None]:
+    """Yield what is odd about samples that occur again and again, or that a model may know.
 
     Samples that were not read yet are read for it, so it is best done when the models have run on them.
 
@@ -79,39 +116,25 @@ def warnings_of_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet
     Raises:
         InputError: two sets have the same samples, or share most of them.
     """
-    warnings = check_apart(sets, options.data.allow_seen)
-    warnings += warnings_of_seen(models, sets)
+    yield from check_apart(sets, options.data.allow_seen)
+    yield from warnings_of_seen(models, sets)
     for dataset in _read_as_they_are(sets):
-        warnings += repetition_warnings(dataset)
-        warnings += orientation_warnings(dataset)
+        yield from repetition_warnings(dataset)
+        yield from orientation_warnings(dataset)
 
     # Validation data on which a model was trained.
-    chosen_on = _sets_chosen_on(sets, options)
     for model in models:
-        for eval_set in chosen_on:
-            if eval_set.dataset is None:
-                continue
-            validation = GivenSet(option_of(eval_set), eval_set.dataset)
-            warning = trained_on_warning(model.name, model.seen, validation)
-            if warning is not None:
-                warnings.append(warning)
-    return warnings
+        for eval_set in _sets_chosen_on(sets, options):
+            if eval_set.dataset is not None:
+                validation = GivenSet(option_of(eval_set), eval_set.dataset)
+                yield trained_on_warning(model.name, model.seen, validation)
 
 
-def report_cut_texts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], log: Log) -> None:
-    """Log how many texts of each set are cut, once for all models that cut texts in the same way."""
-    ways_reported: list[object] = []  # the ways of preparing texts that were reported
-    for model in models:
-        if not isinstance(model, RunningModel) or model.reads != "text":
-            continue
-        source = model.argument.sources[0]
-        preprocess = source.description.preprocess
-        if preprocess in ways_reported:
-            continue
-        ways_reported.append(preprocess)
-        for eval_set in sets:
-            assert eval_set.dataset is not None  # a model that runs needs --test
-            report_cut(eval_set.dataset, source.family.collate(preprocess), log)
+def report_skipped_samples(sets: Sequence[EvalSet], log: Log) -> None:
+    """Log which samples could not be read; corrupted sets have the samples of ``--test``, which are among them."""
+    for eval_set in sets:
+        if eval_set.role != CORRUPTION and eval_set.dataset is not None:
+            report_skipped(eval_set.dataset, log)
 
 
 def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:

@@ -39,32 +39,13 @@ _MOST_IDS = 1000
 def window_size(dataset: Dataset, batch_size: int) -> int:
     """Return the number of samples in a window. A window is sorted by length and then cut into batches.
 
-    Processes begin, and stopped runs resume, only at the beginning of a window. Every batch then has the same samples
-    as in one complete run, and so every prediction is equal bit by bit.
+    Stopped runs resume only at the beginning of a window. Every batch then has the same samples as in one complete run,
+    and so every prediction is equal bit by bit.
     """
     has_texts = dataset.lengths() is not None
     if not has_texts:
         return batch_size
     return batch_size * WINDOW_BATCHES
-
-
-def samples_of_rank(samples: int, window: int, rank: int, size: int) -> range:
-    """Return the range of samples that one process of ``torchrun`` predicts: whole, neighbouring windows.
-
-    Args:
-        samples: the number of samples of all processes together.
-        window: the number of samples in a window.
-        rank: the number of the process, from 0.
-        size: the number of processes, whose shares are as equal as possible.
-    """
-    windows = -(-samples // window)  # rounded up
-    first_window = windows * rank // size
-    stop_window = windows * (rank + 1) // size
-
-    # The last window may be shorter than the others, so limit both ends to the number of samples.
-    start = min(first_window * window, samples)
-    stop = min(stop_window * window, samples)
-    return range(start, stop)
 
 
 class Window(NamedTuple):
@@ -141,7 +122,7 @@ def predicted_windows(
 def _readable_batches(read: Iterator[Batch], dataset: Dataset, order: Sequence[int]) -> Iterator[Batch]:
     """Yield the batches in ``read``, and ignore the error that is raised if every sample was skipped.
 
-    Another process may have readable samples.
+    The run that was stopped may have had readable samples.
 
     Args:
         read: the batches.
@@ -179,7 +160,7 @@ def _lines_of_batch(
         prediction: the prediction of the batch.
         rows: the indices of the samples in the data set.
         dataset: the data set.
-        collate: makes the inputs of the model; for texts, see :func:`hydractl.data.text.report_cut`.
+        collate: makes the inputs of the model; for texts, see :func:`hydractl.data.text.cut_warning`.
         top, members: see :func:`predicted_windows`.
     """
     names = prediction.labels

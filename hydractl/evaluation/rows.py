@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.calibrated import fit_of, is_calibrated_by
 from hydractl.evaluation.fitted import warn_of_left_out
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluation.predictions.concatenated import concatenated
-from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
+from hydractl.evaluation.predictions.reading import holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.expressions.models import ModelRef
-from hydractl.files.header import read_header
+from hydractl.files.calibrate_answer import CalibrateAnswer
+from hydractl.files.fingerprints import checked, merged
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.model.loading import find_models, with_class_names
@@ -128,13 +130,15 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
             score for score in ON_FEATURES if _lacks_words(score, options.fit) and score not in possible_scores
         ]
         possible_scores = [score for score in ON_FEATURES if score not in impossible_scores]
-    return options.fit.scores.scores_of_row(model.name, model.members, model.stored.score, possible_scores)
+    return options.fit.scores.scores_of_row(model.members, model.stored.score, possible_scores)
 
 
 # --- the rows of eval -------------------------------------------------------------------------------------------------
 
 
-def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
+def find_rows(
+    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, *, tests: bool = True
+) -> list[Model]:
     """Return one row for each MODEL argument, in their order; only headers of files are read.
 
     Args:
@@ -142,11 +146,47 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
         opening: the options for opening models.
         options: the options of the command.
         log: receives messages.
+        tests: whether the command measures on test data, without which no model can run.
 
     Raises:
-        UsageError: if two rows have the same name, or a model does not allow an option.
+        UsageError: if two rows have the same name, there are no test data, or a model does not allow an option.
         InputError: if a file is missing or wrong.
     """
+    rows = _open_rows(models, opening, options, log, tests)
+    names = [row.name for row in rows]
+    repeated_names = sorted({name for name in names if names.count(name) > 1})
+    if repeated_names:
+        raise UsageError(f"MODEL names used twice: {', '.join(repeated_names)}", hint="name them apart: NAME=MODEL")
+
+    for path in options.calibrations:
+        _take_calibration(path, rows)
+    return rows
+
+
+def _take_calibration(path: str, rows: Sequence[Model]) -> None:
+    """Give what ``calibrate`` chose for a model to the row of this model, in place of what its own file holds.
+
+    Args:
+        path: the file that ``calibrate`` wrote.
+        rows: all rows.
+
+    Raises:
+        InputError: the file is another one, or no row is of the model.
+    """
+    answer = CalibrateAnswer.read(path)
+    of_the_model = [row for row in rows if is_calibrated_by(row, answer)]
+    if not of_the_model:
+        hint = "give the files, class names and prompts that it was chosen for, or leave it out"
+        raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
+    for row in of_the_model:
+        row.stored = fit_of(answer, path)
+        row.seen = merged(row.seen, checked(answer.seen, path))
+
+
+def _open_rows(
+    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, tests: bool
+) -> list[Model]:
+    """Return one row for each MODEL argument, in their order; the arguments are those of :func:`find_rows`."""
     # Open the arguments that are predictions files. All other arguments are models that run.
     predicted_rows: list[PredictedModel | None] = []  # None for a model that runs
     models_that_run: list[ModelRef] = []
@@ -163,30 +203,14 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
         predicted_rows.append(_row_of_predictions(name, refs, options.fit, log))
-    running_rows = iter(_running_models(models_that_run, opening, options, log))
-    rows: list[Model] = [next(running_rows) if row is None else row for row in predicted_rows]
-
-    names = [row.name for row in rows]
-    repeated_names = sorted({name for name in names if names.count(name) > 1})
-    if repeated_names:
-        raise UsageError(f"MODEL names used twice: {', '.join(repeated_names)}", hint="name them apart: NAME=MODEL")
-
-    # Files of --reuse save running a model again.
-    for path in options.reuse:
-        _reuse_predictions(PredictedModel(path, read_predictions(path)), rows)
-    return rows
+    running_rows = iter(_running_models(models_that_run, opening, options, log, tests))
+    return [next(running_rows) if row is None else row for row in predicted_rows]
 
 
 def _running_models(
-    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log
+    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, tests: bool
 ) -> list[RunningModel]:
-    """Return the rows of MODEL arguments that are models, in their order.
-
-    Args:
-        models: the MODEL arguments.
-        opening: the options for opening models.
-        options: the options of the command.
-        log: receives messages.
+    """Return the rows of MODEL arguments that are models, in their order; the arguments are those of :func:`find_rows`.
 
     Raises:
         UsageError: if there are no test data, or a model does not allow an option.
@@ -194,78 +218,15 @@ def _running_models(
     """
     if not models:
         return []
-    if options.data.test is None:
-        # Predictions files need no test data. A damaged one looks like a model, so report the damage first.
-        _check_headers(models)
+    if tests and options.data.test is None:
         raise UsageError("eval needs --test", hint="hydractl eval --help")
 
-    opened = find_models(models, opening)
-    arguments = with_class_names(opened, options.data.test, options.data.limit)
+    # A zero-shot model without class names takes those of the data.
+    arguments = find_models(models, opening)
+    data = options.data.test or options.data.val or options.data.train
+    if data is not None:
+        arguments = with_class_names(arguments, data, options.data.limit)
     return [RunningModel(argument, options.run, options.fit, log) for argument in arguments]
-
-
-def _check_headers(models: Sequence[ModelRef]) -> None:
-    """Raise an error if a safetensors file in the MODEL arguments is damaged.
-
-    Raises:
-        InputError: with the problem of its header.
-    """
-    for model in models:
-        _, members = model.split()
-        for member in members:
-            if _is_safetensors(member.text) and Path(member.text).is_file():
-                _check_file(member.text)
-
-
-def find_row_to_calibrate(model: ModelRef, opening: ModelOptions, options: EvalOptions, log: Log) -> RunningModel:
-    """Return the row of the checkpoint that ``calibrate`` gets.
-
-    Args:
-        model: the MODEL argument.
-        opening: the options for opening models.
-        options: the options of the command.
-        log: receives messages.
-
-    Raises:
-        UsageError: if the argument is not a single checkpoint.
-        InputError: if the file is missing or wrong.
-    """
-    # The result is a copy of the checkpoint, so nothing else can be calibrated.
-    _, members = model.split()
-    if len(members) > 1:
-        raise UsageError(f"calibrate writes a checkpoint, and {model} is none", hint="fuse the members first")
-    if is_predictions(members[0].text):
-        raise UsageError(f"calibrate writes a checkpoint, and {model} is a predictions file", hint="give the model")
-    (argument,) = find_models([model], opening)
-
-    # A zero-shot model without class names takes those of the data on which it is calibrated.
-    if options.data.val is not None:
-        (argument,) = with_class_names([argument], options.data.val, options.data.limit)
-    elif options.data.train is not None:
-        (argument,) = with_class_names([argument], options.data.train, options.data.limit)
-
-    row = RunningModel(argument, options.run, options.fit, log)
-    for path in options.reuse:
-        _reuse_predictions(PredictedModel(path, read_predictions(path)), [row])
-    return row
-
-
-def _reuse_predictions(file: PredictedModel, rows: Sequence[Model]) -> None:
-    """Add a predictions file to ``reused`` of every row whose model made the predictions.
-
-    Raises:
-        InputError: if there is no such row.
-    """
-    rows_of_same_model: list[RunningModel] = []
-    for row in rows:
-        if not isinstance(row, RunningModel):
-            continue
-        if row.sha256 == file.sha256:
-            rows_of_same_model.append(row)
-    if not rows_of_same_model:
-        raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
-    for row in rows_of_same_model:
-        row.reused.append(file)
 
 
 def _are_predictions(text: str, refs: Sequence[str]) -> bool:
@@ -276,40 +237,17 @@ def _are_predictions(text: str, refs: Sequence[str]) -> bool:
         refs: the references of its members.
 
     Raises:
-        InputError: if some are predictions files, and another one is a damaged file.
+        InputError: if a safetensors file is damaged, or is not there.
         UsageError: if some are predictions files, and others are models.
     """
-    predictions_refs = [ref for ref in refs if is_predictions(ref)]
-    other_refs = [ref for ref in refs if ref not in predictions_refs]
-    if not other_refs:
-        return True
-    if not predictions_refs:
-        return False
-    # A damaged predictions file would be called a model in the message below, so report the damage first.
-    for ref in other_refs:
-        if _is_safetensors(ref):
-            _check_file(ref)
-    raise UsageError(
-        f"{text}: {predictions_refs[0]} is a predictions file and {other_refs[0]} is a model",
-        hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
-    )
-
-
-def _is_safetensors(ref: str) -> bool:
-    """Return whether a reference is the name of a safetensors file."""
-    return ref.endswith((".st", ".safetensors"))
-
-
-def _check_file(ref: str) -> None:
-    """Raise an error if a safetensors file does not exist, or its header is damaged.
-
-    Raises:
-        InputError: with the problem.
-    """
-    if not Path(ref).exists():
-        raise InputError(f"no such file: {ref}")
-    if Path(ref).is_file():
-        read_header(ref)
+    predictions = [ref for ref in refs if holds_predictions(ref)]
+    models = [ref for ref in refs if ref not in predictions]
+    if predictions and models:
+        raise UsageError(
+            f"{text}: {predictions[0]} is a predictions file and {models[0]} is a model",
+            hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
+        )
+    return not models
 
 
 def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:

@@ -533,6 +533,10 @@ def _seen_count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -
     seen_when_stored = model.already_seen(dataset)
     if seen_when_stored:
         return seen_when_stored, "as its predictions say"
+    # Of stored predictions without samples, a whole set is recognised.
+    for use in entries:
+        if use["data"] == dataset.fingerprint:
+            return len(dataset), f"all of them by {use['by']} ({use['as']})"
     if dataset.dataset is None or not entries:
         return 0, ""
     seen = marked(entries, dataset.dataset)

@@ -10,20 +10,15 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 def check_temperature(text: str) -> None:
-    """Check the text of a temperature: ``fit``, ``vector``, ``none``, a number above 0, or ``ROW=T`` with a number.
+    """Check the text of a temperature: ``fit``, ``vector``, ``none``, or a number above 0.
 
     Raises:
         ValueError: the text is none of these; the message is the rest of a sentence that starts with the option's name.
     """
-    row, equals, value = text.rpartition("=")
     is_number = False
-    if _NUMBER.fullmatch(value):
-        is_number = 1e-9 <= float(value) <= 1e9
-    if equals:  # ROW=T, for one row
-        if not row or not is_number:
-            raise ValueError(f"must be ROW=T with a number above 0 (1e-9 to 1e9) for one row, not {text!r}")
-        return
-    if value not in ("fit", "vector", "none") and not is_number:
+    if _NUMBER.fullmatch(text):
+        is_number = 1e-9 <= float(text) <= 1e9
+    if text not in ("fit", "vector", "none") and not is_number:
         raise ValueError(f"must be fit, vector, none or a number above 0 (1e-9 to 1e9), not {text!r}")
 
 

@@ -1,8 +1,6 @@
-"""The OOD scores that ``--ood-score`` asks for, for all rows or for one row."""
+"""The names that ``--ood-score`` takes."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from hydractl.errors import did_you_mean
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
@@ -11,39 +9,14 @@ ALL_SCORES = "all"
 """The word that stands for every score in ``--ood-score``."""
 
 
-class ScoreChoice(NamedTuple):
-    """One ``--ood-score``.
-
-    Attributes:
-        row: the name of the row that it applies to; None for every row.
-        names: the names of scores: one for a single row; any number, or ``all`` alone, for every row.
-    """
-
-    row: str | None
-    names: tuple[str, ...]
-
-
-def parse_ood_score(text: str) -> ScoreChoice:
-    """Parse ``NAME,...``, ``all`` or ``ROW=NAME``.
+def check_ood_score(name: str) -> None:
+    """Check the name of one OOD score; ``all`` is one, too. Names of other packages are looked for now.
 
     Raises:
-        ValueError: a score is unknown, or the text has none of these forms.
+        ValueError: there is no such score; the message is the rest of a sentence that starts with the option's name.
     """
-    row, equals, listed_names = text.rpartition("=")
-    is_of_one_row = bool(equals)
-    names = [name.strip() for name in listed_names.split(",")]
-
-    known = [*SCORES, *ON_FEATURES]
-    if not is_of_one_row:
-        known.append(ALL_SCORES)
-    for name in names:
-        if name not in known:
-            choices = ", ".join(known)
-            suggestion = did_you_mean(name, known)
-            raise ValueError(f"must be one of {choices}, not {name!r}{suggestion}")
-
-    if not is_of_one_row:
-        return ScoreChoice(None, tuple(names))
-    if not row or len(names) > 1:
-        raise ValueError(f"must be NAME,... or ROW=NAME, not {text!r}")
-    return ScoreChoice(row, tuple(names))
+    known = [*SCORES, *ON_FEATURES, ALL_SCORES]
+    if name not in known:
+        choices = ", ".join(known)
+        suggestion = did_you_mean(name, known)
+        raise ValueError(f"must be one of {choices}, not {name!r}{suggestion}")

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from hydractl.files.model_records import CalibrationRecord, DataSetRecord, ThresholdRecord
+from hydractl.files.model_records import (
+    FILE_HASH,
+    CalibrationRecord,
+    DataSetRecord,
+    DropoutRecord,
+    ThresholdRecord,
+)
 from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
 
 
@@ -13,7 +19,10 @@ class CalibratedModelRecord(Record):
     """The model that was calibrated."""
 
     name: Annotated[str, told("Its name.")]
-    sha256: str | None = null("SHA-256 of its file.")
+    sha256: Any = null(FILE_HASH)
+    mc_dropout: DropoutRecord | None = optional("How the members were drawn by MC dropout.")
+    prompt: Sequence[str] | None = optional("Templates of a zero-shot model.")
+    labels: Sequence[str] | None = optional("Names of the classes of a zero-shot model.")
 
 
 class ComparedScoreRecord(Record):
@@ -40,12 +49,15 @@ class CalibrateAnswer(Result):
     calibration: CalibrationRecord | None = optional("The calibration of its averaged prediction.")
     threshold: ThresholdRecord | None = optional("The OOD score from which on a sample is flagged.")
     conformal: ChosenConformalRecord | None = optional("The threshold of prediction sets.")
-    ood_score: str | None = optional("The OOD score that the checkpoint holds.")
+    ood_score: str | None = optional("The OOD score that was chosen, or that the model had.")
     compared: Mapping[str, ComparedScoreRecord] | None = optional("Of several OOD scores, by name how each does.")
     near_ties: Sequence[str] | None = optional("Scores that are as good as the chosen one, by less than 0.005.")
     val: DataSetRecord | None = optional("The validation data that something was chosen on.")
     ood_val: Mapping[str, DataSetRecord] | None = optional("By name the OOD validation sets that it was chosen on.")
     train: DataSetRecord | None = optional("The training data that OOD scores were fitted to.")
+    seen: Sequence[Any] | None = optional(
+        "Fingerprints of the samples of these data; of a file for `eval --calibration`."
+    )
     note: str | None = optional("How the model was chosen, as the command said it.")
     samples: Mapping[str, Count] | None = optional("Number of samples of each data set; of a dry run.")
     files_: Sequence[str] | None = optional("What a dry run would write.")

@@ -143,7 +143,7 @@ class CalibrationRecord(Record):
     scale: Sequence[Number] | None = null("Factor of each class; null of a temperature.")
     bias: Sequence[Number] | None = null("Summand of each class; null of a temperature.")
     fitted_on: DataSetRecord | None = null("The validation set; null where it was given.")
-    stored: bool | None = optional("Whether it stood in the model's file.")
+    stored: bool | None = optional("Whether it stood in the model's file, or in one of `calibrate`.")
 
 
 class ThresholdRecord(Record):

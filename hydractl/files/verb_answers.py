@@ -216,19 +216,13 @@ class InfoAnswer(Result, extra="allow"):
     prompt: Any = optional("The templates that make prompts of the class names.")
     merge: Sequence[str] | None = optional("Of a fused model, which parts are averaged.")
 
-    # Of predictions and features.
+    # Of predictions.
     model: str | None = optional("Name of the model.")
     sha256: Any = optional(FILE_HASH)
     members: Count | None = optional("Number of members.")
     classes: Count | None = optional("Number of classes.")
     data_sets: Sequence[str] | None = optional("Name and number of samples of each set.")
-    data: Any = optional("The data set of features.")
     samples: Any = optional("Number of its samples.")
-    max_length: Any = optional("Tokens at which a text was cut.")
-    batch_size: Any = optional("Samples that were computed together.")
-    dtype: Any = optional("Number format of the computation.")
-    device: Any = optional("Kind of device it ran on.")
-    whole_last_block: Any = optional("Whether the last block ran for all tokens.")
 
     # Of an unfinished training.
     step: int | None = optional("Number of steps made.")

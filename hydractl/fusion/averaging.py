@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from hydractl.data import batches
-from hydractl.data.base import Dataset, report_left_out, report_orientation
-from hydractl.data.text import report_cut
+from hydractl.data.base import Dataset, left_out_warnings, orientation_warnings
+from hydractl.data.text import cut_warning
 from hydractl.families.base import MERGEABLE
 from hydractl.files.checkpoint import read_piece
 from hydractl.files.fuse_answer import AnswersRecord, AveragingLimits, AveragingRecord, OnDataRecord, SelfCheckRecord
@@ -80,8 +80,7 @@ def plan_checked(
     is_auto = merge == AUTO
     parts = MERGEABLE if is_auto else merge
     plan = plan_fusion(sources, parts)
-    for warning in plan.warnings:
-        log.warn(warning)
+    log.warn_all(plan.warnings)
     check = self_check(plan, sources, device, seed, log)
     if not plan.averaged:
         return CheckedFusion(plan, check, None)
@@ -202,8 +201,8 @@ def measure_on(
     if plan.averaged:
         before_averaging = ModelArgument("members", members).build(device, dtype)
 
-    report_left_out(dataset, log)
-    report_cut(dataset, fused.preprocess, log)
+    log.warn_all(left_out_warnings(dataset))
+    log.warn_all([cut_warning(dataset, fused.preprocess)])
     # Sum the figures of each sample over all batches.
     totals_before = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
     totals_after = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
@@ -216,7 +215,7 @@ def measure_on(
                 totals_before += _sums_over_batch(before_averaging.member_logits(inputs), labels)
             totals_after += _sums_over_batch(fused.member_logits(inputs), labels)
             progress.advance(len(labels))
-    report_orientation(dataset, log)
+    log.warn_all(orientation_warnings(dataset))
     if before_averaging is None:
         totals_before = totals_after
 

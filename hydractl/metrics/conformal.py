@@ -12,14 +12,15 @@ Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError
+from hydractl.files.eval_answer import ConformalSets
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.probabilities import Floats, blocks, check_labels, check_shape
@@ -69,18 +70,6 @@ def stored_conformal(entry: Any) -> Conformal | None:
     if type(entry.get("n_val")) is not int:
         raise InputError("its conformal prediction sets do not say on how many samples they were fitted")
     return Conformal(entry["method"], entry["alpha"], entry["qhat"], entry["n_val"])
-
-
-class ConformalEntry(TypedDict):
-    """The row's entry: the fitted threshold, and its results on the test samples, which are None without samples."""
-
-    method: Literal["lac", "aps"]
-    alpha: float
-    qhat: float
-    n_val: int
-    coverage: float | None
-    mean_size: float | None
-    empty: float | None
 
 
 def nonconformity(probs: Floats, method: str, arrays: Arrays = ON_ARRAYS) -> Floats:
@@ -215,14 +204,11 @@ class SetCounts:
             return None
         return count / self._samples
 
-    def to_json(self) -> ConformalEntry:
+    def record(self) -> ConformalSets:
         """Return the row's entry ``conformal``."""
-        return {
-            "method": self.fitted.method,
-            "alpha": self.fitted.alpha,
-            "qhat": self.fitted.qhat,
-            "n_val": self.fitted.n_val,
-            "coverage": self._per_sample(self._covered),
-            "mean_size": self.mean_size,
-            "empty": self._per_sample(self._empty),
-        }
+        return ConformalSets(
+            **asdict(self.fitted),
+            coverage=self._per_sample(self._covered),
+            mean_size=self.mean_size,
+            empty=self._per_sample(self._empty),
+        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from hydractl.errors import InputError, UsageError
+from hydractl.files.model_records import MeasuredThreshold, ThresholdRecord
 from hydractl.jsonio import shown
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.probabilities import check_finite
@@ -34,21 +35,6 @@ class ThresholdRule(NamedTuple):
         return f"{self.side}:{share}"
 
 
-class ThresholdEntry(TypedDict):
-    """A threshold in the form of files and rows: the name of the OOD score, the value, and the rule that chose it."""
-
-    score: str
-    value: float
-    rule: str
-
-
-class ThresholdBlock(ThresholdEntry):
-    """A threshold with the share of each test set that it flags; None for a set without samples."""
-
-    id_flagged: float | None
-    ood_flagged: dict[str, float | None]
-
-
 def parse_rule(text: str) -> ThresholdRule:
     """Read a rule ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1).
 
@@ -67,21 +53,21 @@ def parse_rule(text: str) -> ThresholdRule:
     raise UsageError(f"{text!r} says no threshold", hint="write ood:0.95 or id:0.01")
 
 
-def stored_threshold(entry: Any) -> ThresholdEntry | None:
+def stored_threshold(entry: Any) -> ThresholdRecord | None:
     """Check the threshold that a checkpoint or a predictions file holds, and return it; None if it holds none.
 
     Raises:
-        InputError: the entry is not a :class:`ThresholdEntry`.
+        InputError: the entry is none that ``calibrate`` writes.
     """
     if entry is None:
         return None
     if not _is_threshold(entry):
         raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
-    return {"score": entry["score"], "value": entry["value"], "rule": entry["rule"]}
+    return ThresholdRecord(score=entry["score"], value=entry["value"], rule=entry["rule"])
 
 
 def _is_threshold(entry: Any) -> bool:
-    """Return whether a value read from a file has the fields of a :class:`ThresholdEntry`."""
+    """Return whether a value read from a file has the fields of a threshold, all of them."""
     if not isinstance(entry, Mapping):
         return False
     if not isinstance(entry.get("score"), str):
@@ -166,22 +152,20 @@ def flagged(scores: np.ndarray, value: float) -> float | None:
     return int(np.count_nonzero(is_flagged)) / n
 
 
-def threshold_block(
-    threshold: ThresholdEntry, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
-) -> ThresholdBlock:
-    """Return a row's entry for its threshold.
+def measured_threshold(
+    threshold: ThresholdRecord, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
+) -> MeasuredThreshold:
+    """Return a threshold with the share of each test set that it flags; None for a set without samples.
 
     Args:
         threshold: the threshold.
         id_scores: the OOD scores of the ID samples, ``[N]``.
         ood_scores: the OOD scores of the samples of each OOD data set, ``[K]``, by its name.
     """
-    value = threshold["value"]
-    ood_flagged = {name: flagged(scores, value) for name, scores in ood_scores.items()}
-    return {
-        "score": threshold["score"],
-        "value": value,
-        "rule": threshold["rule"],
-        "id_flagged": flagged(id_scores, value),
-        "ood_flagged": ood_flagged,
-    }
+    value = threshold.value
+    assert value is not None  # a threshold that was chosen, or read from a file, has one
+    return MeasuredThreshold(
+        **dict(threshold),
+        id_flagged=flagged(id_scores, value),
+        ood_flagged={name: flagged(scores, value) for name, scores in ood_scores.items()},
+    )

@@ -45,7 +45,7 @@ class Chosen:
         return cls(
             score=stored_score(extra) or "msp",
             calibration=Calibration.from_json(calibration) if calibration else None,
-            threshold=None if threshold is None else float(threshold["value"]),
+            threshold=None if threshold is None else threshold.value,
             conformal=stored_conformal(extra.get("conformal")),
         )
 

@@ -493,7 +493,8 @@ def _output_problems(call: Call) -> list[str]:
         problems.append(f"--output - is for JSON, {call.verb} writes weights{where_output}")
 
     # A name that ends like a file of another kind, e.g. a.onnx.
-    if call.declared.writes == "weights" and output is not None:
+    is_json = call.declared.or_json and str(output).endswith(".json")
+    if call.declared.writes == "weights" and output is not None and not is_json:
         advice = name_for_weights(output)
         if advice is not None:
             problems.append(f"--output {output}: {call.verb} writes safetensors, so {advice}{where_output}")

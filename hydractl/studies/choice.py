@@ -252,14 +252,13 @@ def choose(plan: Plan, given_score: str | None, log: Log) -> Chosen:
     with log.progress("choosing", len(plan.rows), "rows") as progress:
         for row in plan.rows:
             path = plan.predictions(row, "choose")
-            calibration = fitted_temperature(path)
+            calibration = fitted_temperature(plan.calibration_file(row))
             validated = ValidatedRow(row, calibration, measure_row(path, calibration, given_score=given_score))
             rows[row.name] = validated
             candidates += validated.candidates(plan.request.bootstrap, plan.request.seed)
             progress.advance(1, row.name)
     chosen = Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val), given_score)
-    for sentence in chosen.doubts_of_guessing:
-        log.warn(sentence)
+    log.warn_all(chosen.doubts_of_guessing)
     return chosen
 
 
@@ -287,7 +286,7 @@ def validated_in_words(plan: Plan, row: Row) -> str:
 def _mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
     """Return by score the mean AUROC of a row over all OOD validation sets."""
     path = plan.predictions(row, "choose")
-    measured = measure_row(path, fitted_temperature(path))
+    measured = measure_row(path, fitted_temperature(plan.calibration_file(row)))
     scores = [score for score in measured.scores if score != HEDGE]
     means = {}
     for score, aurocs in measured.aurocs(scores, rounds=1, seed=0).items():

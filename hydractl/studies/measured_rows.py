@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hydractl.evaluation.fitting import fit
+from hydractl.evaluation.calibrated import fit_of
 from hydractl.evaluation.gathering import gather
-from hydractl.evaluation.options import MSP, FitOptions, RowScores
+from hydractl.evaluation.options import RowScores
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
-from hydractl.evaluation.providers.predicted import PredictedModel
-from hydractl.evaluation.sets import ID, OOD, VAL, EvalSet
+from hydractl.evaluation.sets import ID, OOD, EvalSet
+from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.eval_answer import RowMetrics
 from hydractl.files.model_records import CostRecord
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
@@ -119,12 +119,10 @@ def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
 
 
 def fitted_temperature(path: Path) -> Calibration:
-    """Return the temperature that fits best to the labels of the ID data set in a predictions file."""
-    model = PredictedModel(None, read_predictions(path))
-    validation = replace(model.stored_sets()[0], role=VAL)  # the ID set is the first
-    fitted = fit(model, [validation], FitOptions(temperature="fit"), MSP, model.batches)
-    assert fitted.calibration is not None  # it was asked for
-    return fitted.calibration
+    """Return the temperature that ``calibrate`` has written to a file."""
+    fitted = fit_of(CalibrateAnswer.read(str(path)), str(path)).calibration
+    assert fitted is not None  # the study asks for it
+    return fitted
 
 
 def measure_row(

@@ -34,7 +34,7 @@ def next_commands(plan: Plan, row: Row, score: str, free_score: str | None) -> l
     as_for_export = {**request.given_of(("max_length",)), "output": str(plan.folder / "best.onnx")}
     export = Command("export", (best,), as_for_export)
 
-    as_before = {**running, **request.given_of(_WHICH_SAMPLES), **plan.calibration(row, score, again=True)}
+    as_before = {**running, **request.given_of(_WHICH_SAMPLES), **plan.calibration(row, score)}
     recalibrate = Command("calibrate", (best,), {**as_before, "output": str(plan.folder / "recalibrated.st")})
 
     commands = [

@@ -28,6 +28,9 @@ _SHARED: Mapping[str, Sequence[str]] = {
 }
 """By verb, the options of a study that its steps share."""
 
+_OF_SAMPLES = ("limit", "on_bad", "seed")
+"""The options of a study that say which samples are read."""
+
 SHARED = {name for names in _SHARED.values() for name in names}
 """All options that steps of any verb share with the study."""
 
@@ -343,8 +346,12 @@ class Plan:
         """
         return self.folder / purpose / f"{row.name}.pred.st"
 
+    def calibration_file(self, row: Row) -> Path:
+        """Return the file that holds the temperature of a row."""
+        return self.folder / "choose" / f"{row.name}.calibration.json"
+
     def add_row(self, row: Row) -> None:
-        """Add a row, and the step that stores its logits on the second halves of the validation data.
+        """Add a row, and the steps that store its logits on the second halves of the validation data, and calibrate it.
 
         The model may have been trained on these samples, because no figure measured on them is reported.
         """
@@ -353,10 +360,16 @@ class Plan:
             spec = half(ood_set.spec, 2)
             ood.append(OodSet(f"{ood_set.name}={spec}", ood_set.name, None, spec))
         self.rows.append(row)
-        data = {"test": half(self.request.val, 2), "ood": ood, "allow_seen": True}
-        step = self._eval_step(row, "choose", data)
+        chosen_on = half(self.request.val, 2)
+        step = self._eval_step(row, "choose", {"test": chosen_on, "ood": ood, "allow_seen": True})
         self.choosing_steps[row.name] = step
         self.add(step)
+
+        # Its temperature, fitted to these logits.
+        predictions = ModelRef.of_row(row.name, [ModelRef(str(self.predictions(row, "choose")))])
+        fitted = {"val": chosen_on, "temperature": "fit"}
+        file = self.calibration_file(row).relative_to(self.folder)
+        self.add(self.step("calibrate", [predictions], fitted, [str(file)], shared=_OF_SAMPLES))
 
     def testing_steps(self, rows: Sequence[Row]) -> list[Step]:
         """Return the steps that store the logits of rows on the test data."""
@@ -391,26 +404,19 @@ class Plan:
         return self.step("eval", [model], arguments, [predictions, document], output=document)
 
     def _feature_arguments(self, row: Row) -> dict[str, object]:
-        """Return the options of ``eval`` for OOD scores on features; empty if the row has none.
-
-        All calls for a row name the same file of features, so the row runs over the training data only once.
-        """
+        """Return the options of ``eval`` for OOD scores on features; empty if the row has none."""
         if not self.fitted or not row.stored:
             return {}
         arguments = dict(self.fitted)
-        if "train" in arguments:
-            if row is self.rows[0]:  # of the single model, for it may have to be taken without a choice
-                names = self.fitted["ood_score"]
-                assert isinstance(names, list)
-                arguments["ood_score"] = [",".join([*names, HEDGE])]
-            arguments["features"] = str(self.folder / "choose" / f"{row.name}.features.st")
+        if "train" in arguments and row is self.rows[0]:  # the single model may have to be taken without a choice
+            names = self.fitted["ood_score"]
+            assert isinstance(names, list)
+            arguments["ood_score"] = [*names, HEDGE]
         return arguments
 
     # --- the best row -------------------------------------------------------------------------------------------------
 
-    def last_steps(
-        self, row: Row, score: str, note: str, of_table: Mapping[str, object], tested: Sequence[Row]
-    ) -> list[Step]:
+    def last_steps(self, row: Row, score: str, note: str, score_of_table: str, tested: Sequence[Row]) -> list[Step]:
         """Return the steps that remain when the row to use is known, with its OOD score.
 
         They put all tested rows into one table, write the row as ``best.st``, measure it and time it.
@@ -419,33 +425,38 @@ class Plan:
             row: the row.
             score: its OOD score.
             note: a sentence on how it was chosen; empty without one.
-            of_table: the options of ``eval`` with the scores and temperatures of the rows.
+            score_of_table: the OOD score of the table of the tested rows.
             tested: the rows that ran on the test data.
         """
         noted = {"note": note} if note else {}
         best = ModelRef.of_row("best", [row.model])
-        predictions = [str(self.predictions(row, purpose)) for purpose in ("choose", "test")]
+        chosen_on, tested_on = (
+            ModelRef.of_row("best", [ModelRef(str(self.predictions(row, purpose)))]) for purpose in ("choose", "test")
+        )
         calibration = self.calibration(row, score)
         force = {"force": True}
 
         # The stored predictions of these rows, each with its own temperature.
-        table = {"bootstrap": self.request.bootstrap, **force, **of_table}
+        table: dict[str, object] = {
+            "bootstrap": self.request.bootstrap,
+            **force,
+            "ood_score": score_of_table,
+            "calibration": [str(self.calibration_file(row)) for row in tested],
+        }
         if self.request.seed:
             table["seed"] = self.request.seed
         rows = [f"{row.name}={self.predictions(row, 'test')}" for row in tested]
         steps = [self.step("eval", rows, table, ["test.json"], shared=())]
 
-        # The row itself, with its temperature, threshold and score; and its figures with them.
-        calibrated = {**calibration, "reuse": predictions[:1], **force, **noted}
+        # Its temperature, threshold and score, by its stored predictions; the row itself with them, and its figures.
+        chosen = {name: calibration.pop(name) for name in ("val", "temperature", "threshold")}
+        by_stored = {**chosen, "ood_score": score, **force}
+        steps.append(self.step("calibrate", [chosen_on], by_stored, ["best.calibration.json"], shared=_OF_SAMPLES))
+        file = str(steps[-1].outputs[0])
+        calibrated = {**calibration, "calibration": file, **force, **noted}
+        measured = {**self._test_data(), "bootstrap": self.request.bootstrap, "calibration": file, **force}
         steps.append(self.step("calibrate", [best], calibrated, ["best.st"]))
-        measured = {
-            **self._test_data(),
-            **calibration,
-            "bootstrap": self.request.bootstrap,
-            "reuse": predictions,
-            **force,
-        }
-        steps.append(self.step("eval", [best], measured, ["best.json"]))
+        steps.append(self.step("eval", [tested_on], measured, ["best.json"]))
 
         # Nothing is to compare of the single model.
         if self.request.timed and row.name != "single":
@@ -455,16 +466,15 @@ class Plan:
 
     def outline(self) -> list[Step]:
         """Return all steps as they are known before the choice, with the last row in place of the best one."""
-        last_steps = self.last_steps(self.rows[-1], "SCORE", "", {}, self.rows)
+        last_steps = self.last_steps(self.rows[-1], "SCORE", "", "SCORE", self.rows)
         return [*self.steps, *self.testing_steps(self.rows), *last_steps]
 
-    def calibration(self, row: Row, score: str, *, again: bool = False) -> dict[str, object]:
+    def calibration(self, row: Row, score: str) -> dict[str, object]:
         """Return the options that fit temperature and threshold of a row on the second half of the validation data.
 
         Args:
             row: the row.
             score: its OOD score.
-            again: whether they are for another file than that of the row, whose stored features are not its own.
         """
         arguments: dict[str, object] = {
             "val": half(self.request.val, 2),
@@ -478,8 +488,6 @@ class Plan:
         of_features.pop("ood_score", None)  # it names all scores; only ``score`` is wanted here
         if ON_FEATURES[score] != "words":
             of_features.pop("negative_words", None)
-        if again:
-            of_features.pop("features", None)
         return {**arguments, **of_features}
 
     def free_command(self, score: str) -> Command:

@@ -93,8 +93,7 @@ class StudySets:
         """Log the notes and the warnings."""
         for note in self.notes:
             log.info(note)
-        for warning in self.warnings:
-            log.warn(warning)
+        log.warn_all(self.warnings)
 
 
 @dataclass

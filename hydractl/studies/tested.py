@@ -383,20 +383,12 @@ class Tested:
 
     # --- the table of all rows ----------------------------------------------------------------------------------------
 
-    def options_of_table(self) -> dict[str, list[str]]:
-        """Return the options of ``eval`` for the table of the rows, with the temperature of each row.
-
-        Every row has the score of the single model; but if any row does not have that score, that row has its own.
-        """
+    def score_of_table(self) -> str:
+        """Return the OOD score of the table of the rows: the single model's, or MSP if any row does not have it."""
         common_score = self.chosen.common_score
-        temperatures = [f"{row}={self.chosen.rows[row].temperature!r}" for row in self.rows]
-        scores = [common_score]
-        if any(common_score not in measured.scores for measured in self.rows.values()):
-            scores = []
-            for row, measured in self.rows.items():
-                score = common_score if common_score in measured.scores else self.chosen.score_of(row)
-                scores.append(f"{row}={score}")
-        return {"ood_score": scores, "temperature": temperatures}
+        if all(common_score in measured.scores for measured in self.rows.values()):
+            return common_score
+        return REFERENCE
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.batching import longest_first
 from hydractl.data.captions import CaptionedImages
-from hydractl.data.text import report_cut
+from hydractl.data.text import cut_warning
 from hydractl.distributed import Processes
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat, ModelFamily
@@ -141,7 +141,7 @@ def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log
         if isinstance(dataset, CaptionedImages):
             _report_cut_captions(model, dataset, log)
         elif dataset is not None:
-            report_cut(dataset, model.preprocess, log)
+            log.warn_all([cut_warning(dataset, model.preprocess)])
 
 
 def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) -> None:

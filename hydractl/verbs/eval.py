@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
-from hydractl.errors import Interrupted, UsageError, did_you_mean
+from hydractl.errors import Interrupted, UsageError
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, json_path, named_apart, write_json
 from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
 from hydractl.log import Log
-from hydractl.metrics.rows import little_diversity
-from hydractl.model.machine import slow_format
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -64,9 +61,6 @@ def _dry_run(plan: Plan, log: Log) -> Outcome:
     files = plan.files()
     for file in files:
         check_outputs([file], force=plan.replaceable(file))
-    new_features = [file for file in plan.features.values() if not file.exists()]
-    check_outputs(new_features, force=False)
-    files += new_features
     samples = {dataset.name: len(dataset) for dataset in plan.sets}
     rows = [EvalRow.partly(name=model.name) for model in plan.models]
     names = [str(file) for file in files]
@@ -83,7 +77,7 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
     """
     with importing():
         from hydractl.evaluation.answer import known_keys
-        from hydractl.evaluation.plausibility import warnings_before
+        from hydractl.evaluation.plausibility import findings_before
         from hydractl.evaluation.rows import check_scores, check_writable, find_rows
         from hydractl.evaluation.sets import open_sets
         from hydractl.model.loading import resolve_device
@@ -97,12 +91,7 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
     if options.keep_logits:
         check_writable(rows)
     names = [row.name for row in rows]
-    _check_row_names("--ood-score", options.fit.scores.of_rows, names)
-    _check_row_names("--temperature", options.fit.temperatures, names)
-    # Rows of stored predictions read no inputs, so they have no features.
-    names_that_run = [row.name for row in rows if row.reads is not None]
-    prediction_files = _paths_by_row(options.predictions, names)
-    feature_files = _paths_by_row(options.features, names_that_run)
+    prediction_files = _prediction_files(options.predictions, names)
 
     # The data sets, and whether the scores and requirements that were asked for can be measured on them.
     opened = open_sets(options.data, rows)
@@ -115,8 +104,7 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
     path = json_path(options.output)
     for note in opened.notes:
         log.info(note)
-    for warning in warnings_before(rows, sets):
-        log.warn(warning)
+    log.warn_all(findings_before(rows, sets, options))
 
     plan = Plan(
         models=rows,
@@ -124,26 +112,10 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         options=options,
         path=path,
         predictions=prediction_files,
-        features=feature_files,
         suite=suite,
     )
-    _check_distinct([*plan.files(), *feature_files.values()])
+    _check_distinct(plan.files())
     return plan
-
-
-def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> None:
-    """Raise UsageError if an option names a row that does not exist.
-
-    Args:
-        flag: the option, e.g. ``--temperature``.
-        named: the row names that were given with the option.
-        rows: the names of all rows.
-    """
-    for name in named:
-        if name not in rows:
-            guess = did_you_mean(name, rows)
-            hint = f"the rows are {', '.join(rows)}"
-            raise UsageError(f"{flag} {name}=...: no row has this name{guess}", hint=hint)
 
 
 def _find_suite(options: DataOptions, log: Log) -> FoundSuite | None:
@@ -174,7 +146,6 @@ class Plan:
         options: the options of the evaluation.
         path: the file of the answer; None for no file.
         predictions: by row name, the file that its predictions are written to.
-        features: by row name, the file that keeps its features of the training data; an existing file is read.
         suite: the suite of OOD sets; None if no suite was asked for.
     """
 
@@ -183,11 +154,10 @@ class Plan:
     options: EvalOptions
     path: Path | None
     predictions: Mapping[str, Path]
-    features: Mapping[str, Path]
     suite: FoundSuite | None
 
     def files(self) -> list[Path]:
-        """Return every file that is written, the answer first. Files of features are not among them."""
+        """Return every file that is written, the answer first."""
         files = list(self.predictions.values())
         if self.path is not None:
             files.insert(0, self.path)
@@ -215,8 +185,10 @@ def _measure(plan: Plan, log: Log) -> Outcome:
     Returns:
         The answer, the files that were written, with the answer first, and the requirements that are not met.
     """
-    from hydractl.evaluation.features import open_features
+    from hydractl.evaluation.fitting import unused_sets
     from hydractl.evaluation.measuring import Measuring
+    from hydractl.evaluation.plausibility import report_skipped_samples
+    from hydractl.evaluation.sets import option_of
 
     with ExitStack() as stack:
         # Claim every output before anything is computed. With --resume, finished predictions are read instead of made.
@@ -224,8 +196,8 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         for file in plan.files():
             may_be_there = plan.replaceable(file)
             outputs[file] = stack.enter_context(Output(file, force=plan.options.force, resumed=may_be_there))
-        features_by_row = {name: open_features(path, stack) for name, path in plan.features.items()}
-        _report_before(plan, log)
+        for dataset in unused_sets(plan.sets, plan.options):
+            log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
 
         # A file of predictions begins with what is known of their samples. Otherwise nothing is read for it alone.
         seen: Seen = {}
@@ -242,13 +214,10 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             if predictions_file is not None:
                 predictions_output = outputs[predictions_file]
                 files.append(predictions_file)
-            row = measuring.row(model, predictions_output, seen.get(model.name, {}), features_by_row.get(model.name))
+            row = measuring.row(model, predictions_output, seen.get(model.name, {}))
             rows.append(row)
 
-            warning = little_diversity(row.diversity["id"].metrics, plan.sets[0].option_and_spec())
-            if warning is not None:
-                log.warn(f"{row.name}: {warning}")
-        _report_skipped(plan, log)
+        report_skipped_samples(plan.sets, log)
         if not plan.options.keep_logits:
             seen = _compare(plan, log)
             rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
@@ -271,30 +240,11 @@ def _compare(plan: Plan, log: Log) -> Seen:
     Raises:
         InputError: sets that must be apart share samples, or there are seen samples that are not allowed.
     """
-    from hydractl.evaluation.plausibility import warnings_of_samples
+    from hydractl.evaluation.plausibility import findings_of_samples
     from hydractl.evaluation.sets import seen_samples
 
-    for warning in warnings_of_samples(plan.models, plan.sets, plan.options):
-        log.warn(warning)
+    log.warn_all(findings_of_samples(plan.models, plan.sets, plan.options))
     return seen_samples(plan.models, plan.sets, allow=plan.options.data.allow_seen)
-
-
-def _report_before(plan: Plan, log: Log) -> None:
-    """Log what is known about models and data before anything is measured."""
-    from hydractl.evaluation.fitting import unused_sets
-    from hydractl.evaluation.plausibility import report_cut_texts
-    from hydractl.evaluation.sets import option_of
-    from hydractl.model.loading import resolve_device, resolve_dtype
-
-    dtype = resolve_dtype(plan.options.run.dtype)
-    device = resolve_device(plan.options.run.device)
-    warning_of_speed = slow_format(dtype, device)
-    if warning_of_speed is not None:
-        log.warn(warning_of_speed)
-    report_cut_texts(plan.models, plan.sets, log)
-    _report_labels(plan, log)
-    for dataset in unused_sets(plan.sets, plan.options):
-        log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
 
 
 def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -> EvalAnswer:
@@ -321,43 +271,13 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -
     )
 
 
-def _report_skipped(plan: Plan, log: Log) -> None:
-    """Log which samples could not be read (with ``--on-bad skip``)."""
-    from hydractl.evaluation.sets import CORRUPTION
-
-    for eval_set in plan.sets:
-        if eval_set.role == CORRUPTION:  # it has the samples of --test, which are reported already
-            continue
-        if eval_set.dataset is not None:
-            report_skipped(eval_set.dataset, log)
-
-
-def _report_labels(plan: Plan, log: Log) -> None:
-    """Warn of data sets whose labels are all of one class, and of a test set without labels.
-
-    If predictions are stored, missing labels are expected, and there is no warning.
-    """
-    for eval_set in plan.sets:
-        should_have_labels = eval_set.role in ("id", "val")
-        if should_have_labels and eval_set.dataset is not None:
-            report_classes(eval_set.dataset, log)
-    # The ID test set is always the first.
-    test_set = plan.sets[0]
-    if test_set.labels is None and not plan.predictions:
-        warning = f"{test_set.option_and_spec()} has no labels: accuracy and calibration are not measured"
-        hint = getattr(test_set.dataset, "label_hint", None)
-        if hint:
-            warning += f" ({hint})"
-        log.warn(warning)
-
-
-def _paths_by_row(text: str | None, names: list[str]) -> dict[str, Path]:
-    """Return the file of each row for an option such as ``--predictions``.
+def _prediction_files(text: str | None, names: list[str]) -> dict[str, Path]:
+    """Return the file of the predictions of each row.
 
     A single row gets the file itself. Several rows each get a file with the name of the row in it.
 
     Args:
-        text: the value of the option; None if it was not given, which returns no files.
+        text: the value of ``--predictions``; None if it was not given, which returns no files.
         names: the names of the rows.
     """
     if text is None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from hydractl.data.base import report_classes
+from hydractl.data.base import one_class_warning
 from hydractl.data.overlap import Validation
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, UsageError
@@ -166,8 +166,7 @@ def _train_one_model(request: TrainingRequest, log: Log, team: Processes, signal
     prepared = _prepare(request, log)
     source = prepared.opened.source
     files = prepared.files
-    for warning in warnings_of_data(prepared.opened, in_passing=request.dry_run):
-        log.warn(warning)
+    log.warn_all(warnings_of_data(prepared.opened, in_passing=request.dry_run))
     if request.dry_run:
         return _dry_run(prepared.plan, files, request, team, log)
     is_first = team.rank == 0
@@ -239,10 +238,10 @@ def _report_data(opened: Opened, log: Log) -> None:
     """
     train_set = opened.train_set
     val_set = opened.val_set
-    report_classes(train_set, log)
+    log.warn_all([one_class_warning(train_set)])
     if val_set is None:
         return
-    report_classes(val_set, log)
+    log.warn_all([one_class_warning(val_set)])
     differences = label_differences(train_set.label_names, val_set.label_names)
     if differences:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
@@ -361,8 +360,7 @@ def _train_and_write(
         digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
 
-    for warning in warnings_of_course(trained.outcome, opened.val_set, _classes_of_loss(prepared)):
-        log.warn(warning)
+    log.warn_all(warnings_of_course(trained.outcome, opened.val_set, _classes_of_loss(prepared)))
     answer = _answer_of_training(trained, plan, digests, log.warnings)
     return Outcome(answer, files=list(files.paths))
 

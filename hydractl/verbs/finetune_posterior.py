@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hydractl.data import open_data
-from hydractl.data.base import PAIRS, Dataset, report_classes
+from hydractl.data.base import PAIRS, Dataset, one_class_warning
 from hydractl.data.overlap import GivenSet, trained_on_warning, without_training_data
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import UsageError
@@ -51,8 +51,7 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
     source = _without_fitted(open_source(request.models[0], request.opening), log)
     path = file_path(request.output or f"{source.name}.laplace.st")
     data, val, named = _open_data_sets(source, request, log)
-    for warning in _warnings_of_data(source, data, val, in_passing=request.dry_run):
-        log.warn(warning)
+    log.warn_all(_warnings_of_data(source, data, val, in_passing=request.dry_run))
     samples = options.counted_samples(len(data), are_pairs=_needs_pairs(source))
     plan = PosteriorPlan(
         output=str(path),
@@ -265,7 +264,7 @@ def _fits(
     report_all_cut(model, [data, val], log)
     validation = None
     if val is not None:
-        report_classes(val, log)
+        log.warn_all([one_class_warning(val)])
         validation = _read(model, val, request, log)
     # A classifier has one tower.
     if len(model.chains) == 1:

@@ -247,8 +247,7 @@ def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> None:
     new_warnings = list(warnings_of(answer))
     if not plan.warnings:
         new_warnings += _diversity_warnings(answer)
-    for warning in new_warnings:
-        log.warn(warning)
+    log.warn_all(new_warnings)
 
 
 def _diversity_warnings(answer: FuseAnswer) -> list[str]:

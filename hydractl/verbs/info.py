@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import InputError
-from hydractl.evaluation.features import FEATURES_SCHEMA
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
 from hydractl.files.circuit_answer import CircuitAnswer, CircuitHeads, KeptSite, MaskRecord
@@ -182,20 +181,6 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
     return OverlapAnswer(pairs=pairs)
 
 
-_MADE_WITH = (
-    "sha256",
-    "data",
-    "samples",
-    "prompt",
-    "max_length",
-    "batch_size",
-    "dtype",
-    "device",
-    "whole_last_block",
-)
-"""The entries of a file of features that are shown; a file may have other keys for other purposes."""
-
-
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     """Return what a safetensors file holds, from its header.
 
@@ -219,14 +204,12 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
         dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
     )
 
-    # What else is shown: nothing for a file of another program; else the facts of predictions, features, an unfinished
-    # training, or a model.
+    # What else is shown: nothing for a file of another program; else the facts of predictions, an unfinished training,
+    # or a model.
     if description is None:
         return info.model_copy(update={"note": "does not describe itself; use it with --arch"})
     if str(schema).startswith("hydractl.predictions/"):
         return info.model_copy(update=_prediction_facts(path))
-    if schema == FEATURES_SCHEMA:
-        return info.model_copy(update=_entries_there(description, _MADE_WITH))
     if schema == TRAINING_SCHEMA:
         return info.model_copy(update={**unfinished(description), "source": begun_with(description)})
     return with_model(info, Description.from_json(description, str(path)))

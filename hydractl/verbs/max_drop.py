@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from hydractl.data import open_data
-from hydractl.data.base import Dataset, report_classes, report_left_out, report_orientation
+from hydractl.data.base import Dataset, left_out_warnings, one_class_warning, orientation_warnings
 from hydractl.data.part import dataset_part
-from hydractl.data.text import report_cut
+from hydractl.data.text import cut_warning
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -166,7 +166,7 @@ def choose_within(
             yield correct
 
     steps, counts_read = steps_within(try_budgets(), samples, max_drop)
-    report_orientation(dataset, log)
+    log.warn_all(orientation_warnings(dataset))
     choice = choices_tried[steps]
     measured_on = "val" if val else "data"
     measured = _provenance(max_drop, measured_on, samples, counts_read)
@@ -210,11 +210,11 @@ def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, 
     )
     check_labels_are_classes(dataset, named)
     if val:
-        report_left_out(dataset, log)
-        report_classes(dataset, log)
+        log.warn_all(left_out_warnings(dataset))
+        log.warn_all([one_class_warning(dataset)])
     else:
         dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, on))
-    report_cut(dataset, named.family.collate(named.description.preprocess), log)
+    log.warn_all([cut_warning(dataset, named.family.collate(named.description.preprocess))])
     return dataset
 
 

@@ -36,8 +36,7 @@ def opening_options(values: Mapping[str, Any], *, bodies: bool = False) -> Model
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
     """Log what is special about models to be read: big weights, drawn or pickled ones, foreign tokens, and so on."""
     sources = list(sources)
-    for warning in warnings_of_opening(sources):
-        log.warn(warning)
+    log.warn_all(warnings_of_opening(sources))
     for source in sources:
         _announce_odd_weights(source, log)
 

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hydractl.data import Dataset
 from hydractl.data.base import (
+    left_out_warnings,
+    orientation_warnings,
     reasons_of_skipped,
-    report_left_out,
-    report_orientation,
-    report_skipped,
     warning_of_skipped,
 )
-from hydractl.data.joined import STANDARD_INPUT, open_inputs
+from hydractl.data.joined import open_inputs
 from hydractl.data.text import warning_of_cut
-from hydractl.distributed import Processes, alone, local_device, processes, restarted
-from hydractl.errors import InputError, Interrupted, UsageError, install_hint
+from hydractl.distributed import alone
+from hydractl.errors import InputError, Interrupted, UsageError
 from hydractl.evaluation.options import FitOptions, PredictOptions
 from hydractl.evaluation.predicting import (
     PredictionTally,
     Window,
     predicted_windows,
     predicting_model_record,
-    samples_of_rank,
-    window_size,
 )
 from hydractl.evaluation.predictions.lines import CUT, FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.evaluation.predictions.unfinished import (
-    UnfinishedPredictions,
-    refuse_other_division,
-    unfinished_of_rank,
-    unfinished_of_team,
-    windows_in,
-)
+from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, windows_in
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
@@ -59,8 +49,6 @@ from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
-_PATIENCE_S = 86_400.0
-"""Seconds that a rank waits for a slower rank; a rank that has died is noticed at once."""
 _THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
 
 
@@ -72,7 +60,6 @@ class _Plan:
         model: the checkpoint that predicts; its weights are not read yet.
         chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
         dataset: all inputs.
-        samples: the indices of the inputs that this process predicts.
         options: the options of the command.
         lines: the file of the predictions; None: they are printed.
         report: the file of the summary; None for no file.
@@ -81,7 +68,6 @@ class _Plan:
     model: RunningModel
     chosen: Chosen
     dataset: Dataset
-    samples: range
     options: PredictOptions
     lines: Path | None
     report: Path | None
@@ -130,67 +116,40 @@ def run(
 ) -> Outcome:
     """Predict every input: into a file, or line by line as the caller takes the lines of the outcome.
 
-    Under ``torchrun`` all ranks predict into one file, and rank 0 answers.
-
     Args:
         model: the MODEL.
         inputs: the INPUTs, or a data set.
         opening: how the model is opened.
         options: how it runs, what is written about each input, and the files.
         dry_run: whether only to plan.
-        log: receives everything from a single process; of several, most is logged by rank 0 only.
+        log: receives messages, warnings and progress.
 
     Returns:
-        The summary; on ranks other than 0, a silent outcome. Without an output file nothing is predicted yet: the
-        ``lines`` of the outcome predict while they are taken, and fill in the summary after the last one.
+        The summary. Without an output file nothing is predicted yet: the ``lines`` of the outcome predict while they
+        are taken, and fill in the summary after the last one.
     """
-    with ExitStack() as while_they_work:
-        team = Processes()
-        if not alone():
-            options = _options_of_rank(options, inputs)
-            team = while_they_work.enter_context(processes(_PATIENCE_S))
-        log_of_team = team.quieted(log)
-        plan = _plan(model, inputs, opening, options, team, log_of_team)
-        if dry_run:
-            if team.rank > 0:
-                return Outcome(None, silent=True)
-            check_outputs(plan.paths, force=options.force)
-            names = [str(path) for path in plan.paths]
-            record = PredictingModelRecord.partly(name=plan.model.name)
-            return Outcome(PredictAnswer.planned(model=record, n=len(plan.samples), files_=names))
+    if not alone():
+        hint = "give each process a part of its own: hydractl predict MODEL 'SPEC?part=1/4' -o 1.jsonl"
+        raise UsageError("predict is one process, and torchrun has started several", hint=hint)
+    plan = _plan(model, inputs, opening, options, log)
+    if dry_run:
+        check_outputs(plan.paths, force=options.force)
+        names = [str(path) for path in plan.paths]
+        record = PredictingModelRecord.partly(name=plan.model.name)
+        return Outcome(PredictAnswer.planned(model=record, n=len(plan.dataset), files_=names))
 
-        announce_reading([plan.source], log_of_team)
-        if plan.lines is None:
-            outcome = Outcome(None)
-            outcome.lines = _predict_line_by_line(plan, outcome, log)
-            return outcome
-        try:
-            return _predict_into_file(plan, plan.lines, log, team)
-        except KeyboardInterrupt:
-            raise Interrupted(hint="add --resume to the same command to go on") from None
+    announce_reading([plan.source], log)
+    if plan.lines is None:
+        outcome = Outcome(None)
+        outcome.lines = _predict_line_by_line(plan, outcome, log)
+        return outcome
+    try:
+        return _predict_into_file(plan, plan.lines, log)
+    except KeyboardInterrupt:
+        raise Interrupted(hint="add --resume to the same command to go on") from None
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
-
-
-def _options_of_rank(options: PredictOptions, inputs: Sequence[str | DataSpec]) -> PredictOptions:
-    """Return the options of one of several processes that ``torchrun`` started: it runs on its own device.
-
-    Processes that are started again after a failure resume.
-
-    Raises:
-        UsageError: an option does not work with several processes.
-    """
-    if options.output is None:
-        raise UsageError("predict by several processes needs --output", hint="their lines would mix on standard output")
-    if STANDARD_INPUT in map(str, inputs):
-        raise UsageError("standard input is one process's alone", hint="give the inputs as arguments, or start one")
-    device = options.run.device
-    if device.startswith("cuda:"):
-        hint = "--device cuda gives each process its own"
-        raise UsageError(f"--device {device} is one GPU for all processes", hint=hint)
-    run_options = replace(options.run, device=local_device(device))
-    return replace(options, run=run_options, resume=options.resume or restarted())
 
 
 def _plan(
@@ -198,21 +157,18 @@ def _plan(
     inputs: Sequence[str | DataSpec],
     opening: ModelOptions,
     options: PredictOptions,
-    team: Processes,
     log: Log,
 ) -> _Plan:
     """Open the model and the inputs, and check everything that can be checked before any work.
 
     Raises:
         OutputError: a path of an output names a folder.
-        UsageError: the device is not there, Parquet cannot be written, MODEL is not a single model or its classes have
-            no names, or a requirement is on a figure that these predictions will not have.
+        UsageError: the device is not there, MODEL is not a single model or its classes have no names, or a
+            requirement is on a figure that these predictions will not have.
         InputError: the model or an input cannot be read, or is broken.
     """
     resolve_device(options.run.device)
     lines = None if options.output is None else file_path(options.output)
-    if lines is not None and lines.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow"))
     report = None if options.report is None else file_path(options.report)
 
     # The model.
@@ -238,8 +194,6 @@ def _plan(
         seed=opening.seed,
         on_bad=options.on_bad,
     )
-    window = window_size(dataset, options.run.batch_size)
-    samples = samples_of_rank(len(dataset), window, team.rank, team.size)
 
     # What the model lacks for judging its inputs: a threshold.
     check_known(options.requirements, [name], REQUIRABLE, skip_first=False)
@@ -249,9 +203,9 @@ def _plan(
                 message = f"--require {requirement.text} needs a threshold, and {name} holds none"
                 raise UsageError(message, hint=_THRESHOLD_HINT)
         log.info(f"{name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
-    report_left_out(dataset, log)
+    log.warn_all(left_out_warnings(dataset))
     model = RunningModel(ModelArgument(name, [source]), options.run, FitOptions(), log)
-    return _Plan(model, chosen, dataset, samples, options, lines, report)
+    return _Plan(model, chosen, dataset, options, lines, report)
 
 
 # --- predicting -------------------------------------------------------------------------------------------------------
@@ -262,7 +216,7 @@ def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
 
     The weights are read when the first window is asked for, and not at all if no sample is left.
     """
-    samples = range(start, plan.samples.stop)
+    samples = range(start, len(plan.dataset))
     if not samples:
         return
     options = plan.options
@@ -284,8 +238,8 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[d
     with ExitStack() as stack:
         report_output = plan.claim_report(stack, force=plan.options.force)
         tally = PredictionTally()
-        yield from _rows_counted(_predict_windows(plan, plan.samples.start, log), tally)
-        if plan.samples and not tally.predicted:
+        yield from _rows_counted(_predict_windows(plan, 0, log), tally)
+        if len(plan.dataset) and not tally.predicted:
             raise _nothing_readable(plan)
         complete = _sum_up(plan, tally, report_output, log)
     outcome.result = complete.result
@@ -293,71 +247,49 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[d
     outcome.unmet = complete.unmet
 
 
-def _predict_into_file(plan: _Plan, path: Path, log: Log, team: Processes) -> Outcome:
-    """Predict into a file. Each process first writes an unfinished file; rank 0 joins these at the end.
-
-    Returns:
-        The summary; on ranks other than 0, a silent outcome.
+def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
+    """Predict into a file, by way of an unfinished file beside it; return the summary.
 
     Raises:
-        InputError: none of the inputs can be read.
-        UsageError: the run to resume was started with another number of processes.
+        InputError: none of the inputs can be read, or the unfinished file is of another run.
     """
     resume = plan.options.resume
-    log_of_team = team.quieted(log)
     with ExitStack() as stack:
-        # Rank 0 claims the outputs before any rank begins.
+        # A stopped run may already have written the outputs, and left its unfinished file because it was not at its
+        # end.
         target = Path(os.path.realpath(path))
-        if resume:
-            refuse_other_division(target, team.size)
-        output = report_output = None
-        if team.rank == 0:
-            # A stopped run may already have written them, and left its unfinished file because it was not at its end.
-            stopped = unfinished_of_rank(target, 0, team.size)
-            force = plan.options.force or (resume and stopped.exists())
-            output = stack.enter_context(Output(path, force=force, resumed=resume))
-            report_output = plan.claim_report(stack, force=force)
-        team.gather(None)  # wait until rank 0 has claimed the outputs
-
-        # Predict the samples of this process; a resumed process goes on after the last sample in its unfinished file.
-        unfinished_path = unfinished_of_rank(target, team.rank, team.size)
+        unfinished_path = target.with_name(f"{target.name}.part")
         exists = unfinished_path.exists()
+        force = plan.options.force or (resume and exists)
+        output = stack.enter_context(Output(path, force=force, resumed=resume))
+        report_output = plan.claim_report(stack, force=force)
+
+        # Predict; a resumed run goes on after the last sample in its unfinished file.
         if resume and not exists:
             begun = "compared with what is predicted anew" if path.exists() else "begun"
-            log_of_team.info(f"nothing to resume: {path} is {begun}")
+            log.info(f"nothing to resume: {path} is {begun}")
         elif exists and not resume:
-            log_of_team.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
+            log.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
         unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan), resume=resume)
         stack.callback(unfinished.close)
-        start = plan.samples.start
-        if unfinished.stop is not None:
-            start = unfinished.stop
-            left = plan.samples.stop - start
-            log_of_team.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.samples):,} are left")
-        for window in _predict_windows(plan, start, log_of_team):
+        start = unfinished.stop or 0
+        if start:
+            left = len(plan.dataset) - start
+            log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.dataset):,} are left")
+        for window in _predict_windows(plan, start, log):
             unfinished.append(window)
-        unfinished.close()  # rank 0 reads the complete file below
-        predicted_by_all = sum(team.gather(unfinished.predicted))
-        if output is None:
-            report_skipped(plan.dataset, log)
-            return Outcome(None, silent=True)
-
-        # Only rank 0 gets here: it joins the unfinished files of all processes.
-        files_of_team = unfinished_of_team(target, team.size)
-        if len(plan.dataset) and not predicted_by_all:
-            _remove(files_of_team)
+        unfinished.close()
+        if len(plan.dataset) and not unfinished.predicted:
+            unfinished_path.unlink(missing_ok=True)
             raise _nothing_readable(plan)
+
+        # Write the output, and the summary.
         tally = PredictionTally()
-        rows = _rows_counted(windows_in(files_of_team), tally)
-        write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
+        rows = _rows_counted(windows_in(unfinished_path), tally)
+        write_rows(output, rows, plan.fields)
         outcome = _sum_up(plan, tally, report_output, log)
-        _remove(files_of_team)
+        unfinished_path.unlink(missing_ok=True)
     return outcome
-
-
-def _remove(files: Iterable[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
 
 
 def _nothing_readable(plan: _Plan) -> InputError:
@@ -383,7 +315,6 @@ def _fingerprint(plan: _Plan) -> dict[str, Any]:
     return {
         "model": plan.source.sha256,
         "inputs": digest_of_inputs,
-        "samples": [plan.samples.start, plan.samples.stop],
         "batch_size": options.run.batch_size,
         "on_bad": options.on_bad,
         "top": options.top,
@@ -420,11 +351,11 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log
     source = plan.source
     record = predicting_model_record(source.name, source.sha256, len(source.description.masks), plan.chosen)
     answer = tally.answer(record, None if plan.lines is None else str(plan.lines))
-    # Samples that a stopped run or another process skipped are in the tally, and not in the data set.
+    # Samples that a stopped run skipped are in the tally, and not in the data set.
     reasons_of_skipped(plan.dataset, log)
     if answer.skipped is not None:
         log.warn(warning_of_skipped(plan.dataset, answer.skipped.n, answer.skipped.ids))
-    report_orientation(plan.dataset, log)
+    log.warn_all(orientation_warnings(plan.dataset))
     if answer.cut is not None:
         log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, source.description.preprocess["max_length"]))
     answer = answer.model_copy(update={"warnings": log.warnings})

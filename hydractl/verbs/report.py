@@ -159,8 +159,7 @@ def _one_eval(documents: Documents, over: str | None, log: Log) -> EvalAnswer:
         (answer,) = answers.values()  # several documents without --over were refused before
         return answer
     mean = means(answers, over)
-    for warning in mean.warnings:
-        log.warn(warning)
+    log.warn_all(mean.warnings)
     return mean
 
 

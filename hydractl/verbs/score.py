@@ -12,9 +12,9 @@ import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
 from hydractl.data import Batch, Dataset, batches, open_data
-from hydractl.data.base import report_classes, report_left_out, report_orientation
+from hydractl.data.base import left_out_warnings, one_class_warning, orientation_warnings
 from hydractl.data.part import dataset_part
-from hydractl.data.text import report_cut
+from hydractl.data.text import cut_warning
 from hydractl.errors import NonFiniteError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, write_json
@@ -144,7 +144,7 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         details["remove"] = scoring.remove
     seen_samples: list[Entry] = []
     if on_data is not None:
-        report_orientation(on_data.dataset, log)
+        log.warn_all(orientation_warnings(on_data.dataset))
         details.update(on_data.measured_on)
         seen_samples = on_data.used
     details.update(asked_classes(source, scoring.tower))
@@ -242,8 +242,8 @@ def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
         need_labels=True,
         reads={source.name: source.description.reads},
     )
-    report_left_out(dataset, log)
-    report_classes(dataset, log)
+    log.warn_all(left_out_warnings(dataset))
+    log.warn_all([one_class_warning(dataset)])
     check_labels_are_classes(dataset, source)
     model = build_model(source, on.device, on.dtype)
 
@@ -252,7 +252,7 @@ def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
     if count < on.samples:
         log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
     dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, on))  # the others are never read
-    report_cut(dataset, model.preprocess, log)
+    log.warn_all([cut_warning(dataset, model.preprocess)])
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:

@@ -16,13 +16,12 @@ from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.fingerprints import incomparable
-from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import StudyAnswer, TimeRatio
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, needs_training_data
-from hydractl.metrics.threshold import stored_score
+from hydractl.metrics.threshold import stored_score, stored_threshold
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.report.eval_html import render
@@ -207,7 +206,7 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
         return {}
 
     # The options. Scores on logits need not be named (except one): they are computed later from the stored logits.
-    options: dict[str, object] = {"ood_score": [",".join(["msp", *names])]}
+    options: dict[str, object] = {"ood_score": ["msp", *names]}
     if request.negative_words is not None:
         options["negative_words"] = request.negative_words
     if samples is None:
@@ -444,7 +443,7 @@ def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> 
         course: shows how far the study is.
         log: receives a line for each row that was measured.
     """
-    rows = {step.outputs: row for row in plan.rows for step in [plan.choosing_steps[row.name]]}
+    rows = {(plan.calibration_file(row),): row for row in plan.rows}  # by what the last step of a row writes
     for step in steps:
         line = shlex.join(["hydractl", *step.command.words()])
         _note(plan.folder / "study.log", line)
@@ -510,14 +509,11 @@ def _answer_of(
     # Write the best row as best.st, measure it, and read back what was stored in it.
     used = tested.used
     row = chosen.rows[used.row].row
-    last_steps = plan.last_steps(row, used.score, tested.note, tested.options_of_table(), chosen.tested_rows)
+    last_steps = plan.last_steps(row, used.score, tested.note, tested.score_of_table(), chosen.tested_rows)
     steps = [*plan.steps, *testing_steps, *last_steps]
     _run_steps(last_steps, plan, course, log)
     (best,) = open_sources([str(folder / "best.st")])
-    stored_threshold = best.description.extra.get("threshold")
-    threshold = None
-    if isinstance(stored_threshold, Mapping):
-        threshold = ThresholdRecord.model_validate(stored_threshold)
+    threshold = stored_threshold(best.description.extra.get("threshold"))
 
     # Make the answer.
     answer = tested.answer(source, [step.command.words() for step in steps], threshold)

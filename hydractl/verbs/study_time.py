@@ -79,7 +79,7 @@ def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
 
     # The test data are resampled for the table, for the best row, and for what the verdict compares.
     resampling = plan.request.bootstrap * _seconds_of_a_round(samples.tested)
-    table, _, best, *_ = plan.last_steps(plan.rows[-1], "SCORE", "", {}, plan.rows)
+    table, _, _, best, *_ = plan.last_steps(plan.rows[-1], "SCORE", "", "SCORE", plan.rows)
     seconds[table.outputs] += len(plan.rows) * resampling
     seconds[best.outputs] += (1 + _COMPARED) * resampling
     return seconds

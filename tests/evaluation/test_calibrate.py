@@ -11,10 +11,10 @@ import pytest
 
 import hydractl
 from hydractl.cli.app import main
+from hydractl.errors import UsageError
 from hydractl.evaluation.choosing import as_good_as_the_best
-from hydractl.evaluation.fitted import ComparedScore
+from hydractl.files.calibrate_answer import ComparedScoreRecord
 from hydractl.model.source import open_source
-from tests.evaluation.stored import write_predictions
 from tests.running import evaluated, tensors
 
 VAL = ["--val", "builtin:digits/val", "--limit", "60"]
@@ -89,7 +89,7 @@ def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(capsys: pytes
 
 def test_near_ties_are_told_and_the_order_given_decides() -> None:
     means = {"msp": 0.9, "mi": None, "energy": 0.904, "gen": 0.88}
-    compared = {name: ComparedScore(mean, {}) for name, mean in means.items()}
+    compared = {name: ComparedScoreRecord(auroc=mean, by_set={}) for name, mean in means.items()}
     assert as_good_as_the_best(compared, "m") == ["msp", "energy"]
     assert as_good_as_the_best({"energy": compared["energy"], "msp": compared["msp"]}, "m") == ["energy", "msp"]
 
@@ -99,7 +99,7 @@ def test_near_ties_are_told_and_the_order_given_decides() -> None:
     [
         ([*VAL], 2, "calibrate needs something to choose"),
         (["--temperature", "fit"], 2, "--temperature fit needs --val"),
-        ([*VAL, "--temperature", "base=2"], 2, "--temperature base=2 (flag) is for the rows of eval"),
+        ([*VAL, "--temperature", "base=2"], 2, "--temperature must be fit, vector, none or a number"),
         ([*VAL, "--ood-score", "msp,energy"], 2, "--ood-score msp,energy needs --ood-val"),
         ([*VAL, "--threshold", "ood:0.9"], 2, "--threshold ood:0.9 needs --ood-val"),
         ([*VAL, "--ood-val", "s=builtin:digits/val", "--threshold", "ood:0.9"], 3, "are the same samples"),
@@ -113,11 +113,64 @@ def test_what_makes_no_sense_is_refused(
     assert problem in capsys.readouterr().err and not Path("k.st").exists()
 
 
-def test_only_a_checkpoint_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
-    write_predictions("p.st")
-    for model, what in (("t0.st+t1.st", "none"), ("p.st", "a predictions file")):
+def test_what_is_not_one_checkpoint_is_calibrated_to_a_file_for_eval(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [*OOD_VAL, "--temperature", "fit", "--threshold", "ood:0.9", "--ood-score", "energy"]
+    (row,) = evaluated("t0.st+t1.st", *TEST, *VAL[:2], *chosen)["models"]
+    assert main(["calibrate", "t0.st+t1.st", *VAL, *chosen, "-o", "members.json", "-q"]) == 0
+    for name, model in (("t0", "t0.st"), ("t1", "t1.st")):
+        kept = [*VAL, *OOD_VAL, "--temperature", "fit", "--threshold", "ood:0.9", "--predictions", f"{name}.pred.st"]
+        assert main(["eval", model, *TEST, *kept, "-o", f"{name}.json", "-q"]) == 0
+    stored = "t0.pred.st+t1.pred.st"
+    assert main(["calibrate", stored, *VAL, *chosen, "-o", "stored.json", "-q"]) == 0
+    documents = [json.loads(Path(file).read_text()) for file in ("members.json", "stored.json")]
+    for document in documents:
+        assert document["calibration"] == row["calibration"] and document["ood_score"] == "energy"
+        assert document["threshold"] == {key: row["threshold"][key] for key in ("score", "value", "rule")}
+    # Each is for both: the members that run, and their predictions; a row of another model is left as it is.
+    for file in ("members.json", "stored.json"):
+        rows = evaluated("m=t0.st+t1.st", f"p={stored}", "t0.st", *TEST, "--calibration", file)["models"]
+        for applied in rows[:2]:
+            assert applied["calibration"] == {**row["calibration"], "stored": True}
+            assert (applied["id"], applied["threshold"]) == (row["id"], row["threshold"])
+        assert "calibration" not in rows[2] and rows[2]["ood_score"] == "msp"
+    # Options of the command come first, and the file is for its models alone.
+    (again,) = evaluated("t0.st+t1.st", *TEST, "--calibration", "members.json", "--temperature", "none")["models"]
+    assert "calibration" not in again and "threshold" not in again
+    capsys.readouterr()
+    assert main(["eval", "t0.st", *TEST, "--calibration", "members.json"]) == 3
+    assert "--calibration members.json is of another model, t0+t1" in capsys.readouterr().err
+    for model in ("t0.st+t1.st", "t0.pred.st"):
         assert main(["calibrate", model, "--temperature", "2", "-o", "k.st"]) == 2
-        assert f"calibrate writes a checkpoint, and {model} is {what}" in capsys.readouterr().err
+        assert f"{model} is not one checkpoint: what is chosen for it is written as JSON" in capsys.readouterr().err
+
+
+def test_validation_data_of_such_a_file_are_no_test_data_either(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "t0.st+t1.st", *VAL, "--temperature", "fit", "-o", "members.json", "-q"]) == 0
+    own = ["t0.st+t1.st", "--test", "builtin:digits/val", "--calibration", "members.json"]
+    assert main(["eval", *own, "-q"]) == 3
+    assert "60 by calibrate (val)" in capsys.readouterr().err
+    # Of stored predictions, which hold no samples, the whole set is recognised.
+    assert main(["eval", "base.st", "--test", *VAL[1:], "--predictions", "p.st", "-o", "e.json", "-q"]) == 0
+    assert main(["calibrate", "p.st", *VAL, "--temperature", "fit", "-o", "p.json", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "p.st", "--calibration", "p.json", "-q"]) == 3
+    assert "60 of 60 samples of --test (all of them by calibrate (val))" in capsys.readouterr().err
+    assert main(["eval", "p.st", "-q"]) == 0
+
+
+def test_a_checkpoint_may_be_calibrated_to_a_file_too() -> None:
+    found = hydractl.calibrate("base.st", temperature=3, ood_score="energy", output="base.json")
+    assert found.temperature == 3 and [file.name for file in found.files] == ["base.json"]
+    with pytest.raises(UsageError, match="no checkpoint was written"):
+        _ = found.model
+    rows = hydractl.evaluate({"a": "base.st", "b": "hydra.st"}, test="builtin:digits/test", calibration="base.json")
+    assert [row.ood_score for row in rows.models] == ["energy", "msp"]
+
+
+def test_the_note_of_a_checkpoint_is_that_of_the_command() -> None:
+    overlap = ["--train", "builtin:digits/val?take=30", "--ood-score", "knn", "--knn-k", "5"]
+    assert main(["calibrate", "base.st", *VAL, *overlap, "--note", "by hand", "-o", "k.st", "-q"]) == 0
+    assert open_source("k.st").description.provenance["note"] == "by hand"
 
 
 def test_validation_data_that_chose_are_no_test_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import torch
 
 import hydractl
 from hydractl.data import open_data
+from hydractl.evaluation.inputs import keeping_batches
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.header import read_header
@@ -105,26 +106,6 @@ def test_an_ensemble_sums_the_distances_of_all_layers() -> None:
     assert read_predictions("p.st").piece(0, range(3), "mahalanobis-layers").shape == (2, 3, 1)
 
 
-def test_a_file_of_features_keeps_the_sums_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis-layers"]
-    first = evaluated("t0.st", *asked, "--features", "f.st")["models"][0]
-    assert safetensors.numpy.load_file("f.st")["layers.0.1.products"].shape == (24, 24)
-    assert evaluated("t0.st", *asked, "--features", "f.st")["models"][0]["ood"] == first["ood"]
-    assert evaluated("t0.st", *asked)["models"][0]["ood"] == first["ood"]
-    tensors = {name: torch.from_numpy(value) for name, value in safetensors.numpy.load_file("f.st").items()}
-    for broken in (
-        {**tensors, "layers.0.1.sums": torch.zeros(3, 24)},
-        {k: v for k, v in tensors.items() if k != "layers.0.1.counts"},
-    ):
-        with open("b.st", "wb") as handle:
-            write_tensors(handle, DictTensors(broken), read_header("f.st").description)
-        run("eval", "t0.st", *asked, "--features", "b.st", "-o", "a.json", code=3)
-        assert "b.st is broken: its sums of layers are incomplete" in capsys.readouterr().err
-    run("eval", "t0.st", *TEST, *TRAIN, "--ood-score", "vim", "--features", "v.st", "-o", "v.json")
-    run("eval", "t0.st", *asked, "--features", "v.st", "-o", "a.json", code=3)
-    assert "v.st was made without what mahalanobis-layers takes" in capsys.readouterr().err
-
-
 @pytest.mark.long
 def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "all", "--allow-seen"]
@@ -146,70 +127,29 @@ def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     assert "the predictions of q hold no scores by knn" in capsys.readouterr().err
 
 
-def test_features_are_read_from_their_file_and_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = [*TEST, "--train", "builtin:digits/train", "--limit", "100"]
-    asked = [*few, "--ood-score", "all", "--allow-seen"]
+def test_features_that_a_study_keeps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [*TEST, "--train", "builtin:digits/train", "--limit", "100", "--allow-seen"]
+    asked = [*few, "--ood-score", "all"]
     run("eval", "hydra.st", *asked, "--predictions", "alone.pred.st", "-o", "alone.json")
-    first = [*few, "--ood-score", "vim", "--allow-seen", "--features", "f.st"]
-    run("eval", "hydra.st", *first, "--predictions", "vim.pred.st", "-o", "vim.json")
 
     def never(*_: Any) -> None:
         raise AssertionError("the training data are run again")
 
-    monkeypatch.setattr("hydractl.evaluation.providers.running.RunningModel._fitting_inputs", never)
-    # Of other scores too, and of another k: the file holds what all are fitted to.
-    run("eval", "hydra.st", *asked, "--features", "f.st", "--predictions", "kept.pred.st", "-o", "kept.json")
+    with keeping_batches(1 << 20):
+        run("eval", "hydra.st", *few, "--ood-score", "vim", "-o", "vim.json")
+        # Of other scores too, and of another k; not for those that take what each block gives.
+        with monkeypatch.context() as patch:
+            patch.setattr("hydractl.evaluation.providers.running.RunningModel._fitting_inputs", never)
+            run("eval", "hydra.st", *asked, "--predictions", "kept.pred.st", "-o", "kept.json")
+            third = evaluated("hydra.st", *few, "--knn-k", "3", "--ood-score", "knn")["models"][0]
+            sets = {"test": "builtin:digits/test", "ood": {"l": "builtin:letters"}, "train": "builtin:digits/train"}
+            for model, batch_size in (("t0.st", 64), ("hydra.st", 7)):
+                with pytest.raises(AssertionError, match="run again"):
+                    hydractl.evaluate(model, **sets, limit=100, ood_score="vim", allow_seen=True, batch_size=batch_size)
+        layered = evaluated("t0.st", *few, "--ood-score", "mahalanobis-layers")["models"][0]
     assert Path("kept.pred.st").read_bytes() == Path("alone.pred.st").read_bytes()
-    third = evaluated("hydra.st", *first, "--knn-k", "3", "--ood-score", "hydra=knn")["models"][0]
     assert third["fitted_on"]["knn_k"] == 3
-
-
-def test_features_of_another_model_of_other_data_or_settings_are_refused(capsys: Any) -> None:
-    asked = [*TEST, "--ood-score", "vim", "--features", "f.st"]
-    run("eval", "t0.st", *asked, *TRAIN, "-o", "a.json")
-    before = Path("f.st").read_bytes()
-    other = ["--train", "builtin:digits/train?part=2/2", "--limit", "400"]
-    capsys.readouterr()
-    run("--info", "f.st", "--json")
-    info = json.loads(capsys.readouterr().out)
-    assert info["holds"] == "hydractl.features/1" and info["samples"] == 400 and info["batch_size"] == 64
-    cases = [
-        (["t1.st", *asked, *TRAIN], "sha256"),
-        (["t0.st", *asked, *other], "data"),
-        (["t0.st", *asked, *TRAIN, "--batch-size", "7"], "batch_size"),
-        (["t0.st", *asked, *TRAIN, "--dtype", "float64"], "dtype"),
-    ]
-    for words, difference in cases:
-        run("eval", *words, "-o", "b.json", code=3)
-        error = capsys.readouterr().err
-        assert "has features of another model, other data or other settings" in error
-        assert f"  - {difference}: " in error
-        assert Path("f.st").read_bytes() == before and not Path("b.json").exists()
-    tensors = {name: torch.from_numpy(value) for name, value in safetensors.numpy.load_file("f.st").items()}
-    description = read_header("f.st").description
-    broken = {**tensors, "features.0": tensors["features.0"][1:]}
-    with open("f.st", "wb") as handle:
-        write_tensors(handle, DictTensors(broken), description)
-    run("eval", "t0.st", *asked, *TRAIN, "-o", "b.json", code=3)
-    assert "f.st is broken: its features.0 are missing or of another shape" in capsys.readouterr().err
-    run("eval", "t0.st", *TEST, "--ood-score", "vim", *TRAIN, "--features", "t1.st", "-o", "b.json", code=3)
-    assert "t1.st is no file of features" in capsys.readouterr().err
-    for words, problem in (
-        (asked, "needs --train"),
-        ([*asked, *TRAIN, "--mc-dropout", "0.1"], "is not for --mc-dropout"),
-    ):
-        run("eval", "t0.st", *words, "-o", "b.json", code=2)
-        assert problem in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_several_rows_have_a_file_of_features_each() -> None:
-    asked = [*TEST, *TRAIN, "--ood-score", "vim", "--features", "f.st"]
-    run("eval", "a=t0.st", "b=t1.st", *asked, "-o", "a.json")
-    found = {name: safetensors.numpy.load_file(f"f.{name}.st")["features.0"] for name in ("a", "b")}
-    assert not Path("f.st").exists() and not np.array_equal(found["a"], found["b"])
-    expected = features("t0.st", "builtin:digits/train")
-    assert found["a"] == pytest.approx(expected, abs=1e-4)
+    assert evaluated("t0.st", *few, "--ood-score", "mahalanobis-layers")["models"][0]["ood"] == layered["ood"]
 
 
 LAYERS = "mahalanobis-layers"

@@ -14,7 +14,8 @@ import torch
 import hydractl
 from hydractl.data import open_data
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
-from tests.running import evaluated, run
+from hydractl.model.source import open_source
+from tests.running import evaluated, run, tensors
 
 TEST = ["--test", "builtin:digits/test"]
 SETS = ["--ood", "letters:far=builtin:letters", "--ood", "near:near=builtin:symbols"]
@@ -115,27 +116,28 @@ def test_info_describes_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["model"] == "base" and found["data_sets"] == ["id (9 samples)"]
 
 
-def test_logits_that_are_kept_are_not_computed_again(
+def test_what_was_chosen_by_stored_predictions_becomes_a_checkpoint_without_a_pass(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of one member: products of a few rows with some columns of a matrix, as a fused model has them, have another last
     # bit where the operands lie otherwise in memory.
-    fit = ["--train", "builtin:digits/train", "--limit", "120", "--ood-score", "mahalanobis"]
-    val = ["--val", "builtin:digits/val", "--temperature", "fit", "--threshold", "id:0.1", *fit]
-    asked = ["t0.st", *TEST, *SETS, *val, "--allow-seen"]
-    computed = evaluated(*asked)
-    run("calibrate", "t0.st", *val, "-o", "computed.st")
-    run("eval", "t0.st", *TEST, *SETS, "--allow-seen", *fit, "--predictions", "test.st", "-o", "test.json")
-    val_data = ["--test", "builtin:digits/val", *fit, "--allow-seen"]
-    run("eval", "t0.st", *val_data, "--predictions", "val.st", "-o", "v.json")
-    kept = ["--reuse", "test.st", "--reuse", "val.st"]
+    train = ["--train", "builtin:digits/train", "--limit", "120", "--ood-score", "mahalanobis"]
+    chosen = ["--val", "builtin:digits/val", "--temperature", "fit", "--threshold", "id:0.1"]
+    computed = evaluated("t0.st", *TEST, *SETS, *chosen, *train, "--allow-seen")
+    run("calibrate", "t0.st", *chosen, *train, "-o", "computed.st")
+    val = ["--test", "builtin:digits/val", *train, "--allow-seen"]
+    run("eval", "t0.st", *val, "--predictions", "val.st", "-o", "val.json")
+    run("eval", "t0.st", *TEST, *SETS, *train, "--allow-seen", "--predictions", "test.st", "-o", "test.json")
     with monkeypatch.context() as patch:
         patch.setattr("hydractl.evaluation.providers.running.RunningModel.batches", None)
-        read = evaluated(*asked, *kept)
-        run("calibrate", "t0.st", *val, "--reuse", "val.st", "-o", "read.st")
-    assert rows(read) == rows(computed)
-    assert Path("read.st").read_bytes() == Path("computed.st").read_bytes()
-    run("eval", *asked, *kept, "--batch-size", "9", "-o", "x.json", code=3)
-    assert "batch_size: 64 in the file, 9 now" in capsys.readouterr().err
-    run("eval", "base.st", *TEST, "--reuse", "test.st", "-o", "x.json", code=3)
-    assert "--reuse test.st has predictions of another model" in capsys.readouterr().err
+        limited = ["--limit", "120", "--ood-score", "mahalanobis"]
+        run("calibrate", "t0=val.st", *chosen, *limited, "-o", "chosen.json")
+        read = evaluated("test.st", "--allow-seen", "--calibration", "chosen.json")
+        run("calibrate", "t0.st", *train, "--calibration", "chosen.json", "-o", "read.st")
+    (row,) = rows(computed)
+    row["calibration"]["stored"] = True
+    assert rows(read) == [row]
+    written = [open_source(name).description for name in ("computed.st", "read.st")]
+    assert written[0].extra == written[1].extra and len(written[1].seen) == len(written[0].seen)
+    before, after = tensors("computed.st"), tensors("read.st")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

@@ -85,7 +85,6 @@ def test_predictions_have_validation_sets_that_nothing_was_chosen_on(capsys: Any
         ["c.st", *TEST, "--val", "builtin:digits/val", "--threshold", "id:1"],
         ["c.st", *TEST, "--threshold", "score:1e999"],
         ["c.st", *TEST, "--temperature", "1e-200"],
-        ["c.st", *TEST, *KNN, "--predictions", "q.st", "--features", "./q.st"],
     ],
     ids=lambda asked: "early " + " ".join(asked[1:])[:40],
 )
@@ -96,6 +95,11 @@ def test_what_has_no_effect_or_no_meaning_is_refused_early(asked: list[str], cap
     run("eval", *asked, "-o", "e.json", code=2)
     assert capsys.readouterr().err.startswith("error: ")
     assert not Path("e.json").exists() and not Path("q.st").exists()
+
+
+def test_two_outputs_have_names_of_their_own(capsys: Any) -> None:
+    run("eval", "c.st", *TEST, "--predictions", "q.st", "-o", "./q.st", code=2)
+    assert "two outputs are named" in capsys.readouterr().err and not Path("q.st").exists()
 
 
 def test_a_limit_is_for_validation_data_beside_predictions() -> None:

@@ -84,17 +84,3 @@ def test_no_space_for_what_a_library_writes(
     assert hint == "hint: free some space or choose another folder with -o"
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (list(old.iterdir()) == []) if old.is_dir() else old.read_bytes() == b"old"
-
-
-@pytest.mark.long
-@pytest.mark.fault(95)
-def test_no_space_for_parquet_keeps_what_can_be_resumed(models: Path, tmp_path: Path) -> None:
-    link_files(models, tmp_path)
-    command = "predict m.st a.npz -o p.parquet"
-    (tmp_path / "p.parquet").write_bytes(b"old")
-    arguments = [sys.executable, "-c", LIMITED, "one", "2000", *command.split()]
-    ended = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 7 and "File too large" in ended.stderr
-    assert (tmp_path / "p.parquet").read_bytes() == b"old"
-    left = {path.name for path in tmp_path.iterdir()} - {path.name for path in models.iterdir()}
-    assert left == {"p.parquet", "p.parquet.part"}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError
-from hydractl.expressions.score_choice import parse_ood_score
+from hydractl.expressions.score_choice import check_ood_score
 from hydractl.metrics import declaration, ood_scores, samples
 from hydractl.metrics.bootstrap import draw, resample
 from hydractl.metrics.rows import row_blocks, row_keys
@@ -153,7 +153,7 @@ def test_a_score_of_another_package(fresh_scores: Path) -> None:
     importlib.invalidate_caches()
     assert list(ood_scores.SCORES)[-1] == "gini"
     assert "gini" not in sys.modules  # its name is known before it is imported
-    assert parse_ood_score("msp,gini").names == ("msp", "gini")
+    check_ood_score("gini")
     logits = np.random.default_rng(0).normal(size=(3, 50, 4)) * 2
     expected = [1 - sum(p**2 for p in row) for row in pooled_probabilities(logits)]
     assert samples.samples_of(logits, score="gini").score == pytest.approx(expected, abs=1e-15)

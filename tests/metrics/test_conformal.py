@@ -20,7 +20,7 @@ def counted(
 ) -> dict[str, Any]:
     counts = SetCounts(fitted, calibration)
     counts.add(logits, labels)
-    return counts.to_json()
+    return counts.record().to_dict()
 
 
 def naive_aps(row: np.ndarray, k: int) -> float:
@@ -106,7 +106,7 @@ def test_blocks_and_memory_maps_do_not_show(method: str, tmp_path: Path, monkeyp
     parts = SetCounts(fitted)
     for rows in (slice(0, 7), slice(7, 60), slice(60, 90)):
         parts.add(logits[:, rows], labels[rows])
-    assert parts.to_json() == whole
+    assert parts.record().to_dict() == whole
     # Labels up to the one with the score qhat are in their own sets.
     assert whole["coverage"] >= math.ceil(91 * 0.9) / 90
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.files.model_records import ThresholdRecord
 from hydractl.metrics.threshold import (
-    ThresholdEntry,
     ThresholdRule,
     choose_threshold,
+    measured_threshold,
     parse_rule,
-    threshold_block,
 )
 from tests.spread import spread
 
@@ -59,9 +59,9 @@ def test_no_better_threshold_exists(text: str, digits: int, seed: int) -> None:
 
 
 def test_the_block_of_a_row() -> None:
-    threshold: ThresholdEntry = {"score": "msp", "value": -0.5, "rule": "given"}
-    got = threshold_block(threshold, np.array([-0.9, -0.5]), {"a": np.array([-0.4]), "b": np.zeros(0)})
-    assert got == {
+    threshold = ThresholdRecord(score="msp", value=-0.5, rule="given")
+    got = measured_threshold(threshold, np.array([-0.9, -0.5]), {"a": np.array([-0.4]), "b": np.zeros(0)})
+    assert got.to_dict() == {
         "score": "msp",
         "value": -0.5,
         "rule": "given",

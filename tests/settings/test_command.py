@@ -26,9 +26,7 @@ COMMANDS = [
         "finetune", ("a.st", "b.st"), {"train": VAL, "lr": [1e-4, 0.03], "ensemble": read_ensemble("packed:3,9/4")}
     ),
     Command("fuse", (ModelRef("a.st"), "b.st"), {"merge": ["mlp", "norm"], "output": "-odd name.st"}),
-    Command(
-        "eval", ("m=a.st+b.st",), {"ood": [OodSet.of_option("--ood-val", "x:near=x.npz")], "temperature": ["m=0.5"]}
-    ),
+    Command("eval", ("m=a.st+b.st",), {"ood": [OodSet.of_option("--ood-val", "x:near=x.npz")], "temperature": 0.5}),
     Command("bench", ("a.st",), {"batch_size": [1, 8], "dtype": ["float32"], "prompt": ["a {label}", "b, {label}"]}),
 ]
 

@@ -260,9 +260,7 @@ def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: 
     steps = json.loads(Path("runs/study.json").read_text())["steps"]
     for row in ("single", "whole-avg@2", "circuits"):
         (step,) = (words for words in steps if f"runs/{of}/{row}.pred.st" in words and "--predictions" in words)
-        place = step.index("--features")
-        alone = [*step[:place], *step[place + 2 :]]
-        renamed = ["alone.pred.st" if word == f"runs/{of}/{row}.pred.st" else word for word in alone]
+        renamed = ["alone.pred.st" if word == f"runs/{of}/{row}.pred.st" else word for word in step]
         assert main([*renamed[:-1], f"alone.{row}.json", "-q"]) == 0
         assert Path("alone.pred.st").read_bytes() == Path(f"runs/{of}/{row}.pred.st").read_bytes()
         Path("alone.pred.st").unlink()
@@ -504,13 +502,11 @@ def test_commands_name_the_interpreter_where_hydractl_is_not_found(
 def test_a_study_goes_on_after_a_break(copy: Path) -> None:
     expected = contents(copy)
     runs = copy / "runs"
-    features = (runs / "choose/single.features.st").read_bytes()
     gone = ("circuit.avg.json", "circuits.st", "acc@3.mask.json", "test/single.json", "test/single.pred.st")
-    for name in (*ARTEFACTS, *gone, "choose/single.features.st"):
+    for name in (*ARTEFACTS, *gone):
         (runs / name).unlink()
     assert study() == 0
     assert contents(copy) == expected
-    assert (runs / "choose/single.features.st").read_bytes() == features
 
 
 def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,12 +136,3 @@ def test_a_broken_circuit_is_refused(change: Any, capsys: pytest.CaptureFixture[
     write("broken.json", {**json.loads(Path("c.json").read_text()), **change})
     assert main(["--info", "broken.json"]) == 3
     assert "broken.json is no circuit\n" in capsys.readouterr().err
-
-
-def test_a_file_of_features_tells_what_such_files_have_and_no_more() -> None:
-    description = {"schema": "hydractl.features/1", "samples": 3, "head_map": "x", "members": 7, "file": "elsewhere"}
-    with open("f.st", "wb") as handle:
-        write_tensors(handle, DictTensors({"rows": torch.zeros(3)}), description)
-    documents = answer("--info", "f.st", "a.mask.json")
-    assert (documents[0]["samples"], documents[0]["file"]) == (3, "f.st")
-    assert not {"head_map", "members"} & set(documents[0])

@@ -250,19 +250,6 @@ def test_csv_holds_the_same() -> None:
         assert (float(row["ood_score"]), json.loads(row["top"])) == (expected["ood_score"], expected["top"])
 
 
-@pytest.mark.parametrize("labels", [True, *marked_long([False])])
-def test_parquet_holds_the_same(labels: bool) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    model = "cal.st" if labels else BASE
-    inputs = [images("a", 3)[0], TEST]  # the first sample has no label, the others do
-    options = ["--limit", "6", "--top", "2", "--members", "--device", "cpu"]
-    run("predict", model, *inputs, *options, "-o", "p.parquet")
-    run("predict", model, *inputs, *options, "-o", "p.jsonl")
-    rows = parquet.read_table("p.parquet").to_pylist()
-    assert len(rows) == 7
-    assert rows == lines("p.jsonl")
-
-
 def test_lines_into_a_pipe_and_a_requirement(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     whole = predict(TEST, "--limit", "8")
     capsysbinary.readouterr()
@@ -286,7 +273,8 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
         ([], "needs an INPUT"),
         (["-", "-"], "given twice"),
         ([TEST, "--data", TEST], "give only one of INPUT, --data"),
-        ([TEST, "-o", "p.txt"], "written to .jsonl, .csv, .parquet"),
+        ([TEST, "-o", "p.txt"], "written to .jsonl, .csv"),
+        ([TEST, "-o", "p.parquet"], "written to .jsonl, .csv"),
         ([TEST, "--resume"], "--resume needs --output"),
         (["nowhere/"], "no such file or folder"),
     ],

@@ -1,4 +1,4 @@
-"""Writes predictions with one line or row for each sample: ``.jsonl``, ``.csv`` with a header, or ``.parquet``."""
+"""Writes predictions with one line or row for each sample: ``.jsonl``, or ``.csv`` with a header."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hydractl.data.parquet_rows import write_predictions_parquet
 from hydractl.files.atomic import Output, write_with
 from hydractl.metrics.samples import Samples
 from hydractl.model.prediction import Prediction
@@ -61,24 +60,19 @@ def write_lines(
     return write_rows(output, lines, fields)
 
 
-def write_rows(
-    output: Output, rows: Iterable[Mapping[str, object]], fields: Sequence[str], *, named_classes: bool = True
-) -> Path:
-    """Write rows one after another, as CSV or Parquet if the file has such an ending, otherwise as JSON lines.
+def write_rows(output: Output, rows: Iterable[Mapping[str, object]], fields: Sequence[str]) -> Path:
+    """Write rows one after another, as CSV if the file has such an ending, otherwise as JSON lines.
 
     Args:
         output: the file.
         rows: for each sample the values of all fields, by the name of the field.
         fields: the names of the fields, in the order of the columns.
-        named_classes: whether classes are written as names; otherwise they are numbers. Only Parquet needs this.
     """
-    suffix = output.path.suffix.lower()
+    is_csv = output.path.suffix.lower() == ".csv"
 
     def write_file(handle: IO[bytes]) -> None:
-        if suffix == ".csv":
+        if is_csv:
             _write_csv(handle, rows, fields)
-        elif suffix == ".parquet":
-            write_predictions_parquet(handle, rows, fields, named_classes=named_classes)
         else:
             _write_json_lines(handle, rows)
 

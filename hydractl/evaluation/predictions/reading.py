@@ -94,18 +94,23 @@ class Predictions:
 
 
 def is_predictions(path: str | Path) -> bool:
-    """Return whether a path is a safetensors file whose header says that it has predictions."""
-    if not str(path).endswith((".st", ".safetensors")):
-        return False
-    if not os.path.isfile(path):
-        return False
+    """Return whether a path is a safetensors file whose header says that it has predictions; no damaged one is."""
     try:
-        header = read_header(path)
-    except InputError:  # the file has the ending, but not the header of a safetensors file
+        return os.path.isfile(path) and holds_predictions(path)
+    except InputError:
         return False
-    description = header.description or {}
-    schema = str(description.get("schema"))
-    return schema.startswith("hydractl.predictions/")
+
+
+def holds_predictions(path: str | Path) -> bool:
+    """Return whether the name of a MODEL is that of a safetensors file with predictions.
+
+    Raises:
+        InputError: the name is that of a safetensors file that is damaged, or is not there.
+    """
+    if not str(path).endswith((".st", ".safetensors")) or os.path.isdir(path):
+        return False
+    description = read_header(path).description or {}
+    return str(description.get("schema")).startswith("hydractl.predictions/")
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------

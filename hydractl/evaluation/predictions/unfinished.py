@@ -8,12 +8,11 @@ line, the incomplete line is dropped. Lines are read one after another, never al
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from hydractl.errors import InputError, OutputError, UsageError
+from hydractl.errors import InputError, OutputError
 from hydractl.evaluation.predicting import Window
 from hydractl.files.atomic import open_own, storing
 from hydractl.jsonio import differences, parse_json
@@ -135,70 +134,10 @@ class UnfinishedPredictions:
         return InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
 
 
-def windows_in(paths: Iterable[Path]) -> Iterator[Window]:
-    """Yield the windows of several files without incomplete lines, one file after another."""
-    for path in paths:
-        with storing(path), open(path, "rb", opener=open_own) as lines:
-            next(lines, None)  # skip the first line, which describes the run
-            for line in lines:
-                record = json.loads(line)
-                yield Window(record["stop"], record["rows"], record["skipped"])
-
-
-# --- ranks of torchrun ------------------------------------------------------------------------------------------------
-
-
-def unfinished_of_rank(target: Path, rank: int, size: int) -> Path:
-    """Return the file in which a process of ``torchrun`` keeps its predictions until all processes are done.
-
-    Args:
-        target: the output; the file lies beside it.
-        rank: the number of the process, from 0.
-        size: the number of processes. A single process uses the same file as without ``torchrun``.
-    """
-    if size == 1:
-        return target.with_name(f"{target.name}.part")
-    return target.with_name(f"{target.name}.{rank + 1}of{size}.part")
-
-
-def refuse_other_division(target: Path, size: int) -> None:
-    """Refuse to resume what another number of processes has begun.
-
-    The number is in the names of unfinished files: beside the output OUT, a single process leaves ``OUT.part``, and the
-    first of three processes ``OUT.1of3.part``.
-
-    Args:
-        target: the output.
-        size: the number of processes now.
-
-    Raises:
-        UsageError: files of another number of processes are beside the output.
-    """
-    for path in target.parent.glob("*.part"):
-        if not path.name.startswith(target.name):
-            continue
-        ending = path.name.removeprefix(target.name)
-        match = re.fullmatch(r"(?:\.[0-9]+of([0-9]+))?\.part", ending)
-        if match is None:
-            continue
-        earlier_size = 1
-        if match[1] is not None:
-            earlier_size = int(match[1])
-        if earlier_size != size:
-            raise UsageError(
-                f"{path} is of a run of {earlier_size} processes, and this one has {size}",
-                hint=f"start {earlier_size} of them, or {_BEGIN_ANEW}",
-            )
-
-
-def unfinished_of_team(target: Path, size: int) -> list[Path]:
-    """Return the unfinished files of all ranks, in the order of the ranks.
-
-    Raises:
-        InputError: one of the files does not exist.
-    """
-    paths = [unfinished_of_rank(target, rank, size) for rank in range(size)]
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"{path} is not there", hint="all machines must see the folder of the output")
-    return paths
+def windows_in(path: Path) -> Iterator[Window]:
+    """Yield the windows of a file without incomplete lines."""
+    with storing(path), open(path, "rb", opener=open_own) as lines:
+        next(lines, None)  # skip the first line, which describes the run
+        for line in lines:
+            record = json.loads(line)
+            yield Window(record["stop"], record["rows"], record["skipped"])

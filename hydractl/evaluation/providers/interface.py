@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from hydractl.errors import UsageError
-from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.sets import EvalSet
@@ -104,12 +103,8 @@ class LogitsProvider(ABC):
 
     # --- what only a model that runs does -----------------------------------------------------------------------------
 
-    def reusable_predictions(self, dataset: EvalSet) -> LogitsProvider | None:
-        """Return stored predictions that already have the logits of a data set; None if there are none."""
-        return None
-
     def fit_scores(  # noqa: B027 - predictions hold the scores already
-        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int
     ) -> None:
         """Fit OOD scores on features, and set :attr:`detector`.
 
@@ -117,7 +112,6 @@ class LogitsProvider(ABC):
             names: the names of the scores.
             data: the training data; None for scores that need none, or that are in the checkpoint.
             neighbours: k of the score ``knn``.
-            kept: a file for the features of the training data; None means no file.
         """
 
     def release(self) -> None:  # noqa: B027 - predictions take none

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hydractl.errors import InputError
 from hydractl.evaluation.fitted import Fit
@@ -10,7 +10,6 @@ from hydractl.evaluation.predictions.reading import Predictions
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
 from hydractl.files.model_records import CostRecord
-from hydractl.jsonio import differences
 
 
 class PredictedModel(LogitsProvider):
@@ -43,6 +42,7 @@ class PredictedModel(LogitsProvider):
         # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
         self.stored = Fit.in_file(model.to_dict(), predictions.origin)
         self.on_features = predictions.scores
+        self.scores_fitted_on = model.fitted_on
 
         # The settings that decided the logits, e.g. the length at which texts were cut.
         self.max_length = model.max_length
@@ -71,7 +71,7 @@ class PredictedModel(LogitsProvider):
         """Raise an error if a data set (except training data) is not in the file with exactly the same samples."""
         missing_names = []
         for dataset in sets:
-            if dataset.role == TRAIN or self.has(dataset):
+            if dataset.role == TRAIN or self._index_of_set(dataset) is not None:
                 continue
             missing_names.append(dataset.name)
         if missing_names:
@@ -80,29 +80,6 @@ class PredictedModel(LogitsProvider):
                 f"{self._predictions.origin} has no predictions of {', '.join(missing_names)}",
                 hint=f"it has {names_in_file}; a set with other samples, labels or order is another set",
             )
-
-    def has(self, dataset: EvalSet) -> bool:
-        """Return whether the file has a data set with exactly the same samples and labels."""
-        return self._index_of_set(dataset) is not None
-
-    def check_made_with(self, wanted: Mapping[str, object]) -> None:
-        """Raise an error if the logits in the file were computed with other settings.
-
-        Args:
-            wanted: the required entries of the header, by name.
-
-        Raises:
-            InputError: with all differences.
-        """
-        model = self._predictions.model.to_dict()
-        stored_entries = {key: model.get(key) for key in wanted}
-        if stored_entries == wanted:
-            return
-        raise InputError(
-            f"--reuse {self._predictions.origin} has predictions of other settings",
-            hint="give the settings that it was made with, or leave it out",
-            problems=differences(stored_entries, wanted, "in the file"),
-        )
 
     def already_seen(self, dataset: EvalSet) -> int:
         """Return the number of seen samples that is stored in the file; 0 if the file does not have the set."""

@@ -12,20 +12,17 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batching import Batch, TimedBatches
-from hydractl.errors import InputError
-from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitted import Fit, warn_of_left_out
-from hydractl.evaluation.inputs import read_batches
+from hydractl.evaluation.inputs import kept_features, read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.concatenated import heads_of_all_members, total_cost
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
-from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.fingerprints import merged
-from hydractl.files.model_records import CostRecord, ScoreDataRecord, ThresholdRecord
+from hydractl.files.model_records import CostRecord, ScoreDataRecord
 from hydractl.files.predictions_header import (
     DecisiveRecord,
     PredictedModelRecord,
@@ -33,8 +30,9 @@ from hydractl.files.predictions_header import (
     StoredScoreRecord,
 )
 from hydractl.files.training_history import trainings_of
+from hydractl.jsonio import canonical_json
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OF_LAYERS, ON_FEATURES
+from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
 from hydractl.model.cost import dense_macs, macs, parameters
@@ -57,7 +55,6 @@ class RunningModel(LogitsProvider):
     Attributes:
         argument: the MODEL argument of the command; with dropout layers for MC dropout.
         options: the options for running it.
-        reused: files with its stored predictions, which are used instead of running it if they fit.
 
     Args:
         argument: the MODEL argument of the command.
@@ -76,7 +73,6 @@ class RunningModel(LogitsProvider):
         self.options = options
         self._fit = fit
         self._log = log
-        self.reused: list[PredictedModel] = []  # files of --reuse with predictions of this model
         self._model: Runnable | None = None  # set by loaded(), which reads the weights
         self._dropout_passes: MCDropout | None = None  # set with it
 
@@ -119,7 +115,7 @@ class RunningModel(LogitsProvider):
         return self.argument.sha256
 
     def decisive(self) -> DecisiveRecord:
-        """Return the settings that decide the logits. Predictions with other settings cannot be reused."""
+        """Return the settings that decide the logits. Unfinished predictions with other settings cannot go on."""
         return DecisiveRecord(
             prompt=None if self.prompt is None else list(self.prompt),
             max_length=self.max_length,
@@ -141,9 +137,6 @@ class RunningModel(LogitsProvider):
         scores_fitted_on = None
         if feature_scores and fitted_on:
             scores_fitted_on = ScoreDataRecord.model_validate(fitted_on)
-        threshold = None
-        if stored.threshold is not None:
-            threshold = ThresholdRecord.model_validate(stored.threshold)
         # The name comes from a file name, which may have bytes that are not valid UTF-8.
         name_bytes = self.name.encode("utf-8", "backslashreplace")
         return PredictedModelRecord(
@@ -155,40 +148,13 @@ class RunningModel(LogitsProvider):
             cost=self.cost,
             **dict(self.decisive()),
             calibration=stored.calibration_record(stored=None),
-            threshold=threshold,
+            threshold=stored.threshold,
             ood_score=None if stored.score is None else StoredScoreRecord(score=stored.score),
             feature_scores=feature_scores or None,
             fitted_on=scores_fitted_on,
         )
 
     # --- running ------------------------------------------------------------------------------------------------------
-
-    def reusable_predictions(self, dataset: EvalSet) -> LogitsProvider | None:
-        """Return the first file of ``--reuse`` with a data set and all OOD scores on features that are needed, or None.
-
-        Raises:
-            InputError: if this file was made with other settings.
-        """
-        needed_scores: set[str] = set()
-        if self.detector is not None:
-            needed_scores.update(self.detector.names)
-        for predictions in self.reused:
-            if not predictions.has(dataset):
-                continue
-            if needed_scores.issubset(predictions.on_features):
-                predictions.check_made_with(self._needed_header_entries())
-                return predictions
-        return None
-
-    def _needed_header_entries(self) -> dict[str, object]:
-        """Return the entries that the header of a predictions file needs, so that its logits can be reused here."""
-        needed: dict[str, object] = {"labels": None}
-        if self.labels is not None:
-            needed["labels"] = list(self.labels)
-        if self.detector is not None:
-            needed["fitted_on"] = dict(self.detector.fitted_on) or None
-        needed.update(self.decisive().to_dict())
-        return needed
 
     def loaded(self) -> Runnable:
         """Return the model with its weights; the first call reads them, :meth:`release` frees them."""
@@ -299,9 +265,7 @@ class RunningModel(LogitsProvider):
 
     # --- fitting to features ------------------------------------------------------------------------------------------
 
-    def fit_scores(
-        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
-    ) -> None:
+    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:
         """Set :attr:`detector` to fitted OOD scores on features.
 
         A score in the checkpoint is used as it is if the command gives no data (or words) to which it could be fitted.
@@ -311,7 +275,6 @@ class RunningModel(LogitsProvider):
             names: the names of the scores.
             data: the training data, or None.
             neighbours: k of the scores ``knn`` and ``nnguide``.
-            kept: a file for the features of the training data; None means no file.
         """
         stored_detector = models_of(self.loaded())[0].detector
         taken_names: list[str] = []
@@ -321,7 +284,7 @@ class RunningModel(LogitsProvider):
         if not names_to_fit:
             self.detector = stored_detector
             return
-        self.detector = self._fitted_detector(names_to_fit, data, neighbours, kept)
+        self.detector = self._fitted_detector(names_to_fit, data, neighbours)
         if stored_detector is not None and taken_names:
             self.detector = stored_detector.with_scores(self.detector)
 
@@ -341,63 +304,45 @@ class RunningModel(LogitsProvider):
             return self._fit.negative_words is None
         return data is None
 
-    def _fitted_detector(
-        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
-    ) -> Detector:
+    def _fitted_detector(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
         """Fit OOD scores on features.
 
         Args:
             names: the names of the scores.
             data: the training data; None for scores that need none.
             neighbours: k of the scores ``knn`` and ``nnguide``.
-            kept: a file for the features of the training data; None means no file.
         """
         labels = None if data is None else data.labels
         negative_words = words_for(names, self._fit)
         models = models_of(self.loaded())
         with torch.inference_mode():
             labels_of_layers = labels if takes_layers(names) else None
-            features = self._training_features(models, data, labels_of_layers, kept)
+            features = self._training_features(models, data, labels_of_layers)
             fitted_on = self.fit_record(names, data, neighbours)  # whose fingerprint is known when they were read
             return fit_detector(names, models, features, labels, neighbours, fitted_on, negative_words)
 
     def _training_features(
-        self,
-        models: Sequence[HydraModel],
-        data: EvalSet | None,
-        labels: npt.NDArray[np.int64] | None,
-        file: FeaturesFile | None,
+        self, models: Sequence[HydraModel], data: EvalSet | None, labels: npt.NDArray[np.int64] | None
     ) -> TrainingFeatures:
-        """Return the members' features of the training data, read from a file or computed now.
+        """Return the members' features of the training data; in a study those that were kept, if there are some.
 
         Args:
             models: the models that run one after another, with their weights.
             data: the training data; None gives empty features, for scores that need none.
             labels: the labels of the data, if a score takes what each block gives; else None.
-            file: a file with the features of an earlier run, or a new file to write them to; None means no file.
-
-        Raises:
-            InputError: if the file has not what a score takes.
         """
-        if data is None or file is None:
+        kept = kept_features()
+        if data is None or kept is None:
             return read_training(models, self._fitting_inputs(data), labels)
-        # Everything that decides the features; an existing file must have the same entries.
-        made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data)}
-        made_with.update(self.decisive().to_dict())
-        stored_features = file.read(made_with, self.members, len(data))
-        if stored_features is not None:
-            if labels is not None and not stored_features.layers:
-                text = f"{file.path} was made without what {' and '.join(OF_LAYERS)} takes"
-                raise InputError(text, hint="remove it, or name another file with --features")
-            self._log.info(f"{self.name}: its features of --train are those in {file.path}")
-            return stored_features
-
+        # Everything that decides the features.
+        made_with = {"sha256": self.sha256, "data": data.fingerprint, **self.decisive().to_dict()}
+        key = canonical_json(made_with)
+        if key in kept and (labels is None or kept[key].layers):
+            return kept[key]
         computed = read_training(models, self._fitting_inputs(data), labels)
-        # A run reports samples that cannot be read. If the file were written without them, the next run would not try
-        # to read them and could not report them.
-        all_were_read = len(computed.rows) == len(data)
-        if all_were_read:
-            file.write(computed, made_with)
+        # A run reports samples that cannot be read. The next one could not, if it did not try to read them.
+        if len(computed.rows) == len(data):
+            kept[key] = computed
         return computed
 
 
