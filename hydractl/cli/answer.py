@@ -76,9 +76,7 @@ class Answer:
 
     def paths(self, paths: Sequence[Path]) -> None:
         """Print the paths that were written, one a line, for a script."""
-        lines = [f"{path}\n" for path in paths]
-        text = "".join(lines)
-        self._write(text, encoding="utf-8", errors="surrogateescape")
+        self._write("".join(f"{path}\n" for path in paths), encoding="utf-8", errors="surrogateescape")
 
     def table(self, result: Result) -> None:
         """Print a result for a person: its table, or its keys and values if it has no table."""
@@ -137,8 +135,7 @@ class Answer:
 
 def _escaped(match: re.Match[str]) -> str:
     """Return the JSON escape of a character, e.g. for U+0085 a backslash followed by ``u0085``."""
-    code = f"{ord(match[0]):04x}"
-    return f"\\u{code}"
+    return f"\\u{ord(match[0]):04x}"
 
 
 def drawn_table(result: Result, width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:

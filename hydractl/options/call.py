@@ -92,9 +92,7 @@ class Call:
     def where(self, name: str) -> str:
         """Return `` (source)`` of an option for messages; empty for a default."""
         source = self.sources.get(name, "default")
-        if source.startswith("default"):
-            return ""
-        return f" ({source})"
+        return "" if source.startswith("default") else f" ({source})"
 
     def rank(self, name: str) -> int:
         """Return the rank of the source of an option: 0 for a default, up to 5 for a flag."""
@@ -161,9 +159,8 @@ class Call:
         lines = []
         for option in self.declared.options:
             value = self.values[option.name]
-            text = value_text(value)
-            if value is None or (isinstance(value, list) and not value):
-                text = option.default_text or "not given"
+            is_given = value is not None and value != []
+            text = value_text(value) if is_given else option.default_text or "not given"
             lines.append(f"{option.label} {text} ({self.sources[option.name]})")
         return lines
 
@@ -463,9 +460,7 @@ def raise_problems(verb: str, problems: list[str]) -> None:
 def _with_value(call: Call, name: str) -> str:
     """Return an option with its value as one would write it, e.g. ``--optimizer sgd``; a switch stands alone."""
     value = call.values[name]
-    if value is True:
-        return call.label(name)
-    return f"{call.label(name)} {value_text(value)}"
+    return call.label(name) if value is True else f"{call.label(name)} {value_text(value)}"
 
 
 def _model_problems(call: Call) -> list[str]:
@@ -473,12 +468,10 @@ def _model_problems(call: Call) -> list[str]:
     option = call.declared.model
     if option.name in call.unread:
         return []
-    if not call.given(option.name):
-        wanted = option.label
-        if option.kind == "documents":
-            wanted = "document that eval, bench or study wrote"
-        return [f"{call.verb} needs a {wanted}"]
     models = call.values[option.name]
+    if not models:
+        wanted = "document that eval, bench or study wrote" if option.kind == "documents" else option.label
+        return [f"{call.verb} needs a {wanted}"]
     if len(models) > 1 and option.kind in ("model", "file"):
         return [f"{call.verb} takes one MODEL, not {len(models)}{call.where(option.name)}"]
     return []

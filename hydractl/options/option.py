@@ -95,17 +95,14 @@ class Option:
     @property
     def key(self) -> str:
         """The option's name in YAML; in capitals after ``HYDRACTL_`` it is the environment variable."""
-        without_dashes = self.flag[2:]
-        return without_dashes.replace("-", "_")
+        return self.flag[2:].replace("-", "_")
 
     @property
     def label(self) -> str:
         """The name in messages: ``MODEL``, or the flag, or the key if it has no flag."""
         if self.kind in MODEL_KINDS:
             return "MODEL"
-        if self.flagless:
-            return self.key
-        return self.flag
+        return self.key if self.flagless else self.flag
 
     @property
     def takes_data(self) -> bool:
@@ -265,15 +262,10 @@ class Option:
         flag = self.short or self.flag
         if self.type is bool:
             return [flag] if value else [f"--no-{self.flag[2:]}"]
-        texts = [str(value)]
-        if isinstance(value, list | tuple):
-            texts = [str(item) for item in value]
+        texts = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
         if self.split:
             texts = [",".join(texts)]
-        words = []
-        for text in texts:
-            words += [flag, text]
-        return words
+        return [word for text in texts for word in (flag, text)]
 
     # --- checking -----------------------------------------------------------------------------------------------------
 
@@ -363,17 +355,11 @@ def value_text(value: Any) -> str:
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
     """Return a check that a file name has one of these endings; with ``any_case`` capitals count, too."""
     *others, last = endings
-    wanted = last
-    if others:
-        listed = ", ".join(others)
-        wanted = f"{listed} or {last}"
+    wanted = f"{', '.join(others)} or {last}" if others else last
 
     def check_ending(name: str) -> None:
         """Raise ValueError if a file name has none of the endings."""
-        compared = name
-        if any_case:
-            compared = name.lower()
-        if not compared.endswith(endings):
+        if not (name.lower() if any_case else name).endswith(endings):
             raise ValueError(f"must end in {wanted}, not {name!r}")
 
     return check_ending
