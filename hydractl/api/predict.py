@@ -20,7 +20,6 @@ from hydractl.api.options import (
     ModelAndInputs,
     Prompt,
     Seed,
-    WholeLastBlock,
     Workers,
     io,
 )
@@ -99,7 +98,6 @@ def predict(
     config: Config = None,
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
-    whole_last_block: WholeLastBlock = False,
 ) -> Predictions:
     """Predict samples without labels, and flag those that the model was not made for.
 
