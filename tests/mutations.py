@@ -442,6 +442,20 @@ MUTATIONS = (
         "if low <= _DRAWN:",
         "tests/metrics/test_plausibility.py -k fault_101",
     ),
+    Mutation(
+        "classes that are a list have no names",
+        "hydractl/families/hf/published.py",
+        "    if isinstance(names, list):\n        names = ",
+        "    if isinstance(names, list):\n        _ = ",
+        "tests/faults/test_checkpoints_of_others.py -k 'fault_108 or fault_109'",
+    ),
+    Mutation(
+        "a packed file is taken for one of another encoding",
+        "hydractl/data/text_rows.py",
+        "is_packed = number == 1 and",
+        "is_packed = number == 0 and",
+        "tests/data/test_text_faults.py -k fault_109",
+    ),
 )
 
 

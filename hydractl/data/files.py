@@ -64,7 +64,7 @@ class EncodedImages(Dataset):
         """Return the error which says that image ``i`` cannot be read, and why."""
         return UnreadableSample(
             f"cannot read image {self.name(i)}: {why} ({self.where})",
-            hint=hint or "replace the file or take it out of the set",
+            hint=hint or "replace it or take it out; eval, predict, calibrate, study: --on-bad skip leaves it out",
         )
 
     def _sample(self, i: int) -> Image.Image:

@@ -326,7 +326,10 @@ def _reader_key(spec: DataSpec) -> str:
         return spec.kind
     if path.suffix.lower() in _LIST_SUFFIXES:
         return "list"
-    raise InputError(f"{spec.where}: not a kind of data set that hydractl reads", hint=SUPPORTED)
+    hint = SUPPORTED
+    if path.suffix.lower() == ".json":
+        hint = "write an object a line: pandas.read_json(FILE).to_json('OUT.jsonl', orient='records', lines=True)"
+    raise InputError(f"{spec.where}: not a kind of data set that hydractl reads", hint=hint)
 
 
 def _not_found(spec: DataSpec, path: Path) -> InputError:

@@ -118,7 +118,10 @@ def choose_columns(spec: DataSpec, available: Sequence[str], what: str = "column
         near = _hint_at_similar(_FIRST, available)
         if near is not None:
             hints.insert(0, near)
-        if what == "column":
+        separator = next((mark for mark in (";", "\t") if len(available) == 1 and mark in available[0]), None)
+        if separator is not None:
+            hints = [f"its columns are separated by {separator!r}: {_SEPARATED[separator]}"]
+        elif what == "column":
             hints.append("a file without a header needs ?columns=label,text or the like")
         message = f"{spec.where}: no {what} of the text: it has {shown_columns(available)}"
         raise InputError(message, hint="; ".join(hints))
@@ -212,6 +215,12 @@ def _only_one_there(spec: DataSpec, names: Sequence[str], available: Sequence[st
         )
     return candidates[0] if candidates else None
 
+
+_SEPARATED = {
+    "\t": "name it FILE.tsv",
+    ";": "write it with commas: pandas.read_csv(FILE, sep=';').to_csv(OUT, index=False)",
+}
+"""What to do with a .csv file whose columns are separated by something else."""
 
 # A damaged file may seem to have thousands of columns, or names of thousands of characters.
 _MOST_COLUMNS_SHOWN = 20

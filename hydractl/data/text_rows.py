@@ -19,6 +19,7 @@ from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import parse_json, shown
 
+_GZIP = b"\x1f\x8b"
 _BOM = "\ufeff"
 
 # csv's default limit of 131,072 characters is a setting of the process; this is the largest value on every machine.
@@ -243,9 +244,10 @@ def _numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int,
                 yield number, text
     except UnicodeDecodeError as error:
         value = line[error.start]
+        is_packed = number == 1 and line.startswith(_GZIP)
         raise InputError(
             f"{spec.where}: line {number} is not UTF-8 text: byte {error.start + 1} of the line is 0x{value:02x}",
-            hint="save the file as UTF-8",
+            hint="it is packed by gzip: end its name in .gz" if is_packed else "save the file as UTF-8",
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error

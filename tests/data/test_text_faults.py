@@ -179,3 +179,19 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     error = refusal(tmp_path / "a.parquet", b"PAR1")
     assert isinstance(error, UsageError) and "needs pyarrow" in error.message
     assert error.hint == "pip install 'hydractl[parquet]'"
+
+
+NEARLY = {
+    "a.csv": (b"text;label\nx;0\n", "its columns are separated by ';': write it with commas"),
+    "b.csv": (b"text\tlabel\nx\t0\n", "its columns are separated by '\\t': name it FILE.tsv"),
+    "a.jsonl": (gzip.compress(b'{"text": "x"}\n'), "it is packed by gzip: end its name in .gz"),
+    "a.json": (b'[{"text": "x"}]', "write an object a line"),
+}
+
+
+@pytest.mark.fault(109)
+@pytest.mark.parametrize("name", NEARLY)
+def test_a_file_that_is_nearly_right_says_what_to_do(tmp_path: Path, name: str) -> None:
+    content, hint = NEARLY[name]
+    error = refusal(tmp_path / name, content)
+    assert isinstance(error, InputError) and hint in str(error.hint)
