@@ -56,6 +56,9 @@ def predict(
         int, predicting("List the N most probable classes of each sample [classes]", at_least=0, often=True)
     ] = 0,
     members: Annotated[bool, predicting("Say what each member predicts, too", often=True)] = False,
+    flagged: Annotated[
+        bool, predicting("List only the samples that are flagged; a file of predictions holds all", often=True)
+    ] = False,
     report: Annotated[
         Path | None,
         predicting(
@@ -129,6 +132,8 @@ def predict(
         if path is not None and not path.lower().endswith(LINE_FILES):
             endings = ", ".join(LINE_FILES)
             problems.add(f"--output {path}: predictions are written to {endings}{where('output')}")
+        if flagged and path is not None:
+            problems.add("--flagged is for what is printed: the file of --output holds every sample, with is_ood")
         if resume and path is None:
             problems.add("--resume needs --output: what was printed is not kept")
 

@@ -242,6 +242,7 @@ class PredictOptions:
         run: the options for running the model.
         top: the number of most probable classes that the line of a sample lists; 0 lists none.
         members: whether it lists the prediction of each member.
+        flagged: whether only flagged samples are listed; files of predictions hold all.
         limit: the most samples to predict; None for all.
         on_bad: what happens to a sample that cannot be read: ``error`` or ``skip``.
         requirements: what has to hold of the summary.
@@ -254,6 +255,7 @@ class PredictOptions:
     run: EvalRunOptions
     top: int = 0
     members: bool = False
+    flagged: bool = False
     limit: int | None = None
     on_bad: str = "error"
     requirements: Sequence[Requirement] = ()

@@ -202,6 +202,8 @@ def _plan(
             if requirement.key == "ood_share":
                 message = f"--require {requirement.text} needs a threshold, and {name} holds none"
                 raise UsageError(message, hint=_THRESHOLD_HINT)
+        if options.flagged:
+            raise UsageError(f"--flagged needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT)
         log.info(f"{name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
     log.warn_all(left_out_warnings(dataset))
     model = RunningModel(ModelArgument(name, [source]), options.run, FitOptions(), log)
@@ -230,7 +232,7 @@ def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
 
 
 def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[dict[str, Any]]:
-    """Yield a row for each sample as it is predicted; fill in ``outcome`` after the last.
+    """Yield a row for each sample as it is predicted, or for each that is flagged; fill in ``outcome`` after the last.
 
     Raises:
         InputError: none of the inputs can be read.
@@ -238,7 +240,9 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[d
     with ExitStack() as stack:
         report_output = plan.claim_report(stack, force=plan.options.force)
         tally = PredictionTally()
-        yield from _rows_counted(_predict_windows(plan, 0, log), tally)
+        for row in _rows_counted(_predict_windows(plan, 0, log), tally):
+            if not plan.options.flagged or row[FLAG]:
+                yield row
         if len(plan.dataset) and not tally.predicted:
             raise _nothing_readable(plan)
         complete = _sum_up(plan, tally, report_output, log)

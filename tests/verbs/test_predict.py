@@ -258,12 +258,24 @@ def test_lines_into_a_pipe_and_a_requirement(capsysbinary: pytest.CaptureFixture
     assert main(["predict", "cal.st", TEST, "--require", "ood_shares<=1", "-q"]) == 2
 
 
+def test_only_flagged_samples_are_listed_and_all_are_counted(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    flagged = [row for row in map(json.loads, predict(TEST).splitlines()) if row["is_ood"]]
+    assert flagged
+    capsysbinary.readouterr()
+    assert main(["predict", "cal.st", TEST, "--flagged", "-q"]) == 0
+    assert list(map(json.loads, capsysbinary.readouterr().out.splitlines())) == flagged
+    found = hydractl.predict("cal.st", data=TEST, flagged=True)
+    assert found.rows == flagged and found.n > len(flagged)
+
+
 def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "hydra.st", TEST, "--limit", "3"]) == 0
     printed = capsys.readouterr()
     assert "hydra holds no threshold, so no input is flagged" in printed.err
     assert main(["predict", "hydra.st", TEST, "--require", "ood_share<=0.5"]) == 2
     assert "needs a threshold, and hydra holds none" in capsys.readouterr().err
+    assert main(["predict", "hydra.st", TEST, "--flagged"]) == 2
+    assert "--flagged needs a threshold, and hydra holds none" in capsys.readouterr().err
     assert all("is_ood" not in json.loads(line) for line in printed.out.splitlines())
 
 
@@ -276,6 +288,7 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
         ([TEST, "-o", "p.txt"], "written to .jsonl, .csv"),
         ([TEST, "-o", "p.parquet"], "written to .jsonl, .csv"),
         ([TEST, "--resume"], "--resume needs --output"),
+        ([TEST, "--flagged", "-o", "p.jsonl"], "the file of --output holds every sample"),
         (["nowhere/"], "no such file or folder"),
     ],
 )
