@@ -8,10 +8,13 @@ colour: IMAGES holds all of it as ``train/CLASS/*.png`` and ``test/CLASS/*.png``
 
 The model of seed S goes through ``hydractl study`` with its default rows. Its deep ensemble has members of the seeds
 S, S+100 and S+200, so no two of them share a member; with ``--cifar10`` there is one deep ensemble, of all seeds that
-were asked for. Trainings and studies of all seeds come first, then deep ensembles. All rows are measured under the same
-scores, each with the temperature that validation data give it. ``seeds.json`` is written anew after every evaluation,
-with all seeds that are in the folder; from it ``docs/make_results.py`` makes the tables of docs/numbers/seeds.md. The
-same call goes on after a break, and calls with other seeds may run beside it in the same folder.
+were asked for. One seed is done with its deep ensemble before the next one begins, so that the first seeds can be read
+while the others are made. Beside the default rows stand the paper's own recipe, members that are fine-tuned after
+pruning, and the model itself trained as long as one of these. All rows are measured under the same scores, of the last
+layer and of all layers, each with the temperature that validation data give it. ``seeds.json`` is written anew after
+every evaluation, with all seeds that are in the folder; from it ``docs/make_results.py`` makes the tables of
+docs/numbers/seeds.md. The same call goes on after a break, and calls with other seeds may run beside it in the same
+folder.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from intervals import mult_adds, rows_of
 from PIL import Image
 from study import run
 
-SCORES = ("msp", "energy", "mahalanobis", "knn", "vim", "mi")
+SCORES = ("msp", "energy", "mahalanobis", "mahalanobis-layers", "knn", "vim", "mi")
 """The scores that all rows are measured under."""
-ROWS = "whole-avg,whole-late,whole-three,circuits,taylor"
-"""The default rows by name, so that all of them run on the test data."""
+ROWS = "whole-avg,whole-late,whole-three,circuits,taylor,circuits-tuned,trained"
+"""The default rows by name, so that all of them run on the test data, and those that are trained."""
+TUNING = "--epochs 1 --lr 2e-4"
+"""How rows are trained."""
 MEASURE = f"--ood-score {','.join(SCORES)} -q"
 OTHER_MEMBERS = (100, 200)
 """What is added to a seed for the other members of its deep ensemble."""
@@ -124,7 +129,7 @@ def study(seed: int, recipe: Recipe, folder: Path) -> None:
     """Study the model of a seed, and measure all rows."""
     model, into = train(seed, recipe, folder), f"study-{seed}"
     if not (folder / into / "study.json").exists():
-        run(f"study {model} {recipe.study} --rows {ROWS} -o {into}", folder)
+        run(f"study {model} {recipe.study} --rows {ROWS} {TUNING} -o {into}", folder)
     if (folder / f"rows-{seed}.json").exists():
         return
     rows = [row["name"] for row in read(folder / into / "study.json")["rows"]]
@@ -202,7 +207,7 @@ def main() -> None:
     parser.add_argument(
         "--deep",
         type=numbers,
-        help="the seeds whose deep ensemble is trained, or with --cifar10 those that are in it; default: all of them",
+        help="the seeds among them whose deep ensemble is trained, or with --cifar10 that are in it; default: all",
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/seeds"))
     arguments = parser.parse_args()
@@ -213,17 +218,15 @@ def main() -> None:
     else:
         recipe = CIFAR10
         cut_cifar10(arguments.data, arguments.cifar10, folder)
+    ensembles = arguments.seeds if arguments.deep is None else arguments.deep
     for seed in arguments.seeds:
         study(seed, recipe, folder)
         write(folder)
-    ensembles = arguments.seeds if arguments.deep is None else arguments.deep
-    if arguments.cifar10 is not None:
-        if len(ensembles) > 1:
-            deep("deep", ensembles, recipe, folder)
+        if arguments.cifar10 is None and seed in ensembles:
+            deep(f"deep-{seed}", [seed, *(seed + more for more in OTHER_MEMBERS)], recipe, folder)
             write(folder)
-        return
-    for seed in ensembles:
-        deep(f"deep-{seed}", [seed, *(seed + more for more in OTHER_MEMBERS)], recipe, folder)
+    if arguments.cifar10 is not None and len(ensembles) > 1:
+        deep("deep", ensembles, recipe, folder)
         write(folder)
 
 
