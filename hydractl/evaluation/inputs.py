@@ -51,12 +51,17 @@ def keeping_batches(most_bytes: int) -> Iterator[None]:
 
 
 def kept_features() -> dict[str, TrainingFeatures] | None:
-    """Return the features of training data that are kept while the block of :func:`keeping_batches` lasts, else None.
-
-    A study fits to a sample of the training data, whose features are small beside its batches.
-    """
+    """Return the features of training data that are kept while a block of :func:`keeping_batches` lasts, else None."""
     memory = _KEPT.get()
     return None if memory is None else memory.features
+
+
+def keep_features(key: str, features: TrainingFeatures) -> None:
+    """Keep features of training data while that block lasts, if there is room; sums of all layers may be large."""
+    memory = _KEPT.get()
+    if memory is not None and features.nbytes <= memory.room:
+        memory.features[key] = features
+        memory.room -= features.nbytes
 
 
 def read_batches(

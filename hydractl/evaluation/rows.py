@@ -19,7 +19,8 @@ from hydractl.expressions.models import ModelRef
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.fingerprints import checked, merged
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_LAYERS, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.loading import find_models, with_class_names
 from hydractl.model.source import ModelOptions
 
@@ -121,9 +122,11 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
     """
     # Scores on features that the model can have: stored ones, or with training data all that suit the model.
     possible_scores: Sequence[str] = model.on_features
-    has_features = isinstance(model, RunningModel) and model.mc_dropout is None
-    if has_features and options.data.train is not None:
-        impossible_scores = [score for score in BY_NAME_ALONE if score not in possible_scores]
+    if isinstance(model, RunningModel) and model.mc_dropout is None and options.data.train is not None:
+        by_name_alone = list(BY_NAME_ALONE)
+        if layers_may_not_fit(model.argument.sources):
+            by_name_alone += OF_LAYERS
+        impossible_scores = [score for score in by_name_alone if score not in possible_scores]
         if not model.zero_shot:
             impossible_scores += OF_ZERO_SHOT
         impossible_scores += [

@@ -148,15 +148,15 @@ OF_UNSIGNED = {
     "scale": "scales by sums that cancel",
 }
 """Scores for features that are never negative, e.g. after a ReLU, and what each does to others."""
-OF_STUDY = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
-"""Scores that a study chooses from by default."""
+OF_STUDY = ("mahalanobis", "rmd", "mahalanobis-layers", "knn", "vim", "react", "ash", "vilu")
+"""Scores that a study chooses from by default, where their sums over layers may have the memory that they need."""
 HEDGE = "hedge"
 """The score that a study takes where it has no OOD samples to choose one by."""
 OF_LAYERS = ("mahalanobis-layers",)
 """Scores that take what every block gives, beside the features."""
-BY_NAME_ALONE = ("ddu", "mahalanobis-layers", "hedge")
-"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, those of
-all layers need much memory, and ``hedge`` is a sum of others."""
+BY_NAME_ALONE = ("ddu", "hedge")
+"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, and
+``hedge`` is a sum of others."""
 
 
 def needs_training_data(name: str) -> bool:

@@ -377,6 +377,15 @@ class TrainingFeatures:
     highest: Sequence[Floats]
     layers: Sequence[Sequence[LayerSums]] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that features and sums take."""
+        taken = sum(array.nbytes for array in self.features)
+        taken += sum(array.nbytes for array in self.highest)
+        for layers in self.layers:
+            taken += sum(sums.nbytes for sums in layers)
+        return taken
+
 
 def read_training(
     models: Sequence[Network],

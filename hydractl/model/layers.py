@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from hydractl.families.base import State
+from hydractl.metrics.feature_scores.layers import MOST_BYTES, bytes_of_sums
 from hydractl.model.chain import Chain
 from hydractl.model.context import apart, context_of_run
+from hydractl.model.source import Source
 
 
 class LayerReader:
@@ -78,6 +80,26 @@ def widths_of_layers(chain: Chain, widths_of_blocks: Sequence[int]) -> list[int]
     for width in first:
         widths += [width] * copies
     return [*widths, last]
+
+
+def layers_may_not_fit(sources: Iterable[Source]) -> bool:
+    """Return whether the sums of all layers may need more memory than there is for them, before weights are read.
+
+    It counts two vectors of every block, and features of twice the last block's width; none has more.
+
+    Args:
+        sources: the models whose members make up the ensemble, with their classes.
+    """
+    needed = 0
+    for source in sources:
+        assert source.classes is not None
+        widths: list[int] = []
+        for site in source.sites:
+            if site.tower != "text":  # what is read of two towers is of images
+                widths += [site.d_model, site.d_model]
+        widths[-1] *= 2
+        needed += bytes_of_sums(widths, source.classes) * len(source.description.masks)
+    return needed > MOST_BYTES
 
 
 def _weights_of_tokens(state: State, hidden: Tensor) -> Tensor:

@@ -107,6 +107,23 @@ def test_an_ensemble_sums_the_distances_of_all_layers() -> None:
 
 
 @pytest.mark.long
+def test_all_scores_are_without_those_of_layers_that_need_too_much_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Of three blocks of width 24 and ten classes: two vectors each, the last as wide as features may be.
+    most_needed = 8 * (5 * 24 * (24 + 10) + 48 * (48 + 10))
+    asked = [*TEST, *TRAIN, "--ood-score", "all"]
+    monkeypatch.setattr("hydractl.model.layers.MOST_BYTES", 2 * most_needed)
+    assert LAYERS in evaluated("t0.st+t1.st", *asked)["models"][0]["scores"]
+    monkeypatch.setattr("hydractl.model.layers.MOST_BYTES", 2 * most_needed - 1)
+    scores = evaluated("t0.st+t1.st", *asked)["models"][0]["scores"]
+    assert LAYERS not in scores and "mahalanobis" in scores
+    monkeypatch.setattr("hydractl.metrics.feature_scores.layers.MOST_BYTES", 1)
+    run("eval", "t0.st", *TEST, *TRAIN, "--ood-score", LAYERS, "-o", "a.json", code=3)
+    assert "mahalanobis-layers needs" in capsys.readouterr().err
+
+
+@pytest.mark.long
 def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
@@ -135,9 +152,9 @@ def test_features_that_a_study_keeps_give_the_same_bits(monkeypatch: pytest.Monk
     def never(*_: Any) -> None:
         raise AssertionError("the training data are run again")
 
-    with keeping_batches(1 << 20):
-        run("eval", "hydra.st", *few, "--ood-score", "vim", "-o", "vim.json")
-        # Of other scores too, and of another k; not for those that take what each block gives.
+    with keeping_batches(1 << 24):
+        run("eval", "hydra.st", *few, "--ood-score", f"vim,{LAYERS}", "-o", "vim.json")
+        # Of other scores too, and of another k.
         with monkeypatch.context() as patch:
             patch.setattr("hydractl.evaluation.providers.running.RunningModel._fitting_inputs", never)
             run("eval", "hydra.st", *asked, "--predictions", "kept.pred.st", "-o", "kept.json")
@@ -147,6 +164,11 @@ def test_features_that_a_study_keeps_give_the_same_bits(monkeypatch: pytest.Monk
                 with pytest.raises(AssertionError, match="run again"):
                     hydractl.evaluate(model, **sets, limit=100, ood_score="vim", allow_seen=True, batch_size=batch_size)
         layered = evaluated("t0.st", *few, "--ood-score", "mahalanobis-layers")["models"][0]
+    with keeping_batches(0), monkeypatch.context() as patch:  # no room for features
+        run("eval", "hydra.st", *few, "--ood-score", "vim", "-o", "again.json")
+        patch.setattr("hydractl.evaluation.providers.running.RunningModel._fitting_inputs", never)
+        with pytest.raises(AssertionError, match="run again"):
+            hydractl.evaluate("hydra.st", **sets, limit=100, ood_score="vim", allow_seen=True)
     assert Path("kept.pred.st").read_bytes() == Path("alone.pred.st").read_bytes()
     assert third["fitted_on"]["knn_k"] == 3
     assert evaluated("t0.st", *few, "--ood-score", "mahalanobis-layers")["models"][0]["ood"] == layered["ood"]

@@ -307,11 +307,27 @@ def test_without_training_data_scores_on_features_are_fitted_to_the_half_of_the_
 def test_further_scores_are_chosen_from_only_where_they_are_named(copy: Path) -> None:
     document = json.loads((copy / "runs/study.json").read_text())
     by_default = set(document["rows"][0]["validation"]["auroc"])
-    assert by_default & {*ON_FEATURES} == {"mahalanobis", "rmd", "knn", "vim", "react", "ash"}
+    assert by_default & {*ON_FEATURES} == {"mahalanobis", "rmd", "mahalanobis-layers", "knn", "vim", "react", "ash"}
     assert study(**{"-o": "more", "--rows": "single", "--ood-score": "fdbd,scale"}) == 0
     more = json.loads(Path("more/study.json").read_text())
     assert set(more["rows"][0]["validation"]["auroc"]) == by_default | {"fdbd", "scale"}
     assert set(more["choice"]["telling"]) == set(document["choice"]["telling"])
+
+
+@pytest.mark.long
+def test_scores_of_layers_that_may_need_too_much_memory_are_left_out_of_all_rows(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of three blocks of width 12 and three classes: two vectors each, the last as wide as features may be.
+    most_of_a_member = 8 * (5 * 12 * (12 + 3) + 24 * (24 + 3))
+    monkeypatch.setattr("hydractl.model.layers.MOST_BYTES", 4 * most_of_a_member - 1)
+    assert study(**{"-o": "less"}) == 0
+    whole, less = (json.loads(Path(folder, "study.json").read_text()) for folder in ("runs", "less"))
+    for row, row_of_less in zip(whole["rows"], less["rows"], strict=True):
+        scores, scores_of_less = row["validation"]["auroc"], row_of_less["validation"]["auroc"]
+        assert {*scores} - {*scores_of_less} == {"mahalanobis-layers"}
+    left_out = "mahalanobis-layers is left out: its sums over all layers may need too much memory"
+    assert less["warnings"] == [left_out] and "warnings" not in whole
 
 
 @pytest.mark.long

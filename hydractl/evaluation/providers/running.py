@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydractl.data.batching import Batch, TimedBatches
 from hydractl.evaluation.fitted import Fit, warn_of_left_out
-from hydractl.evaluation.inputs import kept_features, read_batches
+from hydractl.evaluation.inputs import keep_features, kept_features, read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.concatenated import heads_of_all_members, total_cost
@@ -342,7 +342,7 @@ class RunningModel(LogitsProvider):
         computed = read_training(models, self._fitting_inputs(data), labels)
         # A run reports samples that cannot be read. The next one could not, if it did not try to read them.
         if len(computed.rows) == len(data):
-            kept[key] = computed
+            keep_features(key, computed)
         return computed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,11 @@ class LayerSums:
     counts: NDArray[np.int64]
     sums: Floats
     products: Floats
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that they take."""
+        return self.origin.nbytes + self.counts.nbytes + self.sums.nbytes + self.products.nbytes
 
     @classmethod
     def empty(cls, width: int, classes: int) -> LayerSums:
@@ -63,6 +68,14 @@ class LayerSums:
         return centre, self.origin + means, covariance
 
 
+def bytes_of_sums(widths: Iterable[int], classes: int) -> int:
+    """Return the bytes of memory that the sums of layers of these widths take."""
+    numbers = 0
+    for width in widths:
+        numbers += width * (width + classes)
+    return numbers * np.dtype(np.float64).itemsize
+
+
 def empty_sums(widths: Sequence[Sequence[int]], classes: int) -> list[list[LayerSums]]:
     """Return empty sums for each layer of each member.
 
@@ -73,17 +86,14 @@ def empty_sums(widths: Sequence[Sequence[int]], classes: int) -> list[list[Layer
     Raises:
         InputError: they need too much memory.
     """
-    layers = 0
-    numbers = 0
+    widths_of_all: list[int] = []
     for widths_of_member in widths:
-        for width in widths_of_member:
-            layers += 1
-            numbers += width * (width + classes)
-    needed = numbers * np.dtype(np.float64).itemsize
+        widths_of_all += widths_of_member
+    needed = bytes_of_sums(widths_of_all, classes)
     if needed > MOST_BYTES:
         raise InputError(
-            f"mahalanobis-layers needs {needed / (1 << 30):.1f} GiB for the covariances and class means of {layers}"
-            f" layers, more than {MOST_BYTES >> 30}",
+            f"mahalanobis-layers needs {needed / (1 << 30):.1f} GiB for the covariances and class means of"
+            f" {len(widths_of_all)} layers, more than {MOST_BYTES >> 30}",
             hint="take mahalanobis, which is of the last layer alone",
         )
     return [[LayerSums.empty(width, classes) for width in widths_of_member] for widths_of_member in widths]
