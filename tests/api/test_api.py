@@ -82,7 +82,8 @@ def test_a_training_of_ones_own() -> None:
     assert torch.equal(hydractl.load(path, device="cpu")(inputs), module(inputs))
     base = hydractl.open("vit.st").source.sha256
     assert base in hydractl.open(path).source.lineage
-    with pytest.raises(hydractl.errors.InputError, match="20 by save"):
+    assert {use["by"] for use in hydractl.open(path).description.seen} == {"prune", "save"}
+    with pytest.raises(hydractl.errors.InputError, match="all of them by prune"):
         hydractl.evaluate(path, test=(X, Y))
     fused = hydractl.fuse([module, "a.st"], merge="none")
     assert fused.result.members[0].kind == "pruned"
