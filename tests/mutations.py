@@ -138,6 +138,20 @@ MUTATIONS = (
         "tests/studies/test_measured_rows.py",
     ),
     Mutation(
+        "the token that is read counted among the others",
+        "hydractl/model/layers.py",
+        "_weighted_mean(hidden, weights.scatter(1, positions, 0.0))",
+        "_weighted_mean(hidden, weights)",
+        "tests/model/test_model_layers.py -k class-token",
+    ),
+    Mutation(
+        "the spread between classes left in the covariance of a layer",
+        "hydractl/metrics/feature_scores/layers.py",
+        "covariance = (self.products - between_classes) / samples",
+        "covariance = self.products / samples",
+        "tests/model/test_model_layers.py -k class-token",
+    ),
+    Mutation(
         "labels of samples that were skipped",
         "hydractl/evaluation/gathering.py",
         "labels = dataset.labels[list(rows)]",
