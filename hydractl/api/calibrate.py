@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from hydractl.api.options import (
+    AnyModel,
     Arch,
     BatchSize,
     Config,
@@ -17,7 +18,6 @@ from hydractl.api.options import (
     Labels,
     Limit,
     MaxLength,
-    OneModel,
     Output,
     Prompt,
     Seed,
@@ -68,7 +68,7 @@ calibrating = partial(opt, group=HEADING)
 
 @verb("calibrate", writes="weights", or_json=True, before=drop_unused_training_data)
 def calibrate(
-    model: OneModel,
+    model: AnyModel,
     *,
     temperature: Annotated[
         str | float | None,

@@ -44,6 +44,16 @@ OneModel: TypeAlias = Annotated[
 ]
 """One model: a file, a folder, a name, or a model that a program has opened."""
 
+AnyModel: TypeAlias = Annotated[
+    ModelLike,
+    io(
+        "A checkpoint (.st), a published folder, or timm:NAME; members A+B+C, or predictions of eval (F.st)",
+        metavar="MODEL",
+        kind="model",
+    ),
+]
+"""One model, or whatever has logits on validation data."""
+
 ModelAndInputs: TypeAlias = Annotated[
     ModelLike,
     io(
