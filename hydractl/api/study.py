@@ -49,7 +49,7 @@ ROWS = ("default", *KINDS)
 _FURTHER_SCORES = tuple(name for name in ON_FEATURES if name not in OF_STUDY)
 
 
-@verb("study", writes="weights")
+@verb("study", writes="folder")
 def study(
     model: OneFile,
     *,

@@ -18,7 +18,7 @@ def verb(
     name: str,
     *,
     alternatives: Sequence[Sequence[str]] = (),
-    writes: Literal["json", "weights", "export"] = "json",
+    writes: Literal["json", "weights", "export", "folder"] = "json",
     or_json: bool = False,
     before: Callable[[Any], None] | None = None,
     further_help: Callable[[], dict[str, list[tuple[str, str]]]] = dict,

@@ -218,7 +218,8 @@ class OodSet:
         has_name = _SET_NAME.fullmatch(name) is not None
         has_known_group = group in (None, "near", "far")
         if not has_name or not has_known_group or not spec:
-            raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
+            advice = ": samples that are made are for --ood-val" if text == AUTO else ""
+            raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}{advice}")
         return cls(text, name, group, DataSpec.of_option(f"{option} {name}", spec, held))
 
     def __str__(self) -> str:

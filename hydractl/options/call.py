@@ -482,8 +482,12 @@ def _output_problems(call: Call) -> list[str]:
     problems = []
     output = call.values.get("output")
     where_output = call.where("output")
+    written = "a folder" if call.declared.writes == "folder" else "weights"
     if call.declared.writes != "json" and output == "-":
-        problems.append(f"--output - is for JSON, {call.verb} writes weights{where_output}")
+        problems.append(f"--output - is for JSON, {call.verb} writes {written}{where_output}")
+    stem, ending = os.path.splitext(str(output))
+    if call.declared.writes == "folder" and ending in (".json", ".st", ".html"):
+        problems.append(f"--output {output}: {call.verb} writes a folder, so name it {stem}{where_output}")
 
     # A name that ends like a file of another kind, e.g. a.onnx.
     is_json = call.declared.or_json and str(output).endswith(".json")

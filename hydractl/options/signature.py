@@ -48,7 +48,7 @@ class Declared:
         verb: its name on the command line.
         function: the function, whose body checks the options together and then works.
         alternatives: groups of options that replace each other: a flag sets aside an alternative that a file gives.
-        writes: what ``output`` names: ``json``, ``weights``, or ``export``.
+        writes: what ``output`` names: ``json``, ``weights``, ``export``, or a ``folder``.
         or_json: whether a verb that writes weights writes JSON instead where ``output`` ends in ``.json``.
         before: is called with the values before alternatives replace each other; it may change them, as a recipe does.
         further_help: returns what the help adds below the options of a heading, as rows of two columns, by heading.
@@ -57,7 +57,7 @@ class Declared:
     verb: str
     function: Callable[..., Any]
     alternatives: Sequence[Sequence[str]] = ()
-    writes: Literal["json", "weights", "export"] = "json"
+    writes: Literal["json", "weights", "export", "folder"] = "json"
     or_json: bool = False
     before: Callable[[Any], None] | None = None
     further_help: Callable[[], dict[str, list[tuple[str, str]]]] = dict

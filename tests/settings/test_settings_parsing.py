@@ -64,6 +64,13 @@ NEEDED: dict[str, dict[str, Any]] = {
         ("fuse", "output", "h.JSON", "--output h.JSON: fuse writes safetensors, so name it h.st (flag)"),
         ("fuse", "limit", "5", "--limit (flag) needs --val"),
         ("fuse", "output", "-", "--output - is for JSON, fuse writes weights (flag)"),
+        ("study", "output", "s.json", "--output s.json: study writes a folder, so name it s (flag)"),
+        (
+            "eval",
+            "ood",
+            ["auto"],
+            "--ood must be NAME[:near|far]=SPEC, not 'auto': samples that are made are for --ood-val (flag)",
+        ),
         ("eval", "ood", ["svhn.npz"], "--ood must be NAME[:near|far]=SPEC, not 'svhn.npz' (flag)"),
         ("eval", "ood", ["/d/x?root=/y"], "--ood must be NAME[:near|far]=SPEC, not '/d/x?root=/y' (flag)"),
         ("eval", "ood", ["a:middle=x"], "--ood must be NAME[:near|far]=SPEC, not 'a:middle=x' (flag)"),
