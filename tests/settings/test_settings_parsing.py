@@ -20,6 +20,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "bench": {"model": ["a.st"]},
     "fuse": {"model": ["a.st"]},
     "eval": {"model": ["a.st"], "test": "d"},
+    "study": {"model": ["a.st"], "val": "d", "test": "e"},
 }
 
 
