@@ -40,7 +40,7 @@ from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.study_time import StepSeconds, count_samples, in_all, step_seconds
 
-PLAN = "hydractl.study-plan/4"
+PLAN = "hydractl.study-plan/5"
 
 _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
