@@ -135,6 +135,12 @@ def recipe(name: str) -> str:
     return late(document["late"]) if name == "late" else scores(document["recipes"])
 
 
+def marked(figure: float, difference: dict[str, Any] | None) -> str:
+    """A figure, in bold where its paired difference to what it is compared with has an interval that excludes 0."""
+    low, high = difference["ci"] if difference else (0, 0)
+    return f"**{figure:.3f}**" if low > 0 or high < 0 else f"{figure:.3f}"
+
+
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
     """A table whose columns are numbers, but for the first."""
     lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
@@ -157,16 +163,15 @@ def scores(rows: list[dict[str, Any]]) -> str:
 
 def late(parts: dict[str, list[dict[str, Any]]]) -> str:
     """What circuits in the last sites give, with the score that validation data chose, on logits and of all."""
-    columns = ["", "mult-adds", "accuracy, minus single"]
-    columns += [text for part in ("logits", "any") for text in (f"best score on {part}", "AUROC", "minus single")]
+    columns = ["", "mult-adds", "accuracy", "score on logits", "AUROC", "score on any", "AUROC"]
     made = []
     for pair in zip(parts["logits"], parts["features"], strict=True):
         row = pair[0]
-        first = "" if row["name"] == "single" else interval(row["accuracy_minus_single"])
-        cells = [row["name"].replace("late", "last "), f"{row['mac_ratio']:.2f}", first]
+        accuracy = marked(row["accuracy"], row["accuracy_minus_single"])
+        cells = [row["name"].replace("late", "last "), f"{row['mac_ratio']:.2f}", accuracy]
         for one in pair:
             ((score, value),) = one["auroc"].items()
-            cells += [score, f"{value:.3f}", interval(one["auroc_minus_single"][score]) if first else ""]
+            cells += [score, marked(value, one["auroc_minus_single"][score])]
         made.append(cells)
     return markdown(columns, made)
 
@@ -189,39 +194,31 @@ _ROWS_OF_A_CURVE = (
 
 
 def curve(name: str) -> str:
-    """Rows of one model of ``cost-curve.json`` by what they cost: differences in bold where they exclude 0."""
+    """Rows of one model of ``cost-curve.json`` by what they cost: in bold what is told apart from the single model."""
     document = json.loads((DOCS / "results/cost-curve.json").read_text(encoding="utf-8"))
     rows = [row for row in document[name] if row["name"] in _ROWS_OF_A_CURVE]
-    columns = ["", "mult-adds", "accuracy", "minus single"]
-    for part in ("best score on logits", "best score on any"):
-        columns += [part, "AUROC", "minus single"]
+    columns = ["", "mult-adds", "accuracy", "score on logits", "AUROC", "score on any", "AUROC"]
     made = []
     for row in sorted(rows, key=lambda row: row["mac_ratio"]):
-        cells = [row["name"], f"{row['mac_ratio']:.2f}", f"{row['accuracy']:.3f}", bold(row["accuracy minus single"])]
+        accuracy = marked(row["accuracy"], row["accuracy minus single"])
+        cells = [row["name"], f"{row['mac_ratio']:.2f}", accuracy]
         for own in (row["logits"], row["any"]):
-            cells += [own["score"], f"{own['auroc']:.3f}", bold(own["minus single"])]
+            cells += [own["score"], marked(own["auroc"], own["minus single"])]
         made.append(cells)
     return markdown(columns, made)
-
-
-def bold(difference: dict[str, Any]) -> str:
-    """A paired difference with its interval, in bold where that excludes 0; empty for a row minus itself."""
-    low, high = difference["ci"]
-    return "" if low == high == 0 else f"**{interval(difference)}**" if low > 0 or high < 0 else interval(difference)
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
 def bayes(_name: str) -> str:
-    """BayesVLM by its pseudo-data and its prior, beside the single model; differences of AUROC in bold where not 0."""
+    """BayesVLM by its pseudo-data and its prior; an AUROC in bold that is told apart from the single model's."""
     rows = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))["bayes-vlm"]
     made = []
     for row in rows:
-        figures = [f"{row[key]['value']:.3f}" for key in ("id.accuracy", "id.nll", "id.ece", "msp")]
-        minus_single = row["msp"]["minus single"]
-        made.append([row["name"], *figures, bold(minus_single) if minus_single else ""])
-    return markdown(["", "accuracy", "NLL", "ECE", "AUROC by MSP", "minus single"], made)
+        figures = [f"{row[key]['value']:.3f}" for key in ("id.accuracy", "id.nll", "id.ece")]
+        made.append([row["name"], *figures, marked(row["msp"]["value"], row["msp"]["minus single"])])
+    return markdown(["", "accuracy", "NLL", "ECE", "AUROC by MSP"], made)
 
 
 def effort(name: str, part: str = "said") -> str:
@@ -252,11 +249,7 @@ def table_of_effort(studies: dict[str, Any]) -> str:
 
 def beside_trained(figure: dict[str, Any] | None) -> str:
     """A mean, in bold where its difference to ``trained`` excludes 0; empty where a row has none."""
-    if figure is None:
-        return ""
-    low, high = figure["minus trained"]["ci"] if figure["minus trained"] else (0, 0)
-    mean = f"{figure['value']:.3f}"
-    return f"**{mean}**" if low > 0 or high < 0 else mean
+    return "" if figure is None else marked(figure["value"], figure["minus trained"])
 
 
 _EFFORT_FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\w+))?\}")
@@ -387,6 +380,8 @@ def memory(name: str) -> str:
     document = json.loads((DOCS.parent / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
     made = []
     for row in document["commands"]:
+        if row["name"] == "prune random 1":  # as the first one
+            continue
         size, ratio, over_block = row["output_bytes"], row["peak_ratio"], row["peak_over_shard_and_block"]
         # A plan may need less than the process that it is compared with; scores are hardly an output.
         written, over = ("", "") if size < MIB else (f"{size / MIB:,.0f}", f"{max(0, ratio):.2f}")
@@ -419,12 +414,9 @@ def making(name: str) -> str:
     made = []
     for row in document["rows"]:
         runs = [one for one in document["bench"]["results"] if one["model"] == row["name"].replace(", ", "-")]
-        low, high = row["make"]["range"]
-        cells = [row["name"], f"{row['make']['ratio']:.2f} ({low:.2f} to {high:.2f})", f"{runs[0]['mac_ratio']:.2f}"]
-        for one in runs:
-            low, high = one["ratio_ci"]
-            cells.append(f"{one['ratio']:.2f} ({low:.2f} to {high:.2f})")
-        made.append([*cells, f"{one['params'] / document['bench']['results'][0]['params']:.2f}"])
+        ratios = [row["make"]["ratio"], runs[0]["mac_ratio"], *(one["ratio"] for one in runs)]
+        ratios.append(runs[0]["params"] / document["bench"]["results"][0]["params"])
+        made.append([row["name"], *(f"{ratio:.2f}" for ratio in ratios)])
     columns = ["", "made in", "mult-adds", *(f"run in, batch {size}" for size in batches), "parameters"]
     return markdown(columns, made)
 
@@ -433,11 +425,14 @@ def making(name: str) -> str:
 
 
 def rules(_name: str) -> str:
-    """The rules of ``verdict-rules.json`` in which one choice is changed, on all validation samples."""
+    """The rules of ``verdict-rules.json`` in which one choice is changed, on all validation samples.
+
+    Changes of one kind that follow each other and have the same figures are one row.
+    """
     document = json.loads((DOCS / "results/verdict-rules.json").read_text(encoding="utf-8"))
     names, table = document["single_changes"], document["tables"]["all samples"]
     columns = ["", "lost", "minus the rule", "worst harm", "harmed", "mult-adds", "MSP kept"]
-    made = []
+    made: list[list[str]] = []
     for name in names:
         row = table[name]
         mean, error = row["minus_first"]
@@ -451,7 +446,11 @@ def rules(_name: str) -> str:
             f"{row['price']:.2f}",
             shares[1],
         ]
-        made.append([name, *numbers])
+        kind, _, changed = name.partition(": ")
+        if made and changed and made[-1][0].startswith(f"{kind}: ") and made[-1][1:] == numbers:
+            made[-1][0] += f"; {changed}"
+        else:
+            made.append([name, *numbers])
     return markdown(columns, made)
 
 
@@ -786,7 +785,7 @@ def gpu(part: str, *words: str) -> str:
     rows.sort(key=lambda row: not row["model"].startswith(("single", "whole")))  # the others stay in order behind them
     batches = sorted({row["batch_size"] for row in rows} & _SHOWN_BATCHES)
     made = []
-    for model in dict.fromkeys(row["model"] for row in rows):
+    for model in dict.fromkeys(row["model"] for row in rows if row["model"] not in _LEFT_OUT):
         by_batch = {row["batch_size"]: row for row in rows if row["model"] == model}
         any_row = next(iter(by_batch.values()))
         cells = [f"`{model}`", str(any_row["operators"]), f"{any_row['mac_ratio']:.2f}"]
@@ -801,6 +800,9 @@ def gpu(part: str, *words: str) -> str:
 
 _SHOWN_BATCHES = {1, 4, 128}
 """The file has batches of 32, too."""
+
+_LEFT_OUT = ("fused, 10 shared, not batched", "fused, 6 shared, not batched")
+"""Rows of the file between two that are shown."""
 
 GPU_SENTENCES = {
     "opening": (
@@ -869,19 +871,13 @@ def gpu_cell(row: dict[str, Any] | None) -> str:
     """The time of a row over that of the single model in the same rounds."""
     if row is None:
         return ""
-    return f"{ratio_of(row)}{' ~' if row['noisy'] else ''}"
+    return f"{row['ratio']:.2f}{' ~' if row['noisy'] else ''}"
 
 
 def gpu_single(rows: list[dict[str, Any]]) -> str:
     """The least and the most milliseconds that the single model took in the rounds of the rows of a batch."""
     taken = [row["latency_ms"]["median"] / row["ratio"] for row in rows]
     return f"{min(taken):.2f} to {max(taken):.2f} ms"
-
-
-def ratio_of(row: dict[str, Any]) -> str:
-    """A ratio with its interval."""
-    low, high = row["ratio_ci"]
-    return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def gpu_padding() -> str:
@@ -893,11 +889,12 @@ def gpu_padding() -> str:
         of_place[row["model"]] = row
     made = []
     for (mode, batch), of_place in by_place.items():
+        single = of_place["single"]
         padded = of_place[whole]
         apart = of_place[f"{whole}, not batched"]
         kernels = f"{apart['kernels']} and {padded['kernels']}"
         made.append(
-            [mode, str(batch), f"{of_place['single']['ms']:.2f} ms", ratio_of(apart), ratio_of(padded), kernels]
+            [mode, str(batch), f"{single['ms']:.2f} ms", f"{apart['ratio']:.2f}", f"{padded['ratio']:.2f}", kernels]
         )
     return markdown(["mode", "batch", "single", "apart, over single", "padded, over single", "kernels"], made)
 
