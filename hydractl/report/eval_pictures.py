@@ -209,11 +209,7 @@ def _draw_overview(
     for label, level in levels.items():
         if level is not None:
             axes.axhline(level, **GUIDE)
-            axes.annotate(
-                label, (1, level), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
-                ha="right", fontsize=8, color=SOFT,
-            )  # fmt: skip
-            labels.keep_from(level, len(label))
+            labels.write_at_line(label, level)
     names = drawn_names([point.name for point in points], _MOST_LETTERS)
     for point, name in zip(points, names, strict=True):
         labels.write(name, point)
@@ -240,11 +236,19 @@ class _Labels:
         bottom, top = self._axes.get_ylim()
         return (x - left) / (right - left) * _INCHES_ACROSS, (y - bottom) / (top - bottom) * _INCHES_UP
 
-    def keep_from(self, level: float, letters: int) -> None:
-        """Keep names away from a text of so many letters at the right end of a horizontal line."""
+    def write_at_line(self, label: str, level: float) -> None:
+        """Write what a horizontal line is at its right end, above it or below it, where that covers fewer points."""
         _, up = self._inches(0, level)
-        left = _INCHES_ACROSS - letters * INCHES_A_LETTER
-        self._taken.append((left, up, _INCHES_ACROSS, up + INCHES_A_LINE))
+        left = _INCHES_ACROSS - len(label) * INCHES_A_LETTER
+        above = (left, up, _INCHES_ACROSS, up + INCHES_A_LINE)
+        below = (left, up - INCHES_A_LINE, _INCHES_ACROSS, up)
+        box = min((above, below), key=self._covered)
+        self._taken.append(box)
+        shift, alignment = ((0, 2), "bottom") if box == above else ((0, -2), "top")
+        self._axes.annotate(
+            label, (1, level), shift, xycoords=("axes fraction", "data"), textcoords="offset points",
+            ha="right", va=alignment, fontsize=8, color=SOFT,
+        )  # fmt: skip
 
     def write(self, name: str, point: _Point) -> None:
         """Write a name at the place beside its point that covers least."""
@@ -252,7 +256,7 @@ class _Labels:
         width = len(name) * INCHES_A_LETTER * (1.2 if point.chosen else 1)
         beside = 0.14 if point.chosen else 0.09
         boxes = []
-        for step in (0, 1, -1, 2, -2):
+        for step in (0, 1, -1, 2, -2, 3, -3, 4, -4):
             bottom = up + INCHES_A_LINE * (step - 0.5)
             for left in (across + beside, across - beside - width, across - width / 2):
                 boxes.append((left, bottom, left + width, bottom + INCHES_A_LINE))
@@ -354,7 +358,7 @@ def _draw_histograms(
     highest = max(*inside, *outside) or 1  # without samples: an axis from 0 to 0 cannot be drawn
     axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * highest), title=title)
     name_of_score = f" {visible(score)}" if score else ""
-    axes.set_xlabel(f"OOD score{name_of_score}, higher is more OOD (ID n = {sum(histograms.id)})")
+    axes.set_xlabel(f"OOD score{name_of_score}\nhigher is more OOD (ID n = {sum(histograms.id)})")
     axes.set_ylabel("share of the set's\nsamples per bin")
 
 

@@ -133,6 +133,20 @@ def test_names_of_near_points_do_not_cover_each_other() -> None:
         assert box.count_overlaps(boxes[:index]) == 0
 
 
+def test_the_name_of_a_line_covers_no_point() -> None:
+    models = [Reached("single", 1.0, [0.085, 0.085]), Reached("taylor", 1.64, [0.253, 0.253])]
+    models.append(Reached("whole-three", 3.52, [0.091, 0.091]))  # just above the line, where its name would stand
+    picture = drawn_overview(models, {"single, mahalanobis-layers": [0.085, 0.085]}, "one", "")
+    assert picture is not None
+    with styled():
+        figure = compose(picture.panels[:1], 1)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        axes = figure.axes[0]
+        box = axes.texts[0].get_window_extent(renderer)
+    for place in points(axes):
+        assert not box.contains(*axes.transData.transform(place))
+
+
 def test_reliability_is_drawn_from_the_bins_of_the_first_and_the_last_row(document: dict[str, Any]) -> None:
     panels = pictures(answer_of(document))["reliability"].panels
     for panel, row in zip(panels, (document["models"][0], document["models"][-1]), strict=True):
