@@ -65,7 +65,10 @@ def label(row: dict[str, Any]) -> str:
 
 
 def table(study: dict[str, Any], names: list[str]) -> str:
-    """Rows of a study under one score on its test data, behind the single model as it is, and what was gained."""
+    """Rows of a study under one score on its test data, behind the single model as it is, and what was gained.
+
+    Rows that validation data rule out have no figures on the test data: theirs are of the validation data.
+    """
     rows = [row for row in study["rows"] if not names or row["name"] in names]
     score, verdict = study["common_score"], study["verdict"]
     lines = [
@@ -74,11 +77,15 @@ def table(study: dict[str, Any], names: list[str]) -> str:
     ]
     lines.append(line("single model, as it is, MSP", [value(study["baseline"], key) for _, key in _COLUMNS], 1.0))
     for row in rows:
-        under = {**row["test"], **row["common"]}
-        lines.append(line(label(row), [value(under, key) for _, key in _COLUMNS], row["mac_ratio"]))
+        on_test = {**row["test"], **row["common"]}
+        lines.append(line(label(row), [value(on_test, key) for _, key in _COLUMNS], row["mac_ratio"]))
+    for row in study.get("ruled_out", []):
+        if not names or row["name"] in names:
+            figures = [value(row["validation"], key) for _, key in _COLUMNS]
+            lines.append(line(on_validation(row), figures, row["mac_ratio"]))
     used = "single model" if study["use"]["row"] == "single" else study["use"]["row"]
     differences = {finding["metric"]: finding for finding in verdict["against_baseline"]}
-    cells = " | ".join(interval(differences[metric]) for _, metric in _COLUMNS)
+    cells = " | ".join(interval(differences.get(metric)) for _, metric in _COLUMNS)
     lines.append(f"| {used}, {study['use']['score']}, minus the single model as it is | {cells} | |")
     return "\n".join(lines)
 
@@ -86,14 +93,23 @@ def table(study: dict[str, Any], names: list[str]) -> str:
 def short_table(study: dict[str, Any], names: list[str]) -> str:
     """The single model as it is and under the study's score, and some other rows under that score."""
     columns = {"accuracy": "id.accuracy", "OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95"}
+    score = study["common_score"]
     rows = [("single model, MSP (now)", study["baseline"], 1.0)]
     for row in study["rows"]:
         if row["name"] in ("single", *names):
-            rows.append((f"{label(row)}, {study['common_score']}", {**row["test"], **row["common"]}, row["mac_ratio"]))
+            rows.append((f"{label(row)}, {score}", {**row["test"], **row["common"]}, row["mac_ratio"]))
+    for row in study.get("ruled_out", []):
+        if row["name"] in names:
+            rows.append((f"{on_validation(row)}, {score}", row["validation"], row["mac_ratio"]))
     made = []
     for title, under, cost in rows:
         made.append([title, *(f"{value(under, key):.3f}" for key in columns.values()), f"{cost:.2f}"])
     return markdown(["test data", *columns, "cost"], made)
+
+
+def on_validation(row: dict[str, Any]) -> str:
+    """The name of a row that did not run on the test data."""
+    return f"{row['name']} (validation)"
 
 
 def line(title: str, values: list[float], cost: float) -> str:
@@ -101,10 +117,12 @@ def line(title: str, values: list[float], cost: float) -> str:
     return f"| {title} | {' | '.join(f'{one:.3f}' for one in values)} | {cost:.2f} |"
 
 
-def interval(difference: dict[str, Any]) -> str:
-    """A paired difference with its interval."""
+def interval(difference: dict[str, Any] | None) -> str:
+    """A paired difference with its interval; none where a study has none, for another score cannot change it."""
+    if difference is None:
+        return "the same"
     low, high = difference["ci"]
-    if difference["value"] == low == high == 0:  # what another score cannot change
+    if difference["value"] == low == high == 0:
         return "the same"
     return f"{difference['value']:+.3f} ({low:+.3f} to {high:+.3f})"
 
@@ -115,15 +133,18 @@ def filled(text: str) -> str:
 
 
 def study(name: str, *rows: str) -> str:
-    """Rows of a study under one score, ``short`` ones, or its ``conclusion``: its verdict before the chosen model."""
+    """Rows of a study under one score, ``short`` ones, or its ``conclusion``: what a terminal shows of its verdict."""
     document = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
     if rows[:1] == ("short",):
         return short_table(document, list(rows[1:]))
     if rows != ("conclusion",):
         return table(document, list(rows))
-    lines: list[str] = document["verdict"]["lines"]
-    use = next(place for place, text in enumerate(lines) if text.startswith("best.st is"))
-    return "\n>\n".join(f"> {line}" for line in lines[:use])
+    verdict = document["verdict"]
+    shown = [verdict["lines"][0]]
+    if verdict.get("next_best"):
+        shown.append(verdict["next_best"]["line"])
+    shown += [text for text in verdict["lines"] if text.startswith("A free score ")]
+    return "\n>\n".join(f"> {text}" for text in shown)
 
 
 # --- recipes and late sites -------------------------------------------------------------------------------------------
