@@ -654,7 +654,7 @@ def advice(document: dict[str, Any]) -> str:
     return "\n".join(textwrap.wrap(text, 120, subsequent_indent="  ", break_on_hyphens=False))
 
 
-_FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\S+) (\w+))?(?: on (\w+))?\}")
+_FIGURE = re.compile(r"\{(\S+) ([\w-]+)(?: - (\S+) ([\w-]+))?(?: on (\w+))?\}")
 
 
 def said_over_seeds(trainings: Trainings, *names: str) -> str:
@@ -704,36 +704,34 @@ def change(differences: list[float]) -> str:
 
 SENTENCES = {
     "score": """
-        * **The score first: it costs next to nothing.** On the single model `mahalanobis` instead of MSP gains {single
-        mahalanobis - single msp} of mean AUROC, and `energy`, which is fitted to nothing, {single energy - single msp}.
-        With MSP no row gains as much.
+        * **The score first: it costs next to nothing.** On the single model `mahalanobis-layers` instead of MSP gains
+        {single mahalanobis-layers - single msp} of mean AUROC, `mahalanobis` {single mahalanobis - single msp}, and
+        `energy`, which is fitted to nothing, {single energy - single msp}. With MSP no row gains as much.
     """,
-    "whole": """
-        * **The whole model fused with one circuit detects a little more than the single model under the same score, and
-        loses little.** With 4 heads of the last two layers removed (`whole-late@4`, {whole-late@4 mac_ratio} times the
-        mult-adds): {whole-late@4 msp - single msp} with MSP, {whole-late@4 mahalanobis - single mahalanobis} with
-        `mahalanobis`, accuracy {whole-late@4 accuracy - single accuracy}. With 6 heads of any layers (`whole-avg@6`,
-        {whole-avg@6 mac_ratio} times): {whole-avg@6 msp - single msp}, {whole-avg@6 mahalanobis - single mahalanobis},
-        {whole-avg@6 accuracy - single accuracy}.
-    """,
-    "circuits": """
-        * **The paper's three circuits, not trained after pruning, gain most with MSP, and pay with accuracy**, at
-        {circuits mac_ratio} times the mult-adds: {circuits msp - single msp} with MSP, {circuits mahalanobis - single
-        mahalanobis} with `mahalanobis`, accuracy {circuits accuracy - single accuracy}.
-    """,
-    "sets": """
-        * **Nearly all of that is on one of the two OOD test sets**, grey CIFAR-100, which is much like the grey
-        CIFAR-10 that circuits were chosen with: the three circuits gain {circuits msp - single msp on cifar100} there
-        with MSP, and {circuits msp - single msp on mnist} on MNIST.
+    "pays": """
+        * **Under that score no ensemble of pruned members detects more than the single model, tuned after pruning or
+        not.** `whole-late@4`, the whole model fused with one small circuit, has {whole-late@4 mahalanobis-layers -
+        single mahalanobis-layers} of AUROC and {whole-late@4 accuracy - single accuracy} of accuracy, at {whole-late@4
+        mac_ratio} times the mult-adds; the paper's three circuits {circuits mahalanobis-layers - single
+        mahalanobis-layers} and {circuits accuracy - single accuracy}, at {circuits mac_ratio} times; the same tuned for
+        an epoch {circuits-tuned mahalanobis-layers - single mahalanobis-layers} and {circuits-tuned accuracy - single
+        accuracy}, where the same training of the single model gives {trained mahalanobis-layers - single
+        mahalanobis-layers} and {trained accuracy - single accuracy}.
     """,
     "deep": """
-        * **A deep ensemble of three trainings**, made for some of the seeds, gains accuracy too: {deep accuracy -
-        single accuracy}, NLL {deep nll - single nll}, AUROC {deep msp - single msp} with MSP and {deep mahalanobis -
-        single mahalanobis} with `mahalanobis`, at 3 times the mult-adds and two more trainings.
+        * **A deep ensemble of three trainings pays in accuracy**: {deep accuracy - single accuracy}, NLL {deep nll -
+        single nll}, at 3 times the mult-adds and two more trainings; its AUROC is {deep mahalanobis-layers - single
+        mahalanobis-layers} under that score.
+    """,
+    "weaker": """
+        * **Under weaker scores pruned members do gain**: the three circuits {circuits msp - single msp} with MSP and
+        {circuits mahalanobis - single mahalanobis} with `mahalanobis`, `whole-late@4` {whole-late@4 msp - single msp}
+        and {whole-late@4 mahalanobis - single mahalanobis}, the deep ensemble {deep msp - single msp} and {deep
+        mahalanobis - single mahalanobis}. Choosing the score gains more, and costs nothing.
     """,
     "seed": """
-        * **The training matters too.** By nothing but the seed, the single model's mean AUROC is {single msp} with MSP
-        and {single mahalanobis} with `mahalanobis`.
+        * **The training matters too.** By nothing but the seed, the single model's mean AUROC is {single msp} with MSP,
+        {single mahalanobis} with `mahalanobis` and {single mahalanobis-layers} with `mahalanobis-layers`.
     """,
     "cifar10": """
         **Another score is the best one, and pruned members gain little or nothing; a deep ensemble does gain.** Over
@@ -753,10 +751,11 @@ SENTENCES = {
     """,
     "first": """
         Over {trainings} trainings of one recipe ([all figures](docs/numbers/seeds.md), mean ± standard deviation) the
-        score `mahalanobis` instead of MSP gains {single mahalanobis - single msp} of OOD AUROC. Under that score the
-        whole model fused with one small circuit adds {whole-late@4 mahalanobis - single mahalanobis} at {whole-late@4
-        mac_ratio} times the cost, and the paper's three circuits {circuits mahalanobis - single mahalanobis} at
-        {circuits mac_ratio} times.
+        score `mahalanobis-layers` instead of MSP gains {single mahalanobis-layers - single msp} of OOD AUROC. Under
+        that score pruned members add nothing: the whole model fused with one small circuit {whole-late@4
+        mahalanobis-layers - single mahalanobis-layers} at {whole-late@4 mac_ratio} times the cost, the paper's three
+        circuits {circuits mahalanobis-layers - single mahalanobis-layers} at {circuits mac_ratio} times; three
+        trainings {deep mahalanobis-layers - single mahalanobis-layers} at 3 times.
     """,
 }
 """What pages say of all trainings, by name."""
