@@ -719,9 +719,9 @@ SENTENCES = {
         mahalanobis-layers} and {trained accuracy - single accuracy}.
     """,
     "deep": """
-        * **A deep ensemble of three trainings pays in accuracy**: {deep accuracy - single accuracy}, NLL {deep nll -
-        single nll}, at 3 times the mult-adds and two more trainings; its AUROC is {deep mahalanobis-layers - single
-        mahalanobis-layers} under that score.
+        * **A deep ensemble of three trainings**, made for some of the seeds, **pays in accuracy**: {deep accuracy -
+        single accuracy}, NLL {deep nll - single nll}, at 3 times the mult-adds and two more trainings; its AUROC is
+        {deep mahalanobis-layers - single mahalanobis-layers} under that score.
     """,
     "weaker": """
         * **Under weaker scores pruned members do gain**: the three circuits {circuits msp - single msp} with MSP and

@@ -110,8 +110,7 @@ def test_the_commands_of_the_page_upload_all_that_is_in_the_folder(hub: Hub, wit
     done = subprocess.run(["bash", "-e", "-c", commands], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     uploaded = hub.commits[REPO][-1]
-    assert uploaded.keys() - {".gitattributes"} == {"README.md", "hydra.onnx", "hydra.st", "notes.txt"}
+    assert uploaded.keys() - {".gitattributes"} == {"report.html", "hydra.onnx", "hydra.st", "notes.txt"}
     assert uploaded["hydra.st"] == Path("hydra.st").read_bytes()
-    assert b"model-index:" in uploaded["README.md"]
     assert last == f"hydractl predict hf:{REPO} cat.png"
     assert main(last.split()[1:]) == 0
