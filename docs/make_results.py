@@ -133,7 +133,7 @@ def filled(text: str) -> str:
 
 
 def study(name: str, *rows: str) -> str:
-    """Rows of a study under one score, ``short`` ones, or its ``conclusion``: what a terminal shows of its verdict."""
+    """Rows of a study under one score, ``short`` ones, or its ``conclusion``: its verdict in brief."""
     document = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
     if rows[:1] == ("short",):
         return short_table(document, list(rows[1:]))
@@ -144,6 +144,9 @@ def study(name: str, *rows: str) -> str:
     if verdict.get("next_best"):
         shown.append(verdict["next_best"]["line"])
     shown += [text for text in verdict["lines"] if text.startswith("A free score ")]
+    reasons = [f"{row['name']} ({row['reason']})" for row in document.get("ruled_out", [])]
+    if reasons:
+        shown.append(f"Ruled out on validation data: {'; '.join(reasons)}.")
     return "\n>\n".join(f"> {text}" for text in shown)
 
 
