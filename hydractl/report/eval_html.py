@@ -120,6 +120,8 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     looked_at, last = " and ".join(names), names[-1]
     marked = ["Bold: best of the column, underlined: second best."] if len(rows) > 1 else []
     chosen = " The ring is the model to use." if study is not None else ""
+    if study is not None and study.ruled_out:
+        chosen += " (validation): ruled out before the test, with its figures on validation data."
 
     yield _Section(
         "overview",

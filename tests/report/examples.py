@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.files.study_answer import StudyAnswer
+from hydractl.files.study_answer import RuledOutRecord, StudyAnswer
 from hydractl.metrics.bootstrap import intervals, paired_differences, resample
 from hydractl.metrics.curves import curves
 from hydractl.metrics.rows import id_block, row_blocks
@@ -228,3 +228,11 @@ HOSTILE = (
     "../../etc/passwd",
     "</title><img src=http://example.org/x onerror=alert(1)>",
 )
+
+
+def with_a_row_ruled_out(study: StudyAnswer) -> StudyAnswer:
+    """The same study with a further row, ``late``, that did not run on the test data."""
+    validation = study.rows[-1].test.model_dump(exclude={"ood_score"}, by_alias=True)
+    out = {"name": "late", "reason": "-", "members": 2, "mac_ratio": 1.5, "temperature": 1.0}
+    record = RuledOutRecord.model_validate({**out, "validation": {**validation, "ood_score": "msp"}})
+    return study.model_copy(update={"ruled_out": [record]})

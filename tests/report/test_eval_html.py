@@ -16,7 +16,16 @@ import pytest
 
 from hydractl.report.eval_html import render
 from hydractl.report.study_figures import glance
-from tests.report.examples import HOSTILE, SETS, answer_of, everything, sample, study_of, without_values
+from tests.report.examples import (
+    HOSTILE,
+    SETS,
+    answer_of,
+    everything,
+    sample,
+    study_of,
+    with_a_row_ruled_out,
+    without_values,
+)
 from tests.report.pages import Node, parse
 
 
@@ -188,6 +197,15 @@ def test_a_study_begins_with_its_verdict(document: dict[str, Any]) -> None:
     auroc = [f"{row['ood_avg']['auroc']:.3f}" for row in (single, hydra)]
     assert found[1] == ["OOD AUROC", *auroc, "better"] and found[4] == ["mult-adds", "1.00", "2.00", ""]
     assert [line[0] for line in cells(page.by_id("study").all("table")[1])[1:]] == ["base", "taylor", "hydra *"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_page_says_which_points_are_of_validation_data(document: dict[str, Any]) -> None:
+    study = study_of(document, used="hydra")
+    said = "(validation): ruled out before the test"
+    for given, expected in ((study, False), (with_a_row_ruled_out(study), True)):
+        page = parse(render(answer_of(document), given))
+        assert (said in page.by_id("overview").text()) == expected
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -15,10 +15,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from hydractl.files.study_answer import RuledOutRecord, StudyAnswer
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.report.eval_pictures import KINDS, Reached, drawn_overview, overview_of_study, pictures
 from hydractl.report.pictures import Panel, compose, save_png, styled
-from tests.report.examples import HOSTILE, SETS, answer_of, everything, sample, study_of, without_values
+from tests.report.examples import (
+    HOSTILE,
+    SETS,
+    answer_of,
+    everything,
+    sample,
+    study_of,
+    with_a_row_ruled_out,
+    without_values,
+)
 
 
 def drawn(document: dict[str, Any], *kinds: str) -> dict[str, bytes]:
@@ -89,12 +98,7 @@ def test_the_model_of_a_study_to_use_has_a_ring(document: dict[str, Any]) -> Non
 
 
 def test_a_row_that_was_ruled_out_is_a_point_named_so(document: dict[str, Any]) -> None:
-    study = study_of(document, used="taylor")
-    last = study.rows[-1]
-    validation = last.test.model_dump(exclude={"ood_score"}, by_alias=True)
-    out = {"name": "late", "reason": "-", "members": 2, "mac_ratio": 1.5, "temperature": 1.0}
-    record = RuledOutRecord.model_validate({**out, "validation": {**validation, "ood_score": "msp"}})
-    study = study.model_copy(update={"ruled_out": [record]})
+    study = with_a_row_ruled_out(study_of(document, used="taylor"))
     for picture in (pictures(answer_of(document), study)["overview"], overview_of_study(study)):
         assert picture is not None
         axes = on_axes(picture.panels[0])
