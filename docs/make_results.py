@@ -144,6 +144,7 @@ def study(name: str, *rows: str) -> str:
     if verdict.get("next_best"):
         shown.append(verdict["next_best"]["line"])
     shown += [text for text in verdict["lines"] if text.startswith("A free score ")]
+    shown += verdict.get("doubts", [])
     reasons = [f"{row['name']} ({row['reason']})" for row in document.get("ruled_out", [])]
     if reasons:
         shown.append(f"Ruled out on validation data: {'; '.join(reasons)}.")
