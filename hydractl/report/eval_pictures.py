@@ -229,6 +229,7 @@ class _Labels:
         self._axes = axes
         self._points = points
         self._taken: list[_Box] = []
+        self._lines: list[float] = []
 
     def _inches(self, x: float, y: float) -> tuple[float, float]:
         """Return the place of a point in inches from the lower left corner of the axes."""
@@ -244,6 +245,7 @@ class _Labels:
         below = (left, up - INCHES_A_LINE, _INCHES_ACROSS, up)
         box = min((above, below), key=self._covered)
         self._taken.append(box)
+        self._lines.append(up)
         shift, alignment = ((0, 2), "bottom") if box == above else ((0, -2), "top")
         self._axes.annotate(
             label, (1, level), shift, xycoords=("axes fraction", "data"), textcoords="offset points",
@@ -281,7 +283,8 @@ class _Labels:
             across, up = self._inches(point.x, point.y)
             if left - 0.04 < across < right + 0.04 and bottom < up < top:
                 area += 0.05
-        return area
+        struck_through = [line for line in self._lines if bottom < line < top]
+        return area + 0.03 * len(struck_through)
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------

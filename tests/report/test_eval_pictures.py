@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from PIL import Image
 
 from hydractl.files.study_answer import StudyAnswer
@@ -135,6 +136,18 @@ def test_names_of_near_points_do_not_cover_each_other() -> None:
         boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
     for index, box in enumerate(boxes):
         assert box.count_overlaps(boxes[:index]) == 0
+
+
+def test_no_line_goes_through_the_name_of_a_model_on_it() -> None:
+    picture = drawn_overview([Reached("single", 1.0, [0.84, 0.84])], {"single, vim": [0.84, 0.84]}, "one", "")
+    assert picture is not None
+    with styled():
+        figure = compose(picture.panels[:1], 1)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        axes = figure.axes[0]
+        box = Text.get_window_extent(axes.texts[1], renderer)  # without the line to its point
+    _, height = axes.transData.transform((1.0, 0.84))
+    assert not box.y0 < height < box.y1
 
 
 def test_the_name_of_a_line_covers_no_point() -> None:
