@@ -5,7 +5,7 @@
 A table stands between ``<!-- KIND: NAME ... -->`` and ``<!-- end -->``:
 
     study      rows of ``docs/results/NAME.json``, as ``hydractl study`` writes it, all of them where none is named;
-               ``short`` with fewer columns, ``conclusion`` for what its verdict says first
+               ``short`` with fewer columns, ``conclusion`` for its verdict in brief, ``answer`` for its first sentences
     recipe     ``scores`` or ``late``, of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes
     curve      a model of ``cost-curve.json``, which ``examples/cost_curve.py`` writes
     effort     a study of ``methods.json``, which ``examples/effort.py`` writes: what is ``said``, or the ``table``
@@ -133,14 +133,16 @@ def filled(text: str) -> str:
 
 
 def study(name: str, *rows: str) -> str:
-    """Rows of a study under one score, ``short`` ones, or its ``conclusion``: its verdict in brief."""
+    """Rows of a study under one score, ``short`` ones, or its verdict in brief: ``conclusion``, or ``answer`` alone."""
     document = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
     if rows[:1] == ("short",):
         return short_table(document, list(rows[1:]))
-    if rows != ("conclusion",):
-        return table(document, list(rows))
     verdict = document["verdict"]
     shown = [verdict["lines"][0]]
+    if rows == ("answer",):
+        return f"> {shown[0]}"
+    if rows != ("conclusion",):
+        return table(document, list(rows))
     if verdict.get("next_best"):
         shown.append(verdict["next_best"]["line"])
     shown += [text for text in verdict["lines"] if text.startswith("A free score ")]
