@@ -56,7 +56,8 @@ def measured(folder: Path) -> dict[str, Figures]:
     rows = {}
     for record in document["rows"]:
         name = record["name"]
-        row = measure_row(folder / f"test/{name}.pred.st", fitted_temperature(folder / f"choose/{name}.pred.st"))
+        calibration = fitted_temperature(folder / f"choose/{name}.calibration.json")
+        row = measure_row(folder / f"test/{name}.pred.st", calibration)
         inside = row.accuracy_and_nll(ROUNDS, seed=0)
         by_key = {}
         for key in ("id.accuracy", "id.nll"):

@@ -27,6 +27,20 @@ def value_at(row: Row, key: str) -> float | None:
     return None if found is None else float(found)
 
 
+def measured_by(score: str, calibration: Path, output: Path) -> list[str]:
+    """The option of ``eval`` by which a row has this score, and no temperature.
+
+    Args:
+        score: the OOD score.
+        calibration: what ``calibrate`` wrote of the row, which has its temperature.
+        output: the file that gets the score in its place.
+    """
+    document = json.loads(calibration.read_text(encoding="utf-8"))
+    del document["calibration"]
+    output.write_text(json.dumps({**document, "ood_score": score}), encoding="utf-8")
+    return ["--calibration", str(output)]
+
+
 def with_interval(row: Row, key: str) -> str:
     """``0.8712 (0.862..0.880)``; without the interval where there is none."""
     value, interval = value_at(row, key), row.get("ci", {}).get(key)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chain import OBJECTIVES, hydractl
-from intervals import first_good_score, mult_adds, rows_of, value_at
+from intervals import first_good_score, measured_by, mult_adds, rows_of, value_at
 
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.studies.measured_rows import fitted_temperature, measure_row
@@ -89,9 +89,15 @@ def cells(row: Any, single: Any, scores: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def best(predictions: Path, *, features: bool) -> str:
+def calibration(folder: Path, row: str) -> Path:
+    """The file that holds the temperature of a row."""
+    return folder / "choose" / f"{row}.calibration.json"
+
+
+def best(folder: Path, row: str, *, features: bool) -> str:
     """The first score not significantly below the best on validation data, of those on logits or of all."""
-    found = measure_row(predictions, fitted_temperature(predictions))
+    predictions = folder / "choose" / f"{row}.pred.st"
+    found = measure_row(predictions, fitted_temperature(calibration(folder, row)))
     names = [name for name in found.scores if features or name not in ON_FEATURES]
     return first_good_score({name: found.aurocs(name, 1000, 0) for name in names})
 
@@ -108,6 +114,10 @@ def main() -> None:
         for name, model in models.items():
             predictions = ["--predictions", f"recipe/{of}/{name}.pred.st", "--resume", "-q"]
             hydractl("eval", f"{name}={model}", *sets, *FITTED, *predictions, "-o", f"recipe/{of}/{name}.json")
+    for name in models:
+        stored = f"{name}=recipe/choose/{name}.pred.st"
+        output = str(calibration(Path("recipe"), name))
+        hydractl("calibrate", stored, "--val", VAL, "--temperature", "fit", "--force", "-q", "-o", output)
     late = {"single": "study"} | {f"late{sites}": "recipe" for sites in LATE}
     recipes = dict.fromkeys(STUDIED, "study") | {name: "recipe" for name in models if name not in late}
 
@@ -118,8 +128,10 @@ def main() -> None:
     document: dict[str, Any] = {"recipes": found, "late": {}}
     for which in ("logits", "features"):
         features = which == "features"
-        scores = {name: best(Path(at, "choose", f"{name}.pred.st"), features=features) for name, at in late.items()}
-        each = [word for name, score in scores.items() for word in ("--ood-score", f"{name}={score}")]
+        scores = {name: best(Path(at), name, features=features) for name, at in late.items()}
+        each = []
+        for name, score in scores.items():
+            each += measured_by(score, calibration(Path(late[name]), name), Path(f"recipe/{name}.{which}.score.json"))
         rows = table(late, f"late.{which}", *each)
         document["late"][which] = [cells(row, rows[0], {scores[row["name"]]: "ood_avg.auroc"}) for row in rows]
     Path("recipe/recipe.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

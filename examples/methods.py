@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chain import hydractl
-from intervals import mult_adds, rows_of, value_at
+from intervals import measured_by, mult_adds, rows_of, value_at
 
 FIGURES = ("id.accuracy", "id.nll", "id.ece")
 AUROC = "ood_avg.auroc"
@@ -25,7 +25,10 @@ def evaluated(folder: Path, name: str, scores: dict[str, str]) -> list[Any]:
     """The rows of a study on its test data, each by one score, with their differences to the first."""
     output = folder / f"methods.{name}.json"
     models = [f"{row}={folder}/test/{row}.pred.st" for row in scores]
-    chosen = [word for row, score in scores.items() for word in ("--ood-score", f"{row}={score}")]
+    chosen = []
+    for row, score in scores.items():
+        calibration = folder / f"choose/{row}.calibration.json"
+        chosen += measured_by(score, calibration, folder / f"methods.{name}.{row}.json")
     hydractl("eval", *models, *chosen, "--bootstrap", "1000", "-q", "-o", str(output))
     return rows_of(output)
 
