@@ -3,9 +3,9 @@
     python -m tests.mutations                # all of them
     python -m tests.mutations part labels    # those whose name holds one of these words
 
-Each is made in a temporary copy of the repository, where the tests, those of ``make test`` alone, run until the first
-failure. What survives is a missing test. Every name, file and text is checked by ``test_mutations.py``, so that the
-list stays true.
+Each is made in a temporary copy of the repository, where the tests (of ``make test``, unless it says others) run until
+the first failure. What survives is a missing test. Every name, file and text is checked by ``test_mutations.py``, so
+that the list stays true.
 """
 
 from __future__ import annotations
@@ -171,21 +171,21 @@ MUTATIONS = (
         "examples/more_methods/hydractl_more_methods/averaging.py",
         "        if steps_made <= 0:\n            return False\n",
         "",
-        "tests/methods/test_more_methods.py",
+        "tests/methods/test_more_methods.py -m long -k test_its_tests_pass",
     ),
     Mutation(
         "variance of SWAG",
         "examples/more_methods/hydractl_more_methods/averaging.py",
         "(self.squares[name] / (2 * self.count)).sqrt()",
         "(self.squares[name] / self.count).sqrt()",
-        "tests/methods/test_more_methods.py",
+        "tests/methods/test_more_methods.py -m long -k test_its_tests_pass",
     ),
     Mutation(
         "the low-rank half of SWAG",
         "examples/more_methods/hydractl_more_methods/averaging.py",
         "math.sqrt(2 * (self.rank - 1))",
         "math.sqrt(2 * self.rank)",
-        "tests/methods/test_more_methods.py",
+        "tests/methods/test_more_methods.py -m long -k test_its_tests_pass",
     ),
     Mutation(
         "the first step of a warm-up",
@@ -199,7 +199,7 @@ MUTATIONS = (
         "examples/more_methods/hydractl_more_methods/snapshots.py",
         "return start, min(self.steps_per_cycle, steps_left)",
         "return start, self.steps_per_cycle",
-        "tests/methods/test_more_methods.py",
+        "tests/methods/test_more_methods.py -m long -k test_its_tests_pass",
     ),
     Mutation(
         "decay of norms and biases",
