@@ -656,7 +656,8 @@ def advice(document: dict[str, Any]) -> str:
     rows = [training["verdict"]["use"]["row"] for training in document.values()]
     counts = [f"`{row}` in {rows.count(row)} of {len(rows)}" for row in dict.fromkeys(rows)]
     shares = ", ".join(counts)
-    text = f"* **What a study advises depends on the training**: to use {shares}, each with the score that it chose."
+    said = "The studies advise the same" if len(counts) == 1 else "What a study advises depends on the training"
+    text = f"* **{said}**: to use {shares}, each with the score that it chose."
     return "\n".join(textwrap.wrap(text, 120, subsequent_indent="  ", break_on_hyphens=False))
 
 
