@@ -761,8 +761,7 @@ SENTENCES = {
         score `mahalanobis-layers` instead of MSP gains {single mahalanobis-layers - single msp} of OOD AUROC. Under
         that score pruned members add nothing: the whole model fused with one small circuit {whole-late@4
         mahalanobis-layers - single mahalanobis-layers} at {whole-late@4 mac_ratio} times the cost, the paper's three
-        circuits {circuits mahalanobis-layers - single mahalanobis-layers} at {circuits mac_ratio} times; three
-        trainings {deep mahalanobis-layers - single mahalanobis-layers} at 3 times.
+        circuits {circuits mahalanobis-layers - single mahalanobis-layers} at {circuits mac_ratio} times.
     """,
 }
 """What pages say of all trainings, by name."""
