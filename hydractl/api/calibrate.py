@@ -42,17 +42,16 @@ from hydractl.api.validating import (
 from hydractl.api.values import Data, JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.expressions.calibration import check_temperature
-from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.expressions.data_sets import OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
-from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.options.call import (
     Problems,
     all_checked,
     checked,
-    checked_or_none,
     current,
+    filled,
     log,
     text_or_none,
     texts,
@@ -184,38 +183,14 @@ def calibrate(
     from hydractl.verbs.opening import opening_options
 
     path, folder = place_of_model(output, "calibrated.st")
-    options = EvalOptions(
-        run=EvalRunOptions(
-            batch_size=batch_size,
-            dtype=dtype,
-            device=device,
-            workers=workers,
-            whole_last_block=whole_last_block,
-        ),
-        data=DataOptions(
-            test=None,
-            val=checked_or_none(DataSpec, val),
-            ood_val=ood_val_sets,
-            train=checked_or_none(DataSpec, train),
-            limit=limit,
-            seed=seed,
-            on_bad=on_bad,
-            label_map=checked_or_none(Document, label_map),
-        ),
-        fit=FitOptions(
-            temperature=scaling,
-            threshold=threshold,
-            scores=ScoreOptions.of(scores),
-            knn_k=knn_k,
-            knn_bank=knn_bank,
-            negative_words=text_or_none(negative_words),
-            conformal=conformal,
-            conformal_score=conformal_score,
-        ),
-        seed=seed,
+    options = filled(
+        EvalOptions,
+        call.values,
+        run=filled(EvalRunOptions, call.values),
+        data=filled(DataOptions, call.values, test=None),
+        fit=filled(FitOptions, call.values, scores=ScoreOptions.of(scores)),
         calibrations=texts(calibration),
         output=path,
-        force=force,
     )
     outcome = run(
         checked(ModelRef, model),

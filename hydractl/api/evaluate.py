@@ -54,21 +54,18 @@ from hydractl.expressions.data_sets import (
     OOD_SUITES,
     PHOTOGRAPHS,
     SEVERITIES,
-    DataSpec,
     OodSet,
     corruptions_asked_for,
     parse_ood_suite,
 )
 from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
-from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.options.call import (
     Problems,
     all_checked,
-    checked_or_none,
     current,
-    integers,
+    filled,
     log,
     text_or_none,
     texts,
@@ -305,51 +302,20 @@ def evaluate(
     from hydractl.verbs.opening import opening_options
 
     dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed)
-    running = EvalRunOptions(
-        batch_size=batch_size,
-        dtype=dtype,
-        device=device,
-        workers=workers,
-        whole_last_block=whole_last_block,
-        dropout=dropout,
-    )
-    data = DataOptions(
-        test=checked_or_none(DataSpec, test),
-        ood=all_checked(OodSet, ood),
-        val=checked_or_none(DataSpec, val),
-        ood_val=ood_val_sets,
-        train=checked_or_none(DataSpec, train),
-        limit=limit,
-        seed=seed,
-        on_bad=on_bad,
-        label_map=checked_or_none(Document, label_map),
+    data = filled(
+        DataOptions,
+        call.values,
         corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
-        severities=integers(severities),
-        photographs=text_or_none(photographs),
-        allow_seen=allow_seen,
         suite=None if ood_suite is None else parse_ood_suite(ood_suite),
         suite_root=text_or_none(ood_root) or "",
     )
-    fitting = FitOptions(
-        temperature=scaling,
-        threshold=threshold,
-        scores=ScoreOptions.of(scores),
-        knn_k=knn_k,
-        negative_words=text_or_none(negative_words),
-        conformal=conformal,
-        conformal_score=conformal_score,
-    )
-    options = EvalOptions(
-        run=running,
+    options = filled(
+        EvalOptions,
+        call.values,
+        run=filled(EvalRunOptions, call.values, dropout=dropout),
         data=data,
-        fit=fitting,
-        bootstrap=bootstrap,
-        seed=seed,
+        fit=filled(FitOptions, call.values, scores=ScoreOptions.of(scores)),
         calibrations=texts(calibration),
-        predictions=text_or_none(predictions),
-        resume=resume,
-        output=text_or_none(output),
-        force=force,
         requirements=requirements(require),
     )
     outcome = run(

@@ -266,24 +266,27 @@ _NAMED_SCORES = 4
 """How many scores of the single model are named while a study runs, beside MSP."""
 
 
-def validated_in_words(plan: Plan, row: Row) -> str:
+def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping[str, float]) -> str:
     """Return the line on a row that has just run on the validation data; the single model has before any other row.
 
-    It has the highest means of AUROC over all OOD validation sets: by score for the single model, and for another row
-    the one under the single model's best score, or under MSP.
+    Of the single model it has the highest means of AUROC, by score, and of another row the one under the single model's
+    best score, or under MSP.
+
+    Args:
+        row: the name of the row.
+        of_row: by score its mean AUROC, see :func:`mean_aurocs`.
+        of_single: that of the single model.
     """
-    of_single = _mean_aurocs(plan, plan.rows[0])
     best_first = sorted(of_single, key=lambda score: -of_single[score])
-    if row is plan.rows[0]:
+    if row == SINGLE:
         named = dict.fromkeys([*best_first[:_NAMED_SCORES], REFERENCE])
         figures = ", ".join(f"{score} {of_single[score]:.3f}" for score in named)
-        return f"{row.name}: mean OOD AUROC on the validation data by score: {figures}"
-    of_row = _mean_aurocs(plan, row)
+        return f"{row}: mean OOD AUROC on the validation data by score: {figures}"
     score = best_first[0] if best_first[0] in of_row else REFERENCE
-    return f"{row.name}: {of_row[score]:.3f} with {score}, of which the single model has {of_single[score]:.3f}"
+    return f"{row}: {of_row[score]:.3f} with {score}, of which the single model has {of_single[score]:.3f}"
 
 
-def _mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
+def mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
     """Return by score the mean AUROC of a row over all OOD validation sets."""
     path = plan.predictions(row, "choose")
     measured = measure_row(path, fitted_temperature(plan.calibration_file(row)))

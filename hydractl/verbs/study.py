@@ -27,7 +27,7 @@ from hydractl.model.matching import named_by_data, only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
-from hydractl.studies.choice import choose, validated_in_words
+from hydractl.studies.choice import choose, mean_aurocs, validated_in_words
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
@@ -241,9 +241,6 @@ def _claim_folder(
 ) -> tuple[Plan, StepSeconds]:
     """Create the folder of a study, or continue in the folder that the same command began.
 
-    Returns:
-        The study's plan, and the estimated seconds of each of its steps.
-
     The plan file of a new study has its scale (which rows there are, and how large the search is), so that it can go on
     with the same steps.
 
@@ -253,6 +250,9 @@ def _claim_folder(
         source: the model.
         folder: the folder of the study; it is created if it does not exist.
         log: receives how long a new study takes, and what was cut to stay within ``--time``.
+
+    Returns:
+        The study's plan, and the estimated seconds of each of its steps.
 
     Raises:
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
@@ -458,6 +458,8 @@ def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> 
         log: receives a line for each row that was measured.
     """
     rows = {(plan.calibration_file(row),): row for row in plan.rows}  # by what the last step of a row writes
+    single = plan.rows[0]
+    of_single: Mapping[str, float] = {}
     for step in steps:
         line = shlex.join(["hydractl", *step.command.words()])
         _note(plan.folder / "study.log", line)
@@ -467,7 +469,10 @@ def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> 
             log.detail(line)
             step.command.run(_StepLog(log, course, step))
             if step.outputs in rows:
-                log.info(validated_in_words(plan, rows[step.outputs]))
+                row = rows[step.outputs]
+                of_single = of_single or mean_aurocs(plan, single)
+                of_row = of_single if row is single else mean_aurocs(plan, row)
+                log.info(validated_in_words(row.name, of_row, of_single))
         course.finish(step)
 
 
