@@ -21,7 +21,9 @@ from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.files.fingerprints import Entry, incomparable, marked, who_saw
 from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
+from hydractl.metrics.ood_scores import OF_LAYERS
 from hydractl.metrics.threshold import stored_score
+from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
 from hydractl.studies.choosing import REFERENCE
@@ -36,6 +38,9 @@ _FEW = 20
 
 _MOST_NAMED = 5
 """The largest number of samples of a set that cannot be read and are named."""
+
+_MOST_MEMBERS = 4
+"""The most members that a row of a study has: the whole model and three circuits."""
 
 _WORDS = "--negative-words"
 
@@ -65,6 +70,7 @@ class StudySets:
         fingerprints: the fingerprint of each set, and of the words that name no class, by its option.
         notes: sentences on samples that were left out.
         warnings: sentences on what is odd about the data.
+        layers_fit: whether there is memory for the scores of all layers, in every row.
     """
 
     request: StudyRequest
@@ -72,6 +78,7 @@ class StudySets:
     fingerprints: Mapping[str, str]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    layers_fit: bool = True
 
     def changes(self, before: Any) -> list[str]:
         """Return a line for every set that has changed since the study was begun, and for the words.
@@ -204,6 +211,9 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
         doubt = trained_on_warning(source.name, source.description.seen, given_set)
         if doubt is not None:
             warnings.append(doubt)
+    layers_fit = not layers_may_not_fit([named_by_data(source, request.val, None)] * _MOST_MEMBERS)
+    if fit is not None and not layers_fit:
+        warnings.append(f"{', '.join(OF_LAYERS)} is left out: its sums over all layers may need too much memory")
 
     fingerprints = {}
     for given_set in sets.every:
@@ -211,7 +221,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     if request.negative_words is not None:
         words = read_words(request.negative_words, _WORDS)
         fingerprints[_WORDS] = digest_of_words(words)
-    return StudySets(request, fit, fingerprints, notes, warnings)
+    return StudySets(request, fit, fingerprints, notes, warnings, layers_fit)
 
 
 def _open_sets(request: StudyRequest, source: Source) -> tuple[StudyRequest, _Sets, list[str]]:

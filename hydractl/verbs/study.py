@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from hydractl.data.opening import keeping_fingerprints
@@ -22,8 +22,7 @@ from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import OF_LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.metrics.threshold import stored_score, stored_threshold
-from hydractl.model.layers import layers_may_not_fit
-from hydractl.model.matching import named_by_data, only_one, sites_of
+from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
@@ -46,8 +45,6 @@ _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
 _SAMPLES_A_NEIGHBOUR = 20
 """With fewer training samples, k is the number of samples divided by this."""
-_MOST_MEMBERS = 4
-"""The most members that a row of a study has: the whole model and three circuits."""
 _KEPT_BYTES = 1 << 30
 """Bytes of memory for decoded data, which all rows that run in this process share."""
 
@@ -70,9 +67,6 @@ def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry
     source = only_one(open_sources([request.model], opening), "study")
     folder = Path(output or f"{source.name}.study")
     sets = study_sets(request, source)
-    if sets.fit is not None and _layers_may_not_fit(request, source):
-        left_out = f"{', '.join(OF_LAYERS)} is left out: its sums over all layers may need too much memory"
-        sets = replace(sets, warnings=[*sets.warnings, left_out])
     sets.tell(log)
 
     # What was said about the data here is not repeated by each step.
@@ -201,7 +195,7 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
     samples = sets.fit
     is_zero_shot = not _has_classifier(source)
     names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
-    if _layers_may_not_fit(request, source):
+    if not sets.layers_fit:
         names = [name for name in names if name not in OF_LAYERS]
     for name in request.ood_score:
         if name in OF_ZERO_SHOT and not is_zero_shot:
@@ -225,12 +219,6 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
     if neighbours < _DEFAULT_NEIGHBOURS:
         options["knn_k"] = neighbours
     return options
-
-
-def _layers_may_not_fit(request: StudyRequest, source: Source) -> bool:
-    """Return whether some row may need too much memory for the scores of all layers; then no row has them."""
-    named_source = named_by_data(source, request.val, None)
-    return layers_may_not_fit([named_source] * _MOST_MEMBERS)
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
