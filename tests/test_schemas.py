@@ -78,7 +78,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
         for command in (
             ["finetune", PICO, "--train", "train.npz", "--val", "val.npz", "--epochs", "1", "-o", "a.st"],
             ["prune", "a.st", "--method", "magnitude", "--keep", "2", "-o", "b.st"],
-            ["fuse", "a.st", "b.st", "--val", "test.npz", "-o", "ab.st", "--json"],
+            ["fuse", "a.st", "b.st", "-o", "ab.st", "--json"],
             ["export", "a.st", "-o", "a.pt2", "--json"],
             ["score", "b.st", "--method", "taylor", "--data", "train.npz", "-o", "taylor.json"],
             ["score", "a.st", "--method", "cahp", "--data", "train.npz", "-o", "cahp.json"],

@@ -8,26 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.options import (
     Arch,
-    BatchSize,
     Config,
     Device,
     DryRun,
-    Dtype,
     Force,
     Labels,
-    Limit,
     MaxLength,
     Members,
     Output,
     Prompt,
     Seed,
-    Workers,
 )
-from hydractl.api.values import Data
 from hydractl.api.verb import verb
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, all_checked, checked_or_none, current, log, texts, where
+from hydractl.options.call import Problems, all_checked, current, log, texts, where
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -38,7 +32,7 @@ fusing = partial(opt, group="Fusing")
 Mergeable = Literal["mlp", "norm", "embed", "none", "auto"]
 
 
-@verb("fuse", writes="weights", before=lambda call: call.drop_shared("val"))  # others validate on data of their own
+@verb("fuse", writes="weights")
 def fuse(
     models: Members,
     *,
@@ -53,26 +47,16 @@ def fuse(
             often=True,
         ),
     ] = ("auto",),
-    val: Annotated[
-        Data | None,
-        fusing(
-            "Labelled validation data, on which what averaging does to accuracy is measured", metavar="SPEC", often=True
-        ),
-    ] = None,
     output: Output = None,
-    limit: Limit = None,
     max_length: MaxLength = None,
     labels: Labels = None,
     prompt: Prompt = (),
     arch: Arch = None,
     force: Force = False,
     device: Device = "auto",
-    workers: Workers = None,
     seed: Seed = 0,
     dry_run: DryRun = False,
     config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
 ) -> Model:
     """Fuse pruned members into one model that gives their averaged prediction in one pass.
 
@@ -92,8 +76,6 @@ def fuse(
             if word in parts and len(parts) > 1:
                 problems.add(f"--merge {word} stands alone, not with the others: {','.join(parts)}{where('merge')}")
                 break
-        if current().of_this_verb("limit"):
-            problems.goes_with("limit", "val")
 
     from hydractl.api.making import made, place_of_model
     from hydractl.verbs.fuse import run
@@ -104,14 +86,9 @@ def fuse(
         all_checked(ModelRef, models),
         opening_options(current().values, bodies=True),
         merge=[] if parts == ["none"] else parts,
-        val=checked_or_none(DataSpec, val),
         output=path,
-        limit=limit,
         seed=seed,
         device=device,
-        dtype=dtype,
-        batch_size=batch_size,
-        workers=workers,
         force=force,
         dry_run=dry_run,
         log=log(),

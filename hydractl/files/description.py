@@ -227,7 +227,7 @@ class Description:
 _SPARSE_KEYS = ("schema", "prompt", "seen", "origin")
 """The keys that a description may have beside the required ones."""
 _EXTRA_KEYS = (
-    *("self_check", "averaging", "on_data", "laplace", "sparse", "reference"),
+    *("self_check", "averaging", "laplace", "sparse", "reference"),
     *CHOSEN_BY_CALIBRATE,
 )
 """The keys of ``extra``: those that are written, and ``reference``, which opens with a warning."""

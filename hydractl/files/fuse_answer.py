@@ -52,24 +52,6 @@ class AveragingRecord(Record):
     parameters: Annotated[Count, told("Parameters of the averaged model.")]
 
 
-class AnswersRecord(Record):
-    """Members and their ensemble on labelled data."""
-
-    members: Annotated[Sequence[float], told("Accuracy of each member.")]
-    ensemble: Annotated[float, told("Accuracy of the mean of their softmaxes.")]
-    mi: Annotated[float, told("Mutual information of the members, in nats.")]
-    disagreement: Annotated[float, told("Share of pairs of members that disagree.")]
-
-
-class OnDataRecord(Record):
-    """What averaging does on the data of `--val`."""
-
-    data: Annotated[str, told("Fingerprint of the data set.")]
-    n: Annotated[Count, told("Number of its samples.")]
-    before: Annotated[AnswersRecord, told("Each member as it was, and the ensemble of them.")]
-    after: Annotated[AnswersRecord, told("The fused model.")]
-
-
 class FusedMember(Record):
     """A model that was fused."""
 
@@ -134,6 +116,5 @@ class FuseAnswer(Result):
     ]
     self_check: SelfCheckRecord | None = optional("The check of the fused model.")
     averaging: AveragingRecord | None = optional("What averaging does; not there with `--merge none`.")
-    on_data: OnDataRecord | None = optional("What averaging does on the data of `--val`.")
     sha256: str | None = optional("SHA-256 of the fused checkpoint.")
     note: str | None = optional("What a dry run does not know.")

@@ -8,27 +8,19 @@ do no harm.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from hydractl.data import batches
-from hydractl.data.base import Dataset, left_out_warnings, orientation_warnings
-from hydractl.data.text import cut_warning
 from hydractl.families.base import MERGEABLE
 from hydractl.files.checkpoint import read_piece
-from hydractl.files.fuse_answer import AnswersRecord, AveragingLimits, AveragingRecord, OnDataRecord, SelfCheckRecord
+from hydractl.files.fuse_answer import AveragingLimits, AveragingRecord, SelfCheckRecord
 from hydractl.fusion.plan import PIECE, FusionPlan, plan_fusion
 from hydractl.fusion.selfcheck import self_check, to_three_digits
 from hydractl.log import Log
-from hydractl.metrics.samples import samples_of
 from hydractl.model.cost import parameters
-from hydractl.model.loading import ModelArgument, Runnable, resolve_device, resolve_dtype
-from hydractl.model.matching import known
-from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
 
 AUTO = ["auto"]
@@ -41,9 +33,6 @@ Members that were drawn independently have 0.7 or more.
 
 MOVED = 1.0
 """The largest mean shift of log p, in nats, at which a member's answers count as unchanged."""
-
-_FIGURES_OF_ENSEMBLE = 3
-"""How many figures of the ensemble follow those of the members: accuracy, mutual information and differing pairs."""
 
 
 @dataclass(frozen=True)
@@ -160,108 +149,3 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
     relative = (squared_distances > 0).astype(float)
     has_size = squared_sizes > 0
     return np.divide(squared_distances, squared_sizes, out=relative, where=has_size)
-
-
-@torch.no_grad()
-def measure_on(
-    dataset: Dataset,
-    plan: FusionPlan,
-    members: Sequence[Source],
-    *,
-    device: str,
-    dtype: str,
-    batch_size: int,
-    workers: int | None,
-    log: Log,
-) -> OnDataRecord:
-    """Measure the effect of averaging on accuracy, on labelled data.
-
-    Args:
-        dataset: the labelled data.
-        plan: the plan of the fusion.
-        members: the models that are fused.
-        device, dtype: the values of ``--device`` and ``--dtype``.
-        batch_size: the number of samples that run together.
-        workers: the number of processes that read data; None leaves it to the device and the data.
-        log: receives the progress.
-
-    Returns:
-        The accuracy and diversity of the members before averaging, and of the fused model.
-    """
-    fused = HydraModel(plan.description, plan.tensors, resolve_device(device), resolve_dtype(dtype))
-    first = members[0].description
-
-    # A zero-shot model gets class names and prompt from the first member.
-    if fused.classes is None and first.labels is not None:
-        templates = list(first.prompt) if first.prompt else None
-        fused = fused.zero_shot(first.labels, templates)
-
-    # If nothing was averaged, the fused model gives the members' own answers, as its self-check has found.
-    before_averaging: Runnable | None = None
-    if plan.averaged:
-        before_averaging = ModelArgument("members", members).build(device, dtype)
-
-    log.warn_all(left_out_warnings(dataset))
-    log.warn_all([cut_warning(dataset, fused.preprocess)])
-    # Sum the figures of each sample over all batches.
-    totals_before = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
-    totals_after = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
-    parameter = next(fused.parameters())
-    with log.progress("members on data", len(dataset), "samples") as progress:
-        for batch in batches(dataset, fused.preprocess, batch_size, workers=workers):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            labels = known(batch.labels).numpy()
-            if before_averaging is not None:
-                totals_before += _sums_over_batch(before_averaging.member_logits(inputs), labels)
-            totals_after += _sums_over_batch(fused.member_logits(inputs), labels)
-            progress.advance(len(labels))
-    log.warn_all(orientation_warnings(dataset))
-    if before_averaging is None:
-        totals_before = totals_after
-
-    # Divide the sums by the number of samples.
-    n = len(dataset)
-    return OnDataRecord(
-        data=dataset.fingerprint(),
-        n=n,
-        before=_record_of_means(totals_before / n),
-        after=_record_of_means(totals_after / n),
-    )
-
-
-def _record_of_means(means: np.ndarray) -> AnswersRecord:
-    """Return the figures of a document from means over samples.
-
-    Args:
-        means: the means of the figures that :func:`_sums_over_batch` adds up, in their order, ``[M + 3]``.
-    """
-    accuracies = means[:-_FIGURES_OF_ENSEMBLE]
-    ensemble_accuracy, mutual_information, differing_pairs = means[-_FIGURES_OF_ENSEMBLE:]
-    pairs = max(1, math.comb(len(accuracies), 2))
-    return AnswersRecord(
-        members=accuracies.tolist(),
-        ensemble=ensemble_accuracy,
-        mi=round(mutual_information, 6),
-        disagreement=differing_pairs / pairs,
-    )
-
-
-def _sums_over_batch(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
-    """Return the figures of each sample, summed over a batch, ``[M + 3]``.
-
-    First come the right answers of each member, then the figures of the ensemble: its right answers, the mutual
-    information in nats, and the pairs of members that vote for different classes.
-
-    Args:
-        logits: ``[M, B, classes]``.
-        labels: ``[B]``.
-    """
-    samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
-    is_correct = samples.votes == labels  # [M, B]
-    mutual_information = samples.mean("mi") * len(labels)
-    return [
-        *is_correct.sum(1).tolist(),
-        samples.total("correct"),
-        mutual_information,
-        samples.total("differing_pairs"),
-    ]

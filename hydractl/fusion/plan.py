@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from hydractl.families.meta_device import plain_sizes
 from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
+from hydractl.files.fuse_answer import SharedTower
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import OF_KEYS, PER_HEAD, HeadWeights
@@ -566,33 +567,8 @@ class HeadUnion:
 # --- the computation that members share -------------------------------------------------------------------------------
 
 
-class SharedParts(TypedDict):
-    """The parts of one tower that run once for all members.
-
-    Attributes:
-        tower: the name of the tower.
-        blocks: the number of its blocks.
-        stem: whether the computation before the blocks runs once.
-        blocks_once: the number of leading blocks that run once.
-        attention_once: whether the attention after these blocks runs once.
-        parts_at: the stem or block where the computations of the members part; this and the next two are None if they
-            never part.
-        differs: the weights or heads in which the members differ there.
-        hint: advice that would make them part later.
-    """
-
-    tower: str
-    blocks: int
-    stem: bool
-    blocks_once: int
-    attention_once: bool
-    parts_at: str | None
-    differs: str | None
-    hint: str | None
-
-
 @plain_sizes()
-def shared_parts(plan: FusionPlan) -> list[SharedParts]:
+def shared_parts(plan: FusionPlan) -> list[SharedTower]:
     """Describe, for each tower, which parts run once for all members.
 
     The model is built without numbers, since the plan alone decides which parts run once.
@@ -614,7 +590,7 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
             differs, hint = _why_members_part_in_block(plan, model, chain, stages)
 
         # What runs once: the stem, some leading blocks, and perhaps the attention of the next block.
-        tower = SharedParts(
+        tower = SharedTower(
             tower=chain.tower,
             blocks=len(chain.sites),
             stem=start.shared_stem,

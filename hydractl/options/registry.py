@@ -104,8 +104,6 @@ VERBS: dict[str, Verb] = {
   hydractl fuse a.st b.st c.st -o hydra.st
   # exactly the members, nothing averaged
   hydractl fuse a.st b.st c.st --merge none -o hydra.st
-  # what averaging does to accuracy
-  hydractl fuse a.st b.st c.st --val val.npz --limit 1000 -o hydra.st
 """,
     ),
     "export": Verb(

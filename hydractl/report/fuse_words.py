@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from hydractl.files.fuse_answer import AnswersRecord, AveragingRecord, FuseAnswer, OnDataRecord
-from hydractl.report.texts import count_text, number
-
-LOST = 0.02
-"""The largest loss of accuracy or AUROC by averaging without a warning."""
-
-_WHOLE = "--merge none keeps members whole"
-
-# --- averaging --------------------------------------------------------------------------------------------------------
+from hydractl.files.fuse_answer import AveragingRecord, FuseAnswer
+from hydractl.report.texts import count_text
 
 
 def averaging_words(answer: FuseAnswer) -> str | None:
@@ -23,8 +16,7 @@ def averaging_words(answer: FuseAnswer) -> str | None:
         return f"--merge auto averages {parts}, which are equal in all members: nothing changes"
 
     if averaging.done:
-        advice = "; --val SPEC measures it on data" if answer.on_data is None else ""
-        return f"--merge auto averages {parts}: {_effect_words(averaging, 'moves')}{advice}"
+        return f"--merge auto averages {parts}: {_effect_words(averaging, 'moves')}; eval measures it on data"
 
     # Not averaged, because that would move the answers too much.
     effect = _effect_words(averaging, "would move")
@@ -32,24 +24,14 @@ def averaging_words(answer: FuseAnswer) -> str | None:
     return f"--merge auto keeps members whole: {effect}; {cost}"
 
 
-def warnings_of(answer: FuseAnswer) -> list[str]:
-    """Return warnings: averaging that was asked for and harms, lower accuracy of the fused model."""
-    warnings = []
-
-    # What averaging does on random inputs, and on data.
+def warning_of_averaging(answer: FuseAnswer) -> str | None:
+    """Return a warning of averaging that was asked for and harms; None if there is none."""
     averaging = answer.averaging
-    if averaging is not None and averaging.done and averaging.harmful:
-        parts = ",".join(averaging.parts)
-        effect = _effect_words(averaging, "moves")
-        warnings.append(f"--merge {parts} destroys what members learnt: {effect}; {_WHOLE}")
-    data = answer.on_data
-    if data is not None:
-        before = data.before.ensemble
-        after = data.after.ensemble
-        if before - after > LOST:
-            fall = f"from {number(before)} to {number(after)} on {data.n} samples"
-            warnings.append(f"averaging takes the accuracy of the ensemble {fall}; {_WHOLE}")
-    return warnings
+    if averaging is None or not averaging.done or not averaging.harmful:
+        return None
+    parts = ",".join(averaging.parts)
+    effect = _effect_words(averaging, "moves")
+    return f"--merge {parts} destroys what members learnt: {effect}; --merge none keeps members whole"
 
 
 def _effect_words(averaging: AveragingRecord, moves: str) -> str:
@@ -68,15 +50,3 @@ def _effect_words(averaging: AveragingRecord, moves: str) -> str:
     shift = f"{max(averaging.merge_log_p):.2g} nats (limit {limits.log_p:g})"
     most_changed = 1 - min(averaging.merge_agreement)
     return f"{start} log p on random inputs by up to {shift} and up to {most_changed:.0%} of the answers"
-
-
-def data_words(data: OnDataRecord) -> str:
-    """Return words on the accuracy before and after averaging."""
-    before, after = map(_accuracies, (data.before, data.after))
-    moved = "" if after == before else f"; after averaging {after}"
-    return f"accuracy on {data.n} samples: {before}{moved}"
-
-
-def _accuracies(answers: AnswersRecord) -> str:
-    """Return words on the accuracy of each member and of the ensemble."""
-    return f"members {', '.join(map(number, answers.members))}, ensemble {number(answers.ensemble)}"

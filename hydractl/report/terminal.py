@@ -37,7 +37,6 @@ from hydractl.files.verb_answers import (
     PruneWeightsAnswer,
 )
 from hydractl.report.eval_terminal import eval_table
-from hydractl.report.fuse_words import data_words
 from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.run_tables import (
     bench_table,
@@ -182,8 +181,6 @@ def _check_facts(answer: FuseAnswer) -> list[Fact]:
     else:
         agreement = f"members run alone agree to {max(check.member_max_abs):.0e}"
         facts.append(("self-check", f"{agreement}; averaging moved logits by {max(check.merge_max_abs):.2g}"))
-    if answer.on_data is not None:
-        facts.append(("on data", data_words(answer.on_data)))
     return facts
 
 

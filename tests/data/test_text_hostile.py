@@ -196,7 +196,6 @@ def long_texts() -> None:
             "--val data.jsonl: 2 of 25",
         ),
         ("prune bert --max-drop 0.9 --val data.jsonl --method magnitude -o m.st", "--val data.jsonl: 2 of 25"),
-        ("fuse bert bert --merge none --val data.jsonl -o h.st", "--val data.jsonl: 2 of 25"),
     ],
 )
 def test_every_verb_says_how_many_texts_it_cuts(

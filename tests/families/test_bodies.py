@@ -232,7 +232,6 @@ def test_a_classifier_of_a_body_is_trained_alone_and_measured(bert: Path, capsys
 NEED_A_CLASSIFIER = {
     "eval": ["eval", "bert", "--test", "train.csv"],
     "bench": ["bench", "bert"],
-    "fuse": ["fuse", "bert", "bert", "--val", "train.csv", "-o", "h.st"],
     "export": ["export", "bert", "--format", "pt2", "-o", "h"],
 }
 

@@ -125,7 +125,6 @@ def test_sets_of_hugging_face_are_turned_as_it_turns_them(photos: str) -> None:
         "finetune MODEL --train set --epochs 1 --batch-size 2 -o f.st",
         "extract-circuit MODEL --val set --ood-val builtin:digits/val?take=5 --budget 1 -o i.json",
         "prune MODEL --max-drop 0.9 --val set --method magnitude -o m.st",
-        "fuse MODEL MODEL --merge none --val set -o h.st",
     ],
 )
 def test_every_verb_says_so_and_what_is_left_out(command: str, photos: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,6 @@ REFUSED = {
         "finetune vit.st --train t.npz --steps 1 -o link",
         "finetune vit.st --train o.npz --val t.npz --steps 1 -o hard",
         "extract-circuit vit.st --val t.npz --objective acc --budget 1 -o t.npz",
-        "fuse m0.st m1.st --val t.npz -o link",
     ],
     "o.npz": [
         f"{EVAL} --ood other:far=o.npz -o o.npz",

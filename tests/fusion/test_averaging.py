@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-import hydractl
 from hydractl.cli.app import main
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import write_checkpoint
-from hydractl.files.fuse_answer import FuseAnswer
-from hydractl.files.header import read_header
 from hydractl.fusion.averaging import AUTO, plan_checked
 from hydractl.log import Log
 from tests.pico import mask_of, prune_source, source_of, stock
@@ -111,32 +107,6 @@ def test_averaging_that_destroys_answers_is_said(members: None, capsys: pytest.C
     assert document["merge"] == ALL and "--merge auto averages mlp,norm,embed: weights lie up to 0.0" in err
     document, err = fuse(capsys, "a.st", "b.st", "--dry-run")
     assert document["averaging"] == {"asked": "auto"} and "is decided when weights are read" in document["note"]
-
-
-def test_accuracy_before_and_after_averaging(members: None, capsys: pytest.CaptureFixture[str]) -> None:
-    document, _ = fuse(capsys, "a.st", "b.st", "--merge", "mlp", "--val", "d.npz", "--limit", "16")
-    data = np.load("d.npz")
-    labels = torch.from_numpy(data["y"][:16])
-
-    def right(log_p: torch.Tensor) -> float:
-        return float((log_p.argmax(-1) == labels).double().mean())
-
-    with torch.no_grad():
-        models = [hydractl.load(name, "cpu") for name in ("a.st", "b.st")]
-        inputs = models[0].preprocess([Image.fromarray(x) for x in data["x"][:16]])
-        alone = [model(inputs) for model in models]
-        fused = hydractl.load("h.st", "cpu")
-        after = fused.member_logits(inputs)
-    expected = {
-        "before": ([right(one) for one in alone], right(torch.stack(alone).exp().mean(0))),
-        "after": ([right(one) for one in after], right(fused(inputs))),
-    }
-    told = document["on_data"]
-    assert {key: (told[key]["members"], told[key]["ensemble"]) for key in expected} == expected
-    assert told["n"] == 16
-    assert "accuracy on 16 samples: members" in str(FuseAnswer.of(document, "the answer"))
-    description = read_header("h.st").description
-    assert description["extra"]["on_data"] == told
 
 
 @pytest.mark.fault(23)

@@ -63,7 +63,6 @@ NEEDED: dict[str, dict[str, Any]] = {
         ),
         ("fuse", "output", "h.csv", "--output h.csv: fuse writes safetensors, so name it h.st (flag)"),
         ("fuse", "output", "h.JSON", "--output h.JSON: fuse writes safetensors, so name it h.st (flag)"),
-        ("fuse", "limit", "5", "--limit (flag) needs --val"),
         ("fuse", "output", "-", "--output - is for JSON, fuse writes weights (flag)"),
         ("study", "output", "s.json", "--output s.json: study writes a folder, so name it s (flag)"),
         (

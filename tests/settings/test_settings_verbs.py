@@ -113,8 +113,6 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
     assert prune.order is None and prune.scope is None  # the model decides, see test_prune.py
     assert merged("finetune", {**M, "train": "d"}).epochs == 3
     assert merged("finetune", {**M, "train": "d", "steps": "9"}).epochs is None
-    assert merged("fuse", {**M, "val": "d"}).val.text == merged("fuse", M, yaml="fuse: {val: d}").val.text == "d"
-    assert merged("fuse", M, {"HYDRACTL_VAL": "d"}, "val: d\nlimit: 3").val is None  # meant for other verbs
 
 
 FOREIGN = ["h.pt", "h.PTH", "h.json", "h.npz", "h.onnx", "h.int8.onnx", "h.PT2", "h.csv", "h.md", "h.tar", "h.gguf"]
