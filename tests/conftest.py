@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from tests import rounding
 from tests.extras import pytest_ignore_collect, pytest_runtest_makereport  # noqa: F401  hooks
+from tests.forked import SERVER_OF_ALL, hydractl_on_the_path, start_server
 from tests.spread import RELEASE_VARIANTS
 
 THREADS = "1"
@@ -45,6 +46,12 @@ os.fsync = os.fstat  # type: ignore[assignment]
 
 # Before torch is imported, too. See TESTS_ROUNDING there.
 rounding.start()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start one server of forked commands where the tests are divided among processes, which inherit its name."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[SERVER_OF_ALL] = start_server()
 
 
 def pytest_report_header() -> str | None:
@@ -109,7 +116,5 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def with_hydractl() -> Iterator[dict[str, str]]:
     """An environment for shells in which ``hydractl`` is a command that need not import torch first."""
-    from tests.forked import hydractl_on_the_path
-
     with hydractl_on_the_path() as environment:
         yield environment

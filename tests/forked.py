@@ -20,27 +20,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from tests.forked_client import LIMIT, Asked
 
 ROOT = Path(__file__).resolve().parents[1]
+SERVER_OF_ALL = "TESTS_FORKED"
+"""The variable with the socket of the server that ``conftest.py`` has started."""
 
 
-@functools.cache
-def server() -> str:
-    """Return the socket of the server of this test process, which ends with it."""
+def start_server() -> str:
+    """Start a server that ends with this process, and return the path of its socket.
+
+    Who connects before it has imported the libraries waits.
+    """
     folder = tempfile.mkdtemp(prefix="hydractl")  # short, as the path of a socket has to be
-    door = f"{folder}/door"
+    path = f"{folder}/door"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forked_server", door],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen(64)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked_server", str(door.fileno())],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            pass_fds=[door.fileno()],
+        )
 
     @atexit.register
     def stop() -> None:
@@ -48,8 +52,13 @@ def server() -> str:
         process.communicate()
         shutil.rmtree(folder)
 
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    return door
+    return path
+
+
+@functools.cache
+def server() -> str:
+    """Return the socket of the server of all processes among which the tests are divided, or of this one."""
+    return os.environ.get(SERVER_OF_ALL) or start_server()
 
 
 class Forked:
@@ -64,7 +73,7 @@ class Forked:
         self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, before: str = ""
     ) -> None:
         self._out, self._err = (tempfile.TemporaryFile("w+", errors="surrogateescape") for _ in range(2))  # noqa: SIM115
-        whole_environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **(environment or {})}
+        whole_environment = {**os.environ, **(environment or {})}
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), self._out.fileno(), self._err.fileno()]
             self._asked = Asked(server(), streams, arguments, whole_environment, before)

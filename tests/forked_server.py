@@ -71,16 +71,13 @@ def tell(asking: socket.socket, number: int) -> None:
         asking.sendall(f"{number}\n".encode())
 
 
-def serve(path: str) -> None:
-    """Fork a copy for every request, and answer with its id, and with its exit code when it has ended."""
+def serve(door: socket.socket) -> None:
+    """Fork a copy for every request at the door, and answer with its id, and with its exit code when it has ended."""
     os.fsync = os.fstat  # type: ignore[assignment]  # as in conftest.py
     ended, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(path)
-    door.listen(64)
     running: dict[int, socket.socket] = {}
     for name in PRELOADED:
         importlib.import_module(name)
@@ -88,7 +85,6 @@ def serve(path: str) -> None:
     logging.getLogger("transformers").handlers.clear()
     logging.getLogger("transformers").propagate = True
     gc.freeze()
-    print("ready", flush=True)
     while True:
         ready, _, _ = select.select([door, ended, sys.stdin], [], [])
         if sys.stdin in ready:
@@ -119,4 +115,4 @@ def serve(path: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(socket.socket(fileno=int(sys.argv[1])))
