@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from hydractl.api.options import (
     Arch,
     Config,
-    DataSet,
     Device,
     DryRun,
     DtypeName,
     Figures,
     Force,
     Labels,
-    Limit,
     MaxLength,
     Models,
     Prompt,
@@ -25,13 +23,10 @@ from hydractl.api.options import (
 )
 from hydractl.api.requiring import Required, requirements, requiring
 from hydractl.api.verb import verb
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
 from hydractl.options.call import (
-    Call,
     Problems,
     all_checked,
-    checked_or_none,
     current,
     filled,
     integers,
@@ -50,12 +45,7 @@ measuring = partial(opt, group="Measuring")
 Baseline = Literal["stock", "members", "deep"]
 
 
-def _own_data(call: Call) -> None:
-    """Drop data that are set for all verbs at once: inputs are random unless ``bench`` itself is given samples."""
-    call.drop_shared("data", "limit")
-
-
-@verb("bench", before=_own_data)
+@verb("bench")
 def bench(
     models: Models = (),
     *,
@@ -115,8 +105,6 @@ def bench(
         ),
     ] = (),
     output: Figures = None,
-    data: DataSet = None,
-    limit: Limit = None,
     max_length: MaxLength = None,
     labels: Labels = None,
     prompt: Prompt = (),
@@ -141,9 +129,6 @@ def bench(
         RequirementError: one of ``require`` is not met.
     """
     with Problems() as problems:
-        if data is not None and unequal_inputs:
-            problems.add("give only one of --data, --unequal-inputs")
-        problems.goes_with("limit", "data")
         if compile_mode is not None and not compile:
             problems.add(f"--compile-mode{where('compile_mode')} needs --compile")
 
@@ -162,13 +147,10 @@ def bench(
             batch_sizes=integers(batch_size),
             dtypes=texts(dtype),
             compile_mode=(compile_mode or "default") if compile else None,
-            data=None,
         ),
         compare=texts(compare),
         unequal_inputs=unequal_inputs,
         whole_last_block=whole_last_block,
-        data=checked_or_none(DataSpec, data),
-        limit=limit,
         requirements=requirements(require),
         device=device,
         output=text_or_none(output),

@@ -21,18 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.benchmark.figures import NOISY, timed
-from hydractl.benchmark.rows import BenchModel, preparation_of
-from hydractl.data import batches
-from hydractl.data.base import Dataset, left_out_warnings, orientation_warnings
-from hydractl.data.text import cut_warning
+from hydractl.benchmark.rows import BenchModel
 from hydractl.errors import HydraError, NonFiniteError
-from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import first_line
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
-from hydractl.log import Log, Progress, SayOnce
+from hydractl.log import Log, Progress
 from hydractl.model.loading import resolve_dtype
 from hydractl.model.machine import peak_macs_per_s, slow_format, wait
-from hydractl.model.runtime import move
 
 _RECORDING = 2
 """The number of calls, after the first, in which CUDA graphs are recorded."""
@@ -50,7 +45,6 @@ class BenchOptions:
         rounds, warmup: the rounds that count, and the rounds before them that do not.
         compile_mode: the mode of ``torch.compile``; None: models are not compiled.
         seed: draws inputs, the order in each round, and resamples.
-        data: samples to run on; each round runs all full batches of them. None: one batch of random inputs.
     """
 
     batch_sizes: Sequence[int]
@@ -59,7 +53,6 @@ class BenchOptions:
     warmup: int
     compile_mode: str | None
     seed: int
-    data: Dataset | None = None
 
 
 def measure_rows(
@@ -77,12 +70,6 @@ def measure_rows(
     Returns:
         The results by dtype, then batch size, then row, each in the given order; the machine; the warnings.
     """
-    if options.data is not None:
-        log.warn_all(left_out_warnings(options.data))
-        once = SayOnce(log)  # rows that cut in the same way say the same
-        for model in rows:
-            family, settings = preparation_of(model.model)
-            once.warn_all([cut_warning(options.data, family.collate(settings))])
     rounds_at_each = options.warmup + options.rounds
     total_rounds = len(options.dtypes) * len(options.batch_sizes) * rounds_at_each
     results: list[BenchRow] = []
@@ -104,8 +91,6 @@ def measure_rows(
                 # The share of the machine's peak rate of mult-adds that the row reaches; None if the peak is not known.
                 share = None if peak is None else row.macs * row.throughput_per_s / peak
                 results.append(row.model_copy(update={"peak_share": share}))
-        if options.data is not None:
-            log.warn_all(orientation_warnings(options.data))
         machine = _describe_machine(device, peaks)
     noise = _warning_of_noise(results, options.rounds)
     if noise is not None:
@@ -129,12 +114,8 @@ def _measure_dtype(
     for batch_size in options.batch_sizes:
         where = f"batch {batch_size}, {dtype}, {device}"
 
-        # Samples of the data set, or random inputs (None).
-        data = options.data
-        inputs = None if data is None else _full_batches_by_row(data, rows, batch_size, device, dtype)
-
         # Time all models in turn. The reference of all ratios is the first one.
-        contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
+        contest = Contest(built, batch_size, device, options.seed, mode, where)
         runs = contest.run(options.warmup, options.rounds, progress)
         runs_of_first = runs[rows[0].name]  # the reference of all ratios
 
@@ -155,43 +136,6 @@ def _measure_dtype(
                 )
             )
     return measured
-
-
-class _PreparedSamples(NamedTuple):
-    """The full batches of a data set on the device, and the settings by which their samples were prepared."""
-
-    settings: Preprocessing
-    full_batches: list[Any]
-
-
-def _full_batches_by_row(
-    data: Dataset, rows: Sequence[BenchModel], batch_size: int, device: torch.device, dtype: str
-) -> dict[str, list[Any]]:
-    """Return the full batches of a data set on the device, by the name of each row.
-
-    Rows that prepare samples in the same way share the same list, so that no model is faster because of a copy.
-    """
-    torch_dtype = resolve_dtype(dtype)
-    prepared_so_far: list[_PreparedSamples] = []  # a list, because settings cannot be keys of a dictionary
-    batches_by_row = {}
-    for row in rows:
-        family, settings = preparation_of(row.model)
-        # Find the batches of an earlier row with the same settings, or prepare them. Smaller last batches are dropped.
-        prepared = None
-        for earlier in prepared_so_far:
-            if earlier.settings == settings:
-                prepared = earlier
-                break
-        if prepared is None:
-            full_batches = []
-            for batch in batches(data, family.collate(settings), batch_size):
-                if len(batch.indices) == batch_size:
-                    inputs = move(batch.inputs, device, torch_dtype)
-                    full_batches.append(inputs)
-            prepared = _PreparedSamples(settings, full_batches)
-            prepared_so_far.append(prepared)
-        batches_by_row[row.name] = prepared.full_batches
-    return batches_by_row
 
 
 def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
@@ -222,7 +166,6 @@ class Contest:
         seed: draws the inputs, and the order within each round.
         mode: the mode of ``torch.compile``; None: models run uncompiled.
         where: a text that is added to the name of a model in an error.
-        inputs: for each model, the batches that a call is timed on (all of them); None: one batch of random inputs.
 
     Attributes:
         peak_memory_bytes: by model, the bytes of its weights and inputs plus the most that a call adds; None if the
@@ -237,9 +180,8 @@ class Contest:
         seed: int,
         mode: str | None,
         where: str,
-        inputs: Mapping[str, Sequence[Inputs]] | None = None,
     ) -> None:
-        """Draw inputs if there are none, and decide how each model is called; nothing runs or is compiled yet."""
+        """Draw inputs, and decide how each model is called; nothing runs or is compiled yet."""
         # What runs and where, and what is found out about each model.
         self.models = models
         self.device = device
@@ -247,14 +189,10 @@ class Contest:
         self.where = where
         self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
         self._random = np.random.default_rng(seed)
-        if inputs is None:
-            inputs = self._draw_inputs(batch_size, seed)
 
-        # All batches of each model, for timing; and the first one, for single calls.
-        self._batches = inputs
-        self._first_batch: dict[str, Inputs] = {}
-        for name, batches_of_model in inputs.items():
-            self._first_batch[name] = batches_of_model[0]
+        # Models with the same kind of inputs get the same object.
+        drawn = {name: model.example_inputs(batch_size, seed) for name, model in models.items()}
+        self._inputs = _shared_where_equal(drawn)
 
         # Compiled code is cached by the code of a class, not by object: so clear the cache for each batch size. Count
         # the graphs, to check later that something was compiled.
@@ -267,12 +205,6 @@ class Contest:
         self._calls: dict[str, Callable[[Any], Tensor]] = {}
         for name, model in models.items():
             self._calls[name] = model if mode is None else _compile(model, mode)
-
-    def _draw_inputs(self, batch_size: int, seed: int) -> dict[str, list[Inputs]]:
-        """Return one batch of random inputs for each model; models with the same kind of inputs get the same object."""
-        drawn = {name: model.example_inputs(batch_size, seed) for name, model in self.models.items()}
-        shared = _shared_where_equal(drawn)
-        return {name: [batch] for name, batch in shared.items()}
 
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
@@ -314,7 +246,7 @@ class Contest:
         try:
             if mode is not None:
                 # First uncompiled: values that a model computes once and keeps must not become a part of its graph.
-                self.models[name](self._first_batch[name])
+                self.models[name](self._inputs[name])
             output = self._call(name)
             if self._records_graphs:
                 for _ in range(_RECORDING):
@@ -365,24 +297,20 @@ class Contest:
         return seconds
 
     def _time(self, name: str) -> float:
-        """Return the seconds of one call of a model: the mean over its batches."""
+        """Return the seconds of one call of a model."""
         self._free_last_answer()
         call = self._calls[name]
-        inputs = self._batches[name]
+        inputs = self._inputs[name]
         wait(self.device)
         start = time.perf_counter()
-        for batch in inputs:
-            call(batch)
+        call(inputs)
         wait(self.device)
-        elapsed = time.perf_counter() - start
-        return elapsed / len(inputs)
+        return time.perf_counter() - start
 
     def _call(self, name: str) -> Tensor:
-        """Call a model on its first batch and return its output."""
+        """Call a model on its inputs and return its output."""
         self._free_last_answer()
-        call = self._calls[name]
-        batch = self._first_batch[name]
-        return call(batch)
+        return self._calls[name](self._inputs[name])
 
     @property
     def _records_graphs(self) -> bool:
@@ -413,7 +341,7 @@ class Contest:
 
         # Count the model's own tensors, and not all memory that is in use before the call: other models are there, too.
         model: nn.Module = self.models[name]
-        inputs = _tensors(self._first_batch[name])
+        inputs = _tensors(self._inputs[name])
         tensors = [*model.parameters(), *model.buffers(), *inputs]
         bytes_of_tensors = sum(tensor.nbytes for tensor in tensors)
         return added_by_call + bytes_of_tensors

@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.data import open_data
-from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
-from hydractl.expressions.data_sets import DataSpec
-from hydractl.families.base import ModelFamily
-from hydractl.families.config_json import Preprocessing
 from hydractl.families.meta_device import plain_sizes
 from hydractl.files.bench_answer import BenchCost, BenchInput
 from hydractl.files.checkpoint import shapes_only
@@ -184,17 +179,12 @@ def _comparison_problems(
 
 def input_of(model: ModelArgument) -> BenchInput:
     """Return the shape of one sample: ``image`` ``[channels, height, width]``, or the number of ``tokens``."""
-    family, preprocess = preparation_of(model)
-    example = family.example_inputs(preprocess, 1, 0)
+    source = model.sources[0]
+    example = source.family.example_inputs(source.description.preprocess, 1, 0)
     if isinstance(example, Tensor):
         return BenchInput(image=list(example.shape[1:]))
     ids = next(iter(example.values()))
     return BenchInput(tokens=ids.shape[1])
-
-
-def preparation_of(model: ModelArgument) -> tuple[ModelFamily, Preprocessing]:
-    """Return the family that prepares the samples of a model, and the settings by which it does so."""
-    return model.sources[0].family, model.sources[0].description.preprocess
 
 
 def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgument]:
@@ -232,32 +222,6 @@ def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgumen
         sources = [with_max_length(source, shortest) for source in model.sources]
         cut_models.append(replace(model, sources=sources))
     return cut_models
-
-
-def open_samples(rows: Sequence[BenchModel], spec: DataSpec, limit: int | None, seed: int, batch_size: int) -> Dataset:
-    """Return the samples to run on instead of random inputs.
-
-    Args:
-        rows: the models that read the samples.
-        spec: the data set.
-        limit: the largest number of samples to take; None for all.
-        seed: draws which samples are taken.
-        batch_size: the smallest allowed number of samples.
-
-    Raises:
-        UsageError, InputError: the data cannot be opened, or do not fill one batch.
-    """
-    read_by_rows = {}
-    for row in rows:
-        shape_of_sample = input_of(row.model)
-        if shape_of_sample.tokens is None:
-            read_by_rows[row.name] = "image"
-        else:
-            read_by_rows[row.name] = "text"
-    data = open_data(spec, limit=limit, seed=seed, reads=read_by_rows, ignore_labels=True)
-    if len(data) < batch_size:
-        raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")
-    return data
 
 
 def _rows_of_members(fused: ModelArgument) -> list[BenchModel]:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.benchmark.measuring import BenchOptions, measure_rows
-from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, open_samples, with_ratios
+from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, with_ratios
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow
@@ -63,8 +61,6 @@ def run(
     compare: Sequence[str],
     unequal_inputs: bool,
     whole_last_block: bool,
-    data: DataSpec | None,
-    limit: int | None,
     requirements: Sequence[Requirement],
     device: str,
     output: str | None,
@@ -77,12 +73,10 @@ def run(
     Args:
         models: the MODELs.
         opening: how they are opened.
-        options: how they are measured, still without data.
+        options: how they are measured.
         compare: the baselines that become further rows.
         unequal_inputs: whether each model runs on its own input where they differ.
         whole_last_block: whether the last block runs for all tokens.
-        data: the samples to run on; None for random inputs.
-        limit: the most samples to use of them; None for all.
         requirements: what has to hold of the rows.
         device: the device, or ``auto``.
         output: the file; None or ``-`` for no file.
@@ -98,13 +92,10 @@ def run(
         found = on_one_input(found, log)
     rows = bench_rows(found, compare, whole_last_block=whole_last_block)
 
-    # Check the requirements, and open the data and the output path, before anything is measured.
+    # Check the requirements and the output path before anything is measured.
     row_names = [row.name for row in rows]
     names_of_compared_rows = {row.name for row in rows if row.kind in COMPARED}
     check_known(requirements, row_names, ROW_KEYS, skip_first=True, named_only=names_of_compared_rows)
-    if data is not None:
-        largest_batch = max(options.batch_sizes)
-        options = replace(options, data=open_samples(rows, data, limit, options.seed, largest_batch))
     path = json_path(output)
     costs = with_ratios([row.cost() for row in rows])
     if dry_run:
@@ -154,13 +145,10 @@ def _check_mode(compile_mode: str | None, kind: str) -> None:
 
 
 def _conventions(options: BenchOptions) -> dict[str, object]:
-    """Return, by key, how the numbers of the answer are defined, with what is set here (rounds, data, seed)."""
+    """Return, by key, how the numbers of the answer are defined, with what is set here (rounds, seed)."""
     conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
     conventions["rounds_measured"] = options.rounds
     conventions["rounds_warmup"] = options.warmup
-    data = options.data
-    if data is not None:
-        conventions["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
     conventions["seed"] = options.seed
     return conventions
 

@@ -35,7 +35,7 @@ result = hydractl.evaluate({"single": model, "members": [pruned, removed]}, test
 accuracy: float = result.row("single").id.accuracy
 names: list[str] = result.names
 share: float | None = hydractl.predict(hydra, x, top=2).ood_share
-bench = hydractl.bench(hydra, batch_size=[1, 8], dtype="bfloat16", data=["a text", "another"])
+bench = hydractl.bench(hydra, batch_size=[1, 8], dtype="bfloat16")
 frame = bench.to_pandas()
 """
 WRONG = {

@@ -187,7 +187,6 @@ def long_texts() -> None:
     [
         ("eval bert --test data.jsonl", "--test data.jsonl: 2 of 25"),
         ("calibrate bert --val data.jsonl --temperature fit -o c.st", "--val data.jsonl: 2 of 25"),
-        ("bench bert --data data.jsonl --batch-size 1 --rounds 1 --warmup 0", "--data data.jsonl: 2 of 25"),
         ("predict bert data.jsonl -o p.jsonl", "INPUT data.jsonl: 2 of 25"),
         ("score bert --method taylor --data data.jsonl -o s.json", "--data data.jsonl: 2 of 25"),
         ("finetune bert --train data.jsonl --epochs 1 -o f.st", "--train data.jsonl: 2 of 25"),

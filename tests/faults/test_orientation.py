@@ -121,7 +121,6 @@ def test_sets_of_hugging_face_are_turned_as_it_turns_them(photos: str) -> None:
     [
         *("eval MODEL --test set", "predict MODEL set -o p.jsonl", "score MODEL --method taylor --data set -o s.json"),
         "calibrate MODEL --val set --ood-val digits=builtin:digits/val?take=5 --ood-score msp -o c.st",
-        "bench MODEL --data set --batch-size 1 --rounds 1 --warmup 0",
         "finetune MODEL --train set --epochs 1 --batch-size 2 -o f.st",
         "extract-circuit MODEL --val set --ood-val builtin:digits/val?take=5 --budget 1 -o i.json",
         "prune MODEL --max-drop 0.9 --val set --method magnitude -o m.st",
@@ -130,7 +129,7 @@ def test_sets_of_hugging_face_are_turned_as_it_turns_them(photos: str) -> None:
 def test_every_verb_says_so_and_what_is_left_out(command: str, photos: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(photos, "a/notes.txt").write_text("no image")
     words = command.replace("MODEL", TIMM).split()
-    if words[0] not in ("bench", "finetune"):
+    if words[0] != "finetune":
         words += ["--labels", "./set"]
     run(*words)
     said = " ".join(capsys.readouterr().err.split())

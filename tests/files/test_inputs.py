@@ -56,7 +56,6 @@ REFUSED = {
         f"{EVAL} -o ./../{{folder}}/t.npz",
         f"{EVAL}?limit=3 -o t.npz",
         "score vit.st --method taylor --data t.npz -o t.npz",
-        "bench vit.st --data t.npz -o t.npz --batch-size 2",
         "finetune vit.st --train t.npz --steps 1 -o link",
         "finetune vit.st --train o.npz --val t.npz --steps 1 -o hard",
         "extract-circuit vit.st --val t.npz --objective acc --budget 1 -o t.npz",
