@@ -542,7 +542,7 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, ma
     candidate = evidence.candidates[index]
     chosen = evidence.candidates[decision.chosen]
     if candidate.score != chosen.score:
-        return f"rows are compared under {chosen.score}, the score of the single model"
+        return f"models are compared under {chosen.score}, the score of the single model"
     limit = why_not_eligible(evidence, index, max_drop, 0)
     if limit:
         return limit

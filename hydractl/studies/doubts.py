@@ -47,8 +47,8 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
     sentences = [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
     if searched in blind:
         sentences.append(
-            f"Heads were searched on {searched} all the same, so the rows of circuits say nothing of what a search on "
-            "other data would find: give another set as the first --ood-val."
+            f"Heads were searched on {searched} all the same, so the models of circuits say nothing of what a search "
+            "on other data would find: give another set as the first --ood-val."
         )
     return sentences
 
@@ -71,7 +71,7 @@ def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]
     if not guessing:
         return []
     return [
-        "Rows whose accuracy on the validation data is not above that of always guessing the largest class: "
+        "Models whose accuracy on the validation data is not above that of always guessing the largest class: "
         f"{', '.join(guessing)}. They are no baselines: leave them out, or, where they are trained, train them longer "
         "or with another --lr."
     ]
@@ -182,7 +182,7 @@ def of_stability(stability: StabilityRecord) -> list[str]:
     Another score alone, which costs nothing, is no doubt where it would have changed less than the margin.
     """
     changes = []
-    changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}
+    changed_shares = {"model": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():
         if share > OFTEN:
             changes.append(f"another {what} in {100 * share:.0f} % of cases")
@@ -191,7 +191,7 @@ def of_stability(stability: StabilityRecord) -> list[str]:
     consequence = ""
     if stability.difference is not None:
         is_small = abs(stability.difference) < AUROC_MARGIN
-        if is_small and changed_shares["row"] <= OFTEN:
+        if is_small and changed_shares["model"] <= OFTEN:
             return []
         consequence = f", whose mean OOD AUROC on these data differs by {signed_number(stability.difference)}"
     return [f"Not certain: resamples of the validation data would have led to {' and '.join(changes)}{consequence}."]

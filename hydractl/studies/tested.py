@@ -346,7 +346,7 @@ class Tested:
         names = [validated.row.name for validated in others]
         limits = [self.chosen.choice.limits[name] for name in names]
         if all(limit.startswith("accuracy") for limit in limits):
-            lines.append("Every other row loses more accuracy on validation data than --max-drop allows.")
+            lines.append("Every other model loses more accuracy on validation data than --max-drop allows.")
 
         # And why the best of them was not taken.
         lines += self._why_not_the_best_of(names)
@@ -364,8 +364,8 @@ class Tested:
         auroc = number(chosen.mean_auroc(best))
         auroc_of_single = number(chosen.mean_auroc(chosen.choice.own_candidates[SINGLE]))
         return [
-            f"On validation data the best of the other rows under {chosen.common_score}, {chosen.rung(best).row}, has "
-            f"a mean AUROC of {auroc}; the single model has {auroc_of_single}. It was not taken: "
+            f"On validation data the best of the other models under {chosen.common_score}, {chosen.rung(best).row}, "
+            f"has a mean AUROC of {auroc}; the single model has {auroc_of_single}. It was not taken: "
             f"{chosen.choice.reasons[best]}."
         ]
 

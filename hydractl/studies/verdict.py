@@ -260,7 +260,7 @@ def verdict(facts: Facts, use: Use) -> Verdict:
     answer = answer_of(facts)
 
     # The answer and its consequences.
-    lines = [" ".join(filter(None, [_first_sentence(facts, answer), facts.uncertain]))]
+    lines = [" ".join(filter(None, [_first_sentence(facts, answer, use.price), facts.uncertain]))]
     if facts.next_best is not None:
         lines.append(facts.next_best.line(facts.rung))
     lines += _sentences_on_left_rungs(facts)
@@ -331,32 +331,32 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     return sentences
 
 
-def _first_sentence(facts: Facts, answer: str) -> str:
-    """Return the sentence that states the answer: nothing could be chosen, the single model, or another row."""
+def _first_sentence(facts: Facts, answer: str, price: Price) -> str:
+    """Return what to use, then what that brings and costs, then whether anything else would pay."""
     if answer == BLIND:
         return _blind_sentence(facts)
-    if answer in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
-        sentence = _single_sentence(facts, answer)
-        if not facts.has_other_rows:
-            return sentence
-        if facts.other_row_may_pay:
-            return f"On validation data no other row is worth its cost. {sentence}"
-        return f"No other row is worth its cost here. {sentence}"
-    return _ensemble_sentence(facts, answer)
+    if answer not in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
+        return _ensemble_sentence(facts, answer, price)
+    sentence = _single_sentence(facts, answer)
+    if not facts.has_other_rows:
+        return sentence
+    if facts.other_row_may_pay:
+        return f"{sentence} On validation data no other model is worth its cost."
+    return f"{sentence} No other model is worth its cost here."
 
 
 def _blind_sentence(facts: Facts) -> str:
     """Return the sentence that states the answer of a study that had no OOD samples to choose by."""
-    reason, other = "The OOD validation data cannot tell which row or score is better", " other"
+    reason, other = "the OOD validation data cannot tell which model or score is better", " other"
     if not facts.has_ood_val:
-        reason, other = "No OOD validation data were given", ""
+        reason, other = "no OOD validation data were given", ""
     name = name_of(facts.rung)
     if facts.rung.score == REFERENCE:
-        return f"{reason}, so nothing was chosen: use {name}, or give{other} OOD validation data."
+        return f"Use {name}, or give{other} OOD validation data: {reason}, so nothing was chosen."
     differences = _detection(facts.differences_to_next[facts.final_index])
     return (
-        f"{reason}, so the score was taken blind, a sum of several: use {name}. On the test data it has {differences} "
-        "against MSP."
+        f"Use {name}: on the test data {differences} against MSP, at the cost of one model. The score, a sum of "
+        f"several, was taken blind: {reason}."
     )
 
 
@@ -365,59 +365,53 @@ def _single_sentence(facts: Facts, answer: str) -> str:
     name = name_of(facts.rung)
     if answer == NOTHING_HELPS:
         if facts.final_index == 0:
-            return f"No other score of the single model beats MSP on validation data without harm: use {name}."
+            return f"Use {name}: on validation data no other score beats it without harm."
         return f"Use {name}."
-    score = facts.rung.score
     difference = _detection(facts.differences_to_next[facts.final_index])
     if answer == SCORE_HELPS:
-        return f"What helps is the score {score}, on the single model: {difference} against MSP."
-    return f"Whether the score {score} helps the single model, the test data cannot tell: {difference}."
+        return f"Use {name}: {difference} against MSP, at the cost of one model."
+    return f"Use {name} or MSP: which of them is better the test data cannot tell: {difference}."
 
 
-def _ensemble_sentence(facts: Facts, answer: str) -> str:
+def _ensemble_sentence(facts: Facts, answer: str, price: Price) -> str:
     """Return the sentence that states the answer of a study that ends with another row than the single model.
 
     It gives the difference of mean AUROC to the hardest rival: the single model with one of its scores.
     """
     against_single = facts.against_single[facts.final_index]
     assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
-    row = facts.rung.row
     name = name_of(facts.rung)
     rival = single_with(against_single.hardest)
     kind = against_single.rivals[against_single.hardest].kind
     difference = _detection(facts.against_hardest)
-
-    # It is better than what was fixed beforehand, and perhaps not than another free score.
-    unbeaten = against_single.unbeaten
-    if answer == UNCLEAR and kind in GAINS:
-        assert unbeaten is not None  # else the row would help
-        return (
-            f"The test data cannot tell whether {name} is better than {single_with(unbeaten)}, which costs nothing: "
-            f"{_detection(facts.against_unbeaten)}."
-        )
+    cost = "" if price.macs is None else f", at {price.macs:.2f} times the mult-adds"
 
     # The row is better.
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
-        gain = _gain_sentence(name, against_single, kind, difference)
-        if answer == HELPS:
-            return f"{row} helps this model: {gain}"
-        if answer == HELPS_SLIGHTLY:
-            return f"{row} helps this model, slightly: {gain}"
-        return f"{gain} It pays with {facts.against_hardest[ACCURACY]}."
+        gain = f"Use {_gain(name, against_single, kind, difference)}{cost}."
+        if answer == TRADES:
+            return f"{gain} It pays with {facts.against_hardest[ACCURACY]}."
+        return gain
 
-    # The row is no better, or the data cannot tell.
-    if answer == AS_GOOD:
-        return f"{_capitalised(rival)}, which costs nothing, is as good as {name}: {difference}."
+    # The test data cannot tell, or it is no better. A free score that was seen only afterwards may be as good, too.
     if answer == UNCLEAR:
-        return f"The test data cannot tell whether {name} is better than {rival}: {difference}."
+        if kind in GAINS:
+            assert against_single.unbeaten is not None  # else the row would help
+            rival = single_with(against_single.unbeaten)
+            difference = _detection(facts.against_unbeaten)
+        return f"Use {name}{cost}, or {rival} for nothing: which is better the test data cannot tell: {difference}."
+    if answer == AS_GOOD:
+        return f"Use {rival}: {name}{cost}, is no better: {difference}."
     if kind in LOSSES:
-        return f"{_capitalised(rival)}, which costs nothing, did better than {name}: {difference}."
-    rivals = _rivals_text(against_single)
-    return f"{_capitalised(name)} was compared with {rivals}; a score that costs nothing did better than it."
+        return f"Use {rival}: {name}{cost}, did worse: {difference}."
+    return (
+        f"Try a free score of the single model before {name}{cost}: it was compared with {_rivals_text(against_single)}"
+        ", and another one did better."
+    )
 
 
-def _gain_sentence(name: str, against_single: AgainstSingle, kind: str, difference: str) -> str:
-    """Return the sentence on how much a row is better than the single model under the scores fixed beforehand.
+def _gain(name: str, against_single: AgainstSingle, kind: str, difference: str) -> str:
+    """Return words on how much a row is better than the single model under the scores fixed beforehand.
 
     Args:
         name: the row with its score.
@@ -431,7 +425,7 @@ def _gain_sentence(name: str, against_single: AgainstSingle, kind: str, differen
     against_hardest = ""
     if len(against_single.rivals) > 1:
         against_hardest = f" against the hardest, {against_single.hardest}"
-    return f"{name} detects OOD samples {how_much} than {rivals}: {difference}{against_hardest}."
+    return f"{name}: it detects OOD samples {how_much} than {rivals}, {difference}{against_hardest}"
 
 
 def _rivals_text(against_single: AgainstSingle) -> str:

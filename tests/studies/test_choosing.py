@@ -86,7 +86,7 @@ def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_wi
     )
     assert (chosen.row, chosen.score) == ("a", "vim")
     for place in (1, 4, 6):
-        assert choice.reasons[place] == "rows are compared under vim, the score of the single model"
+        assert choice.reasons[place] == "models are compared under vim, the score of the single model"
     assert choice.reasons[2] == "a is better (+0.0200)"
     assert "not significantly" in choice.reasons[3]
     assert choice.own_candidates == {"single": 2, "a": 4, "b": 6}

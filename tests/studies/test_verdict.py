@@ -69,8 +69,9 @@ def test_the_word_is_that_of_the_rival_with_the_lowest_lower_end() -> None:
     tested = facts_of([BETTER, BETTER], {"msp": BETTER, "energy": BETTER, "vim": SLIGHTLY_WORSE})
     assert tested.against_single[0].hardest == "vim"
     assert answer_of(tested) == "a free score is better"
-    assert lines(tested)[0].startswith(
-        "The single model with vim, which costs nothing, did better than whole-avg@2 with"
+    assert lines(tested)[0] == (
+        "Use the single model with vim: whole-avg@2 with gen, at 1.14 times the mult-adds, did worse: mean OOD AUROC "
+        "-0.0084 (-0.0126 to -0.0052)."
     )
 
 
@@ -93,6 +94,8 @@ def test_what_a_pruned_choice_is_answered(hardest: Figure, accuracy: Figure, ans
     assert "best.st is whole-avg@2 with the score gen, temperature 1.200, threshold -0.5000; 1.14 times" in " ".join(
         said
     )
+    used = "the single model with vim" if answer.startswith("a free score") else "whole-avg@2 with gen"
+    assert said[0].startswith(f"Use {used}") and ", at 1.14 times the mult-adds" in said[0]
     if answer == "trades":
         assert "It pays with accuracy" in said[0]
     if answer == "cannot tell":
@@ -117,8 +120,8 @@ def test_a_free_score_outside_the_comparison_that_did_better_is_named_and_nothin
     assert "the single model with knn" in named and "and so did rmd" in named and "confirm it on other data" in named
     found = facts_of([BETTER, BETTER], {"msp": BETTER, "gen": BETTER, "vim": BETTER}, afterwards={"knn": WORSE})
     assert lines(found)[0] == (
-        "whole-avg@2 with gen was compared with the single model with any of the scores msp, gen and vim; a score that "
-        "costs nothing did better than it."
+        "Try a free score of the single model before whole-avg@2 with gen, at 1.14 times the mult-adds: it was "
+        "compared with the single model with any of the scores msp, gen and vim, and another one did better."
     )
 
 
@@ -127,10 +130,10 @@ def test_nothing_helps_that_may_be_no_better_than_a_free_score(of_knn: Figure) -
     tested = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER}, afterwards={"rmd": BETTER, "knn": of_knn})
     assert answer_of(tested) == "cannot tell"
     said = lines(tested)
-    named = (
-        "The test data cannot tell whether whole-avg@2 with gen is better than the single model with knn, which costs"
+    assert said[0] == (
+        "Use whole-avg@2 with gen, at 1.14 times the mult-adds, or the single model with knn for nothing: which is "
+        f"better the test data cannot tell: {finding(of_knn)}."
     )
-    assert said[0] == f"{named} nothing: {finding(of_knn)}."
     assert not any("helps" in line for line in said)
     needs = any("times as many samples of each test set" in line for line in said)
     assert needs == (finding(of_knn).kind == "cannot tell")
@@ -159,9 +162,9 @@ def test_a_rival_that_did_better_than_the_single_model_to_use_is_named() -> None
 
 def test_every_score_is_said_only_where_every_score_was_met() -> None:
     some = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER})
-    assert "than the single model with any of the scores msp and vim:" in lines(some)[0]
+    assert "than the single model with any of the scores msp and vim, mean" in lines(some)[0]
     every = replace(some, against_single=[AgainstSingle(some.against_single[0].rivals, {})] * 3)
-    assert "than the single model with any score:" in lines(every)[0]
+    assert "than the single model with any score, mean" in lines(every)[0]
 
 
 @pytest.mark.parametrize(
@@ -195,15 +198,16 @@ def test_the_ladder_has_each_rung_once() -> None:
 @pytest.mark.parametrize(
     ("rungs", "steps", "answer", "begins"),
     [
-        ([OWN, MSP], [BETTER], "score helps", "No other row is worth its cost here. What helps is the score vim"),
-        ([OWN, MSP], [UNCLEAR], "score unclear", "No other row is worth its cost here. Whether the score vim helps"),
-        ([OWN, MSP], [SAME], "nothing helps", "No other row is worth its cost here. Use the single model with MSP."),
-        ([MSP], [], "nothing helps", "No other row is worth its cost here. No other score of the single model"),
+        ([OWN, MSP], [BETTER], "score helps", "Use the single model with vim: mean OOD AUROC +0.0300"),
+        ([OWN, MSP], [UNCLEAR], "score unclear", "Use the single model with vim or MSP: which of them is better"),
+        ([OWN, MSP], [SAME], "nothing helps", "Use the single model with MSP."),
+        ([MSP], [], "nothing helps", "Use the single model with MSP: on validation data no other score beats it"),
     ],
 )
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
     tested = facts_of(steps, {"msp": BETTER}, rungs, reasons_for_single=["Because."])
     assert answer_of(tested) == answer and lines(tested)[0].startswith(begins) and "Because." in lines(tested)
+    assert lines(tested)[0].endswith(" No other model is worth its cost here.")
 
 
 def next_best(auroc: Figure, fpr95: Figure | None = None, macs: float | None = 1.14) -> NextBest:
@@ -218,17 +222,21 @@ def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
     other = next_best((0.009, (0.004, 0.014)), (-0.03, (-0.045, -0.012)))
     tested = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], next_best=other)
     said = lines(tested)
-    assert said[0].startswith("On validation data no other row is worth its cost. What helps is the score vim")
+    assert said[0].startswith("Use the single model with vim: ")
+    assert said[0].endswith(
+        " against MSP, at the cost of one model. On validation data no other model is worth its cost."
+    )
     assert said[1] == (
         "Next best on validation data is whole-avg@4 with vim, at 1.14 times the mult-adds: on the test data mean OOD "
         "AUROC +0.0090 (+0.0040 to +0.0140), mean FPR95 -0.0300 (-0.0450 to -0.0120) against the single model with vim."
     )
     assert other.record(tested.rung).line == said[1]
     without_price = lines(facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], next_best=next_best(UNCLEAR, macs=None)))
-    assert without_price[0].startswith("No other row is worth its cost here.")
+    assert without_price[0].endswith("No other model is worth its cost here.")
     assert without_price[1].startswith("Next best on validation data is whole-avg@4 with vim: on the test data mean")
     pruned = lines(facts_of([BETTER, BETTER], {"msp": BETTER}, next_best=next_best(SAME)))
-    assert pruned[0].startswith("whole-avg@2 helps") and pruned[1].endswith("against whole-avg@2 with gen.")
+    assert pruned[0].startswith("Use whole-avg@2 with gen: it detects OOD samples better than")
+    assert pruned[1].endswith("against whole-avg@2 with gen.")
 
 
 @pytest.mark.parametrize("rungs", [[OWN, MSP], [CHOICE, OWN, MSP]])
@@ -236,10 +244,10 @@ def test_the_headline_carries_the_doubt(rungs: list[Rung]) -> None:
     (doubt,) = doubts.of_stability(StabilityRecord(row=0.46, score=0.9, difference=0.002))
     sure, unsure = (facts_of([BETTER] * (len(rungs) - 1), {"msp": BETTER}, rungs, uncertain=x) for x in ("", doubt))
     assert lines(unsure)[0].endswith(
-        ". Not certain: resamples of the validation data would have led to another row in 54 % of cases, whose mean "
+        ". Not certain: resamples of the validation data would have led to another model in 54 % of cases, whose mean "
         "OOD AUROC on these data differs by +0.0020."
     )
-    assert "Not certain" not in " ".join(lines(sure)) and "No other row is worth" not in lines(unsure)[0]
+    assert "Not certain" not in " ".join(lines(sure)) and "No other model is worth" not in lines(unsure)[0]
 
 
 def test_fpr95_stands_beside_auroc_in_the_answer() -> None:
@@ -247,7 +255,7 @@ def test_fpr95_stands_beside_auroc_in_the_answer() -> None:
     figures = f"{finding(BETTER)}, mean FPR95 -0.1000 (-0.1500 to -0.0600)"
     score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP])
     score = replace(score, differences_to_next=[{AUROC: finding(BETTER), **fpr95}])
-    assert lines(score)[0].endswith(f"on the single model: {figures} against MSP.")
+    assert lines(score)[0].startswith(f"Use the single model with vim: {figures} against MSP")
     row = facts_of([BETTER, BETTER], {"msp": BETTER})
     assert figures in lines(replace(row, against_hardest={**row.against_hardest, **fpr95}))[0]
     left = facts_of([SAME, BETTER], {"msp": BETTER})
@@ -275,7 +283,7 @@ def test_a_gain_above_the_margin_is_not_called_small(auroc: float, said: str | N
 def test_blind_validation_data_choose_nothing() -> None:
     tested = facts_of([], {}, [MSP], has_vote=False, doubts=["Blind."])
     assert answer_of(tested) == "cannot choose"
-    assert lines(tested)[0].endswith("use the single model with MSP, or give other OOD validation data.")
+    assert lines(tested)[0].startswith("Use the single model with MSP, or give other OOD validation data: the OOD")
     assert lines(tested)[-1] == "Blind."
 
 
@@ -286,11 +294,12 @@ def test_without_a_set_that_tells_the_score_is_taken_blind_and_said_so() -> None
     tested = facts_of([BETTER], {"msp": BETTER}, [BLIND, MSP], has_vote=False, doubts=["Blind."])
     assert answer_of(tested) == "cannot choose"
     assert lines(tested)[0] == (
-        "The OOD validation data cannot tell which row or score is better, so the score was taken blind, a sum of "
-        f"several: use the single model with hedge. On the test data it has {finding(BETTER)} against MSP."
+        f"Use the single model with hedge: on the test data {finding(BETTER)} against MSP, at the cost of one model. "
+        "The score, a sum of several, was taken blind: the OOD validation data cannot tell which model or score is "
+        "better."
     )
     bare = lines(replace(tested, has_ood_val=False))
-    assert bare[0].startswith("No OOD validation data were given, so the score was taken blind")
+    assert bare[0].endswith("was taken blind: no OOD validation data were given.")
     assert "best.st is the single model with the score hedge, temperature 1.200" in " ".join(bare)
 
 
@@ -298,8 +307,8 @@ def test_a_score_taken_blind_that_is_no_better_on_the_test_data_is_left() -> Non
     tested = facts_of([SAME], {"msp": BETTER}, [BLIND, MSP], has_vote=False, has_ood_val=False)
     said = lines(tested)
     assert said[0] == (
-        "No OOD validation data were given, so nothing was chosen: use the single model with MSP, or give OOD "
-        "validation data."
+        "Use the single model with MSP, or give OOD validation data: no OOD validation data were given, so nothing was "
+        "chosen."
     )
     assert said[1] == (
         "The single model with hedge, taken blind, is no better on the test data than the single model with MSP: "
@@ -395,10 +404,10 @@ def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
 def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> None:
     assert doubts.of_stability(StabilityRecord(row=0.8, score=0.8)) == []
     assert doubts.of_stability(StabilityRecord(row=0.66, score=1.0)) == [
-        "Not certain: resamples of the validation data would have led to another row in 34 % of cases."
+        "Not certain: resamples of the validation data would have led to another model in 34 % of cases."
     ]
     assert (
-        "another row in 34 % of cases and another score in 50 %"
+        "another model in 34 % of cases and another score in 50 %"
         in doubts.of_stability(StabilityRecord(row=0.66, score=0.5))[0]
     )
 
