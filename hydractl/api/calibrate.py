@@ -37,23 +37,21 @@ from hydractl.api.validating import (
     add_problems_of_scores,
     add_problems_of_validation,
     drop_unused_training_data,
+    temperature_option,
     threshold_option,
 )
 from hydractl.api.values import Data, JsonDocument, Path
 from hydractl.api.verb import verb
-from hydractl.expressions.calibration import check_temperature
-from hydractl.expressions.data_sets import OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
+from hydractl.metrics.requested import Threshold
 from hydractl.options.call import (
     Problems,
-    all_checked,
     checked,
     current,
     filled,
     log,
-    text_or_none,
     texts,
 )
 from hydractl.options.signature import opt
@@ -71,12 +69,10 @@ def calibrate(
     *,
     temperature: Annotated[
         str | float | None,
-        calibrating(
+        temperature_option(
             "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
             "a bias per class), a number, or none to drop that of the checkpoint [default: what the checkpoint has]",
-            metavar="fit|vector|none|T",
-            check=check_temperature,
-            often=True,
+            group=HEADING,
         ),
     ] = None,
     ood_score: Annotated[
@@ -117,7 +113,7 @@ def calibrate(
     val: Val = None,
     ood_val: OodVal = (),
     calibration: Calibrations = (),
-    threshold: Annotated[str | None, threshold_option(often=True)] = None,
+    threshold: Annotated[str | Threshold | None, threshold_option(often=True)] = None,
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
     output: Output = None,
@@ -152,19 +148,10 @@ def calibrate(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    ood_val_sets = all_checked(OodSet, ood_val)
-    scaling = text_or_none(temperature)
     scores = texts(ood_score)
     call = current()
     with Problems() as problems:
-        add_problems_of_validation(
-            problems,
-            val=val,
-            ood_val=ood_val_sets,
-            temperature=scaling,
-            threshold=threshold,
-            conformal=conformal,
-        )
+        add_problems_of_validation(problems)
         if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal", "calibration"))):
             problems.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")
 

@@ -31,22 +31,22 @@ from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
     NEGATIVE_WORDS,
+    VALIDATION,
     Calibrations,
     Conformal,
     ConformalScore,
     OnBad,
     OodVal,
-    Threshold,
     Val,
     add_problems_of_scores,
     add_problems_of_validation,
     drop_unused_training_data,
     fits_to_training_data,
-    validating,
+    temperature_option,
+    threshold_option,
 )
 from hydractl.api.values import Data, JsonDocument, NamedData, Path
 from hydractl.api.verb import verb
-from hydractl.expressions.calibration import check_temperature
 from hydractl.expressions.data_sets import (
     ALL_CORRUPTIONS,
     CORRUPTIONS,
@@ -61,6 +61,7 @@ from hydractl.expressions.data_sets import (
 from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.metrics.requested import Threshold
 from hydractl.options.call import (
     Problems,
     all_checked,
@@ -196,16 +197,14 @@ def evaluate(
     ood_val: OodVal = (),
     temperature: Annotated[
         str | float | None,
-        validating(
+        temperature_option(
             "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
             "a bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
-            metavar="fit|vector|none|T",
-            check=check_temperature,
-            often=True,
+            group=VALIDATION,
         ),
     ] = None,
     calibration: Calibrations = (),
-    threshold: Threshold = None,
+    threshold: Annotated[str | Threshold | None, threshold_option()] = None,
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
     mc_dropout: Annotated[
@@ -255,20 +254,11 @@ def evaluate(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    ood_val_sets = all_checked(OodSet, ood_val)
-    scaling = text_or_none(temperature)
     scores = texts(ood_score)
     keeps_logits = (text_or_none(predictions) or "").endswith(".st")
     call = current()
     with Problems() as problems:
-        add_problems_of_validation(
-            problems,
-            val=val,
-            ood_val=ood_val_sets,
-            temperature=scaling,
-            threshold=threshold,
-            conformal=conformal,
-        )
+        add_problems_of_validation(problems)
         problems.goes_with("passes", "mc_dropout")
         problems.twice_named("ood")
         problems.goes_with("ood_root", "ood_suite")

@@ -31,10 +31,11 @@ from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
+from hydractl.metrics.requested import Threshold
 from hydractl.options.call import Problems, checked, current, filled, log, text_or_none, texts, where
 from hydractl.options.signature import opt
 from hydractl.studies.plan import SHARED
-from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
+from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study, share_of_id
 from hydractl.studies.rows import KINDS
 
 if TYPE_CHECKING:
@@ -166,12 +167,12 @@ def study(
         ),
     ] = (1e-4,),
     threshold: Annotated[
-        str,
+        str | Threshold,
         in_study(
             "Share of in-distribution samples that best.st flags as OOD",
             metavar="id:P",
-            pattern=r"id:0?\.[0-9]+",
-            example="id:0.05",
+            type=Threshold,
+            reads=share_of_id,
         ),
     ] = "id:0.05",
     bootstrap: Annotated[int, in_study("Resamples for 95 % intervals [resamples]", at_least=100)] = 1000,

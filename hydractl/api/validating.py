@@ -11,14 +11,15 @@ from typing import Annotated, Literal, TypeAlias
 
 from hydractl.api.options import io
 from hydractl.api.values import Data, NamedData, Path
-from hydractl.expressions.calibration import check_threshold
 from hydractl.expressions.data_sets import AUTO, OodSet, ood_val_set
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.requested import Temperature, Threshold
 from hydractl.options.call import Call, Problems, current
 from hydractl.options.signature import opt
 
-validating = partial(opt, group="Validation data")
+VALIDATION = "Validation data"
+validating = partial(opt, group=VALIDATION)
 
 OnBad: TypeAlias = Annotated[
     Literal["error", "skip"],
@@ -38,14 +39,15 @@ OodVal: TypeAlias = Annotated[
         reads=ood_val_set,
     ),
 ]
+temperature_option = partial(opt, metavar="fit|vector|none|T", type=Temperature, reads=Temperature.read, often=True)
 threshold_option = partial(
     validating,
     "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --ood-val), id:0.01 (flag 1 % of --val), "
     "or score:X (the score itself) [default: what the checkpoint has]",
     metavar="ood:P|id:P|score:X",
-    check=check_threshold,
+    type=Threshold,
+    reads=Threshold.read,
 )
-Threshold: TypeAlias = Annotated[str | None, threshold_option()]
 Conformal: TypeAlias = Annotated[
     float | None,
     validating(
@@ -96,33 +98,29 @@ def drop_unused_training_data(call: Call) -> None:
         call.drop_shared("train")
 
 
-def add_problems_of_validation(
-    problems: Problems,
-    *,
-    val: object,
-    ood_val: Sequence[OodSet],
-    temperature: str | None,
-    threshold: str | None,
-    conformal: float | None,
-) -> None:
-    """Add the problems between options that choose something on validation data; the arguments are theirs."""
+def add_problems_of_validation(problems: Problems) -> None:
+    """Add the problems between options that choose something on validation data."""
     problems.twice_named("ood_val")
 
     # What is chosen needs data. Of several choices that lack --val only the first is reported.
-    side_of_threshold = (threshold or "").partition(":")[0]
+    values = current().values
+    temperature: Temperature | None = values["temperature"]
+    threshold: Threshold | None = values["threshold"]
+    ood_val: Sequence[OodSet] = values["ood_val"]
+    lacks_val = values["val"] is None
     chosen_on_val = None
-    if temperature in ("fit", "vector"):
+    if temperature is not None and temperature.is_fitted:
         chosen_on_val = f"--temperature {temperature}"
-    elif side_of_threshold == "id":
+    elif threshold is not None and threshold.side == "id":
         chosen_on_val = f"--threshold {threshold}"
-    elif conformal is not None:
+    elif values["conformal"] is not None:
         chosen_on_val = "--conformal"
-    if val is None and chosen_on_val is not None:
+    if lacks_val and chosen_on_val is not None:
         problems.add(f"{chosen_on_val} needs --val, data to choose on that is not tested on")
-    if side_of_threshold == "ood" and not ood_val:
+    if threshold is not None and threshold.side == "ood" and not ood_val:
         problems.add(f"--threshold {threshold} needs --ood-val, data to choose on that is not tested on")
     is_made = any(ood_set.spec.text == AUTO for ood_set in ood_val)
-    if val is None and is_made:
+    if lacks_val and is_made:
         problems.add("--ood-val auto needs --val, of whose samples it is made")
 
 

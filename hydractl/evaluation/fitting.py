@@ -23,7 +23,7 @@ from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.plausibility import calibration_warning, few_for_sets_warning, threshold_warning
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
-from hydractl.metrics.threshold import choose_threshold, parse_rule
+from hydractl.metrics.threshold import choose_threshold
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
@@ -162,16 +162,16 @@ class _Fitting:
         if requested is None:  # the one in the model's file, if there is one
             in_file = self._model.stored
             return in_file.calibration, in_file.fitted_on, in_file.stored
-        if requested == "none":
+        if requested.value is not None:
+            return Calibration.of_temperature(requested.value), None, False
+        if not requested.is_fitted:
             return None, None, False
-        if requested not in ("fit", "vector"):  # a number is the temperature itself
-            return Calibration.of_temperature(float(requested)), None, False
 
         # Fit to log p of the averaged prediction on the validation set.
         validation = self.validation
         assert validation is not None
         log_probs = pooled_log_probs(validation.logits)  # [N, C]
-        kind: Literal["vector", "temperature"] = "vector" if requested == "vector" else "temperature"
+        kind: Literal["vector", "temperature"] = "vector" if requested.text == "vector" else "temperature"
         calibration = fit_calibration(kind, log_probs, validation.labels)
         self._note(calibration_warning(calibration, log_probs))
         return calibration, validation.source.record(), False
@@ -212,25 +212,19 @@ class _Fitting:
         if says_nothing(score, self._model.members):
             return None
         # score:0.5 is the threshold itself. Validation data, if there are some, only tell what it flags.
-        side, _, number = requested.partition(":")
-        if side == "score":
-            value = float(number)
-            if self.validation is not None:
-                id_scores = _joined_values([self.calibrated_validation(calibration)], score)
-                self._note(threshold_warning(None, value, id_scores, "--val"))
-            return ThresholdRecord(score=score, value=value, rule="given")
-
-        # A rule such as ood:0.95: choose the threshold on validation data.
-        rule = parse_rule(requested)
+        value = float(requested.number)
+        if requested.side == "score" and self.validation is None:
+            return ThresholdRecord(score=score, value=value, rule=requested.rule)
         samples_by_set = list(outside.values())
         option = "--ood-val"
-        if rule.side == "id":
+        if requested.side != "ood":
             samples_by_set = [self.calibrated_validation(calibration)]
             option = "--val"
         scores = _joined_values(samples_by_set, score)
-        value = choose_threshold(rule, scores)
-        self._note(threshold_warning(rule, value, scores, option))
-        return ThresholdRecord(score=score, value=value, rule=str(rule))
+        if requested.side != "score":
+            value = choose_threshold(requested, scores)
+        self._note(threshold_warning(requested, value, scores, option))
+        return ThresholdRecord(score=score, value=value, rule=requested.rule)
 
     def _stored_threshold(self, score: str) -> ThresholdRecord | None:
         """Return the threshold in the model's file; None if it is for another OOD score or another calibration."""

@@ -11,6 +11,7 @@ from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.model_records import DropoutRecord
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
+from hydractl.metrics.requested import Temperature, Threshold
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ class FitOptions:
     """Options about everything that is fitted on validation data, or given by the command instead.
 
     Attributes:
-        temperature: ``fit``, ``vector``, ``none``, a number; None means the calibration in the model's file.
-        threshold: ``ood:SHARE``, ``id:SHARE``, ``score:X``; None means the threshold in the model's file.
+        temperature: None means the calibration in the model's file.
+        threshold: None means the threshold in the model's file.
         scores: the OOD scores.
         knn_k: k of the scores ``knn`` and ``nnguide``.
         knn_bank: the number of training samples that these scores store; None means all.
@@ -164,8 +165,8 @@ class FitOptions:
         conformal_score: how prediction sets rank classes, ``lac`` or ``aps``.
     """
 
-    temperature: str | None = None
-    threshold: str | None = None
+    temperature: Temperature | None = None
+    threshold: Threshold | None = None
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     knn_k: int = 50
     knn_bank: int | None = None
@@ -174,28 +175,23 @@ class FitOptions:
     conformal_score: str = "lac"
 
     @property
-    def fits_calibration(self) -> bool:
-        """Whether a calibration is fitted."""
-        return self.temperature in ("fit", "vector")
-
-    @property
     def needs_val(self) -> bool:
         """Whether something is fitted on the ID validation data."""
-        if self.fits_calibration:
-            return True
-        if self.conformal is not None:
-            return True
-        return self.threshold is not None and self.threshold.startswith("id:")
+        fits_calibration = self.temperature is not None and self.temperature.is_fitted
+        return fits_calibration or self.conformal is not None or self._threshold_is_of("id")
 
     @property
     def uses_val(self) -> bool:
         """Whether ID validation data are run if there are some: to fit something, or to count what a score flags."""
-        return self.needs_val or (self.threshold is not None and self.threshold.startswith("score:"))
+        return self.needs_val or self._threshold_is_of("score")
 
     @property
     def needs_ood_val(self) -> bool:
         """Whether something is fitted on the OOD validation data."""
-        return self.threshold is not None and self.threshold.startswith("ood:")
+        return self._threshold_is_of("ood")
+
+    def _threshold_is_of(self, side: str) -> bool:
+        return self.threshold is not None and self.threshold.side == side
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from hydractl.metrics.calibrators import (
 from hydractl.metrics.confidence import mean_interval, share_interval
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.threshold import ThresholdRule, flagged
+from hydractl.metrics.requested import Threshold
+from hydractl.metrics.threshold import flagged
 
 _MOST_SHOWN = 5
 """The number of moved labels of an order that a sentence lists."""
@@ -446,32 +447,34 @@ def calibration_warning(calibration: Calibration, log_probs: Floats) -> str | No
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
 
-def threshold_warning(rule: ThresholdRule | None, value: float, scores: Floats, option: str) -> str | None:
+def threshold_warning(asked: Threshold, value: float, scores: Floats, option: str) -> str | None:
     """Return a warning of a threshold that was chosen by too few samples, or flags none or all of them; else None.
 
     ``id:0`` flags none, and ``ood:1`` all, because they are to.
 
     Args:
-        rule: the rule that chose the threshold; None where a score was given.
+        asked: how the threshold was chosen, or given.
         value: the threshold.
-        scores: the OOD scores of the validation samples ``[N]``: those that the rule counts, or for a given score all.
+        scores: the OOD scores of the validation samples ``[N]``: those that it counts, or for a given score all.
         option: the option that names the samples.
     """
     n = len(scores)
     share_flagged = flagged(scores, value)
     flags = None  # what it flags, if that is not what was asked for
-    if share_flagged == 0 and (rule is None or rule.share > 0):
+    is_given = asked.side == "score"
+    if share_flagged == 0 and (is_given or asked.number > 0):
         flags = "none"
-    if share_flagged == 1 and (rule is None or rule.share < 1):
+    if share_flagged == 1 and (is_given or asked.number < 1):
         flags = "all"
-    if rule is None:
+    if is_given:
         return None if flags is None else f"the threshold score:{value:g} flags {flags} of the {n} samples of {option}"
     if n < FEWEST_OF_A_QUANTILE:
         advice = f"give {FEWEST_OF_A_QUANTILE} samples or more"
-        return f"the threshold {rule} ({value:.6g}) is a quantile of {n} samples of {option}: {advice}"
+        return f"the threshold {asked.rule} ({value:.6g}) is a quantile of {n} samples of {option}: {advice}"
     if flags is None:
         return None
-    return f"the threshold {rule} ({value:.6g}) flags {flags} of the {n} samples of {option} that it was chosen by"
+    flagged_samples = f"{flags} of the {n} samples of {option} that it was chosen by"
+    return f"the threshold {asked.rule} ({value:.6g}) flags {flagged_samples}"
 
 
 # --- prediction sets --------------------------------------------------------------------------------------------------

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError
 from hydractl.files.model_records import MeasuredThreshold, ThresholdRecord
 from hydractl.jsonio import shown
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.probabilities import check_finite
+from hydractl.metrics.requested import Threshold
 
 CONVENTIONS = {
     "threshold": "A sample is flagged as OOD when its score is at or above the value. ood:S is the highest value that"
@@ -22,35 +22,6 @@ CONVENTIONS = {
 }
 
 _LARGEST_VALUE = 1e300
-
-
-class ThresholdRule(NamedTuple):
-    """A rule ``ood:0.95`` or ``id:0.01``: whose samples are counted, and the share of them, exactly as written."""
-
-    side: Literal["id", "ood"]
-    share: Fraction
-
-    def __str__(self) -> str:
-        share = float(self.share)
-        return f"{self.side}:{share}"
-
-
-def parse_rule(text: str) -> ThresholdRule:
-    """Read a rule ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1).
-
-    Raises:
-        UsageError: the text has another form.
-    """
-    side, _, number = text.partition(":")
-    try:
-        share = Fraction(number)
-    except (ValueError, ZeroDivisionError):
-        share = Fraction(-1)  # not a number: this is in neither range, so the rule is refused below
-    if side == "ood" and 0 < share <= 1:
-        return ThresholdRule("ood", share)
-    if side == "id" and 0 <= share < 1:
-        return ThresholdRule("id", share)
-    raise UsageError(f"{text!r} says no threshold", hint="write ood:0.95 or id:0.01")
 
 
 def stored_threshold(entry: Any) -> ThresholdRecord | None:
@@ -104,14 +75,14 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
     raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
 
 
-def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
-    """Return the threshold that a rule gives on the validation scores of its side, [N].
+def choose_threshold(rule: Threshold, scores: np.ndarray) -> float:
+    """Return the threshold that is asked for by a share of samples, on the validation scores of its side, [N].
 
     ``ood:S``: the highest score that at least the share S of the samples reach. ``id:S``: the lowest threshold that at
     most the share S of the samples reach, which is the float64 just above the highest score that must not be flagged.
 
     Args:
-        rule: the rule, e.g. ``ood:0.95``.
+        rule: what was asked for, e.g. ``ood:0.95``.
         scores: the OOD scores of the validation samples on the side of the rule (OOD or ID), [N].
 
     Raises:
@@ -122,9 +93,9 @@ def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
     falling = np.sort(checked)[::-1]
     n = len(falling)
     if not n:
-        raise InputError(f"a threshold {rule} needs validation samples")
+        raise InputError(f"a threshold {rule.rule} needs validation samples")
 
-    share_of_samples = rule.share * n  # an exact fraction: rounding must not decide about a sample
+    share_of_samples = rule.number * n  # an exact fraction: rounding must not decide about a sample
 
     # ood: at least this many samples must be flagged. The threshold is the score of the last of them.
     if rule.side == "ood":

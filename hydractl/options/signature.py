@@ -140,6 +140,8 @@ def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Op
     if own_type is not None:  # messages about it begin with the flag
         kind = own_type
         reads = partial(reads or own_type.of_option, flag)
+    if reads is not None and isinstance(default, str):
+        default = reads(default)
     if many and default is None:
         default = []
     if many and isinstance(default, tuple):

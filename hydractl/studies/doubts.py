@@ -153,19 +153,15 @@ def of_limits(row: str, losses: Mapping[str, Difference], limits: Mapping[str, f
     return sentences
 
 
-def of_threshold(rule: str, flagged: int, n: int, chosen_flagged: int, chosen_n: int) -> list[str]:
+def of_threshold(promised: float, flagged: int, n: int, chosen_flagged: int, chosen_n: int) -> list[str]:
     """Return a sentence if a threshold flags significantly more ID test samples than the ID samples it was chosen on.
 
     Args:
-        rule: how it was chosen, e.g. ``id:0.05``; other rules promise nothing of ID samples.
+        promised: the share of ID samples that it was to flag.
         flagged, n: how many ID test samples it flags, and how many there are.
         chosen_flagged, chosen_n: the same for the ID validation samples that it was chosen on; few of them decide
             little.
     """
-    kind, _, text = rule.partition(":")
-    if kind != "id":
-        return []
-    promised = float(text)
     low, high = share_interval(flagged, n)
     difference = share_difference_interval(flagged, n, chosen_flagged, chosen_n)
     if low <= promised or difference.low <= 0:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.jsonio import Document
+from hydractl.metrics.requested import Threshold
 from hydractl.options.signature import OF_A_TERMINAL
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -41,12 +42,19 @@ def decisive_settings(values: Mapping[str, object]) -> dict[str, object]:
             continue
         if isinstance(value, list):
             value = [item.text if isinstance(item, OodSet) else item for item in value]
-        if isinstance(value, DataSpec | Document):
+        if isinstance(value, DataSpec | Document | Threshold):
             value = value.text
         if name == "lr" and isinstance(value, list) and len(value) == 1:
             (value,) = value
         decisive[name] = value
     return decisive
+
+
+def share_of_id(text: str) -> Threshold:
+    """Return the threshold of ``id:SHARE``; ValueError for any other text."""
+    if not re.fullmatch(r"id:0?\.[0-9]+", text):
+        raise ValueError(f"must be id:P, such as id:0.05, not {text!r}")
+    return Threshold.read(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +74,7 @@ class StudyRequest:
         ood_score: further OOD scores to choose from.
         negative_words: a file of words that name no class, or None.
         epochs, lr: of rows that are trained.
-        threshold: of ``best.st``.
+        threshold: of ``best.st``, by a share of ID samples.
         bootstrap: resamples for intervals.
         limit, tower, seed: as every verb has them.
         on_bad: whether a sample that cannot be read is an ``error``, or is left out: ``skip``.
@@ -92,7 +100,7 @@ class StudyRequest:
     negative_words: str | None
     epochs: int
     lr: Sequence[float]
-    threshold: str
+    threshold: Threshold
     bootstrap: int
     limit: int | None
     tower: str | None

@@ -373,13 +373,14 @@ class Tested:
         """Return the doubts about the threshold that ``best.st`` holds for the row and the score to use."""
         used = self.used
         scores = self.rows[used.row].inside.scores[used.score]
-        if scores is None or threshold.value is None or threshold.rule is None:
+        if scores is None or threshold.value is None:
             return []
         scores_chosen_on = self.chosen.rows[used.row].measured.inside.scores[used.score]
         assert scores_chosen_on is not None  # a row has the same scores on both data
         flagged = int((scores >= threshold.value).sum())
         chosen_flagged = int((scores_chosen_on >= threshold.value).sum())
-        return doubts.of_threshold(threshold.rule, flagged, len(scores), chosen_flagged, len(scores_chosen_on))
+        promised = float(self.chosen.plan.request.threshold.number)
+        return doubts.of_threshold(promised, flagged, len(scores), chosen_flagged, len(scores_chosen_on))
 
     # --- the table of all rows ----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from hydractl.metrics.plausibility import (
     nll_warning,
     threshold_warning,
 )
-from hydractl.metrics.threshold import parse_rule
+from hydractl.metrics.requested import Threshold
 
 LABELS = np.arange(400) % 4
 
@@ -180,7 +180,7 @@ def test_fault_88_a_temperature_is_doubted_at_an_end_and_where_few_samples_decid
 
 @pytest.mark.fault(88)
 @pytest.mark.parametrize(
-    ("rule", "value", "scores", "words"),
+    ("asked", "value", "scores", "words"),
     [
         ("id:0.05", 0.5, np.linspace(0, 0.51, 100), None),
         ("id:0.05", 2.0, np.linspace(0, 1, 100), "flags none of the 100 samples"),
@@ -189,16 +189,15 @@ def test_fault_88_a_temperature_is_doubted_at_an_end_and_where_few_samples_decid
         ("ood:1", 0.0, np.linspace(0, 1, 100), None),
         ("id:0.1", 0.85, np.linspace(0, 1, 19), "is a quantile of 19 samples"),
         ("id:0.1", 0.85, np.linspace(0, 1, 20), None),
-        (None, 2.0, np.linspace(0, 1, 5), "score:2 flags none of the 5 samples"),
-        (None, -1.0, np.linspace(0, 1, 5), "score:-1 flags all of the 5 samples"),
-        (None, 0.5, np.linspace(0, 1, 5), None),
+        ("score:2", 2.0, np.linspace(0, 1, 5), "score:2 flags none of the 5 samples"),
+        ("score:-1", -1.0, np.linspace(0, 1, 5), "score:-1 flags all of the 5 samples"),
+        ("score:0.5", 0.5, np.linspace(0, 1, 5), None),
     ],
 )
 def test_fault_88_a_threshold_is_doubted_that_tells_nothing_apart(
-    rule: str | None, value: float, scores: np.ndarray, words: str | None
+    asked: str, value: float, scores: np.ndarray, words: str | None
 ) -> None:
-    parsed = None if rule is None else parse_rule(rule)
-    doubt = threshold_warning(parsed, value, scores, "--val")
+    doubt = threshold_warning(Threshold.read(asked), value, scores, "--val")
     if words is None:
         assert doubt is None
     else:

@@ -7,14 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.errors import InputError, NonFiniteError
 from hydractl.files.model_records import ThresholdRecord
-from hydractl.metrics.threshold import (
-    ThresholdRule,
-    choose_threshold,
-    measured_threshold,
-    parse_rule,
-)
+from hydractl.metrics.requested import Threshold
+from hydractl.metrics.threshold import choose_threshold, measured_threshold
 from tests.spread import spread
 
 
@@ -28,9 +24,9 @@ from tests.spread import spread
     ],
 )
 def test_rules_as_written(text: str, side: str, share: Fraction) -> None:
-    rule = parse_rule(text)
-    assert rule == ThresholdRule(side, share)
-    assert str(rule) == f"{side}:{float(share)}"
+    asked = Threshold.read(text)
+    assert (asked.side, asked.number) == (side, share)
+    assert asked.rule == f"{side}:{float(share)}"
 
 
 WRONG = ["", "ood", "ood:0", "ood:1.1", "id:1", "id:-0.1", "ID:0.1", "id:1/0", "id:nan"]
@@ -38,8 +34,8 @@ WRONG = ["", "ood", "ood:0", "ood:1.1", "id:1", "id:-0.1", "ID:0.1", "id:1/0", "
 
 @pytest.mark.parametrize("text", WRONG)
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="says no threshold"):
-        parse_rule(text)
+    with pytest.raises(ValueError, match=r"must be|must say"):
+        Threshold.read(text)
 
 
 @pytest.mark.parametrize(
@@ -48,14 +44,14 @@ def test_other_texts_are_refused(text: str) -> None:
 def test_no_better_threshold_exists(text: str, digits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=rng.integers(1, 150)).round(digits)
-    rule = parse_rule(text)
+    rule = Threshold.read(text)
     value = choose_threshold(rule, scores)
     candidates = sorted({*scores, *np.nextafter(scores, np.inf)})
     share = {threshold: Fraction(int((scores >= threshold).sum()), len(scores)) for threshold in candidates}
     if rule.side == "ood":
-        assert value == max(t for t in candidates if share[t] >= rule.share)
+        assert value == max(t for t in candidates if share[t] >= rule.number)
     else:
-        assert value == min(t for t in candidates if share[t] <= rule.share)
+        assert value == min(t for t in candidates if share[t] <= rule.number)
 
 
 def test_the_block_of_a_row() -> None:
@@ -72,6 +68,6 @@ def test_the_block_of_a_row() -> None:
 
 def test_no_sample_and_bad_scores() -> None:
     with pytest.raises(InputError, match=r"ood:0\.95 needs validation samples"):
-        choose_threshold(parse_rule("ood:0.95"), np.zeros(0))
+        choose_threshold(Threshold.read("ood:0.95"), np.zeros(0))
     with pytest.raises(NonFiniteError):
-        choose_threshold(parse_rule("id:0.1"), np.array([np.inf]))
+        choose_threshold(Threshold.read("id:0.1"), np.array([np.inf]))

@@ -351,11 +351,10 @@ def test_a_limit_that_the_sample_cannot_tell_about_is_said() -> None:
 
 
 def test_a_threshold_that_flags_more_id_samples_than_it_was_chosen_for_is_said() -> None:
-    (line,) = doubts.of_threshold("id:0.05", 18, 100, 5, 100)
+    (line,) = doubts.of_threshold(0.05, 18, 100, 5, 100)
     assert line.startswith("The threshold was chosen to flag 5 % of the ID validation data, and flags 18.0 % of the ID")
-    assert doubts.of_threshold("id:0.05", 8, 100, 5, 100) == []  # by chance
-    assert doubts.of_threshold("id:0.05", 16, 150, 1, 30) == []  # 30 samples decide little
-    assert doubts.of_threshold("ood:0.95", 60, 100, 60, 100) == []
+    assert doubts.of_threshold(0.05, 8, 100, 5, 100) == []  # by chance
+    assert doubts.of_threshold(0.05, 16, 150, 1, 30) == []  # 30 samples decide little
 
 
 def test_a_search_on_a_blind_set_is_said() -> None:
