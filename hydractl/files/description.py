@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from hydractl.errors import InputError
+from hydractl.files.circuit_answer import HeadCount
 from hydractl.files.fingerprints import Entry, checked
 from hydractl.files.header import CHECKPOINT_SCHEMA
+from hydractl.files.results import Count, Record
 from hydractl.files.version import __version__
-from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
+from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
 from hydractl.jsonio import json_list, shown
 
 DEFAULT_PROMPT = "A photo of a {label}."
@@ -18,8 +22,6 @@ DEFAULT_PROMPT = "A photo of a {label}."
 
 CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal")
 """The entries of ``extra`` that ``calibrate`` writes; whatever changes the predictions removes them."""
-KINDS = ("dense", "pruned", "fused")
-LAYOUTS = ("sliced", "zeroed")
 
 
 def provenance(
@@ -169,8 +171,6 @@ class Description:
     def from_json(cls, document: Mapping[str, Any], origin: str) -> Description:
         """Read a description, the reverse of :meth:`to_json`.
 
-        First the fields are checked, then the masks and the values: each step relies on the one before.
-
         Args:
             document: the description as read, perhaps from an untrusted file.
             origin: where it was read from, for messages.
@@ -192,66 +192,70 @@ class Description:
                 problems=[f"unknown key {key}" for key in unknown],
             )
 
-        # Missing or mistyped fields; without them, values can be read safely.
-        problems = _field_problems(document)
+        # Check each field, and then whether they fit together.
+        broken = f"{origin} has a broken description"
+        read = _Document.checked(document, broken)
+        masks, problems = _read_masks(read)
         if problems:
-            raise InputError(f"{origin} has a broken description", problems=problems)
-
-        # Wrong values, and masks that cannot be read.
-        masks, problems_of_masks = _read_masks(document)
-        problems = _value_problems(document) + problems_of_masks
-        if problems:
-            raise InputError(f"{origin} has a broken description", problems=problems)
-
-        # The document is sound: take its fields as they are.
+            raise InputError(broken, problems=problems)
         return cls(
-            kind=document["kind"],
-            family=document["family"],
-            family_version=document["family_version"],
-            arch=document["arch"],
-            config=document["config"],
-            preprocess=document["preprocess"],
-            labels=document["labels"],
+            kind=read.kind,
+            family=read.family,
+            family_version=read.family_version,
+            arch=read.arch,
+            config=read.config,
+            preprocess=read.preprocess,
+            labels=read.labels,
             masks=masks,
-            layout=document["layout"],
-            merge=document["merge"],
-            members=[_without_kept_heads(member) for member in document["members"]],
-            extra=document["extra"],
-            provenance=document["provenance"],
-            prompt=document.get("prompt"),
-            seen=tuple(checked(document.get("seen"), origin)),
-            origin=document.get("origin"),
+            layout=read.layout,
+            merge=read.merge,
+            members=[dict(member.__pydantic_extra__) for member in read.members],
+            extra=read.extra,
+            provenance=read.provenance,
+            prompt=read.prompt,
+            seen=tuple(checked(read.seen, origin)),
+            origin=read.origin,
         )
 
 
-_SPARSE_KEYS = ("schema", "prompt", "seen", "origin")
-"""The keys that a description may have beside the required ones."""
-_EXTRA_KEYS = (
-    *("self_check", "averaging", "laplace", "sparse", "reference"),
-    *CHOSEN_BY_CALIBRATE,
-)
-"""The keys of ``extra``: those that are written, and ``reference``, which opens with a warning."""
-_MOST_MEMBERS = 1024
-_REQUIRED: dict[str, type | tuple[type, ...]] = {
-    "kind": str,
-    "family": str,
-    "family_version": str,
-    "arch": str,
-    "config": dict,
-    "preprocess": dict,
-    "labels": (list, type(None)),
-    "sites": list,
-    "layout": str,
-    "merge": (list, type(None)),
-    "members": list,
-    "extra": dict,
-    "provenance": dict,
-}
+class _Member(Record, extra="allow"):
+    """What a description says of a member: the heads that it keeps by site, and whatever else is known of it."""
+
+    __pydantic_extra__: dict[str, Any]
+    kept: Mapping[str, Sequence[Count]]
+
+
+_SiteHeads = Annotated[tuple[str, Annotated[HeadCount, Field(ge=1)]], Field(strict=False)]
+"""The path of a site (an attention block) and its number of heads; JSON has a list of both."""
+
+
+class _Document(Record):
+    """A description as files hold it, but for its schema."""
+
+    kind: Literal["dense", "pruned", "fused"]
+    family: str
+    family_version: str
+    arch: str
+    config: dict[str, Any]
+    preprocess: dict[str, Any]
+    labels: Sequence[str] | None
+    sites: Sequence[_SiteHeads]
+    layout: Literal["sliced", "zeroed"]
+    merge: Sequence[str] | None
+    members: Annotated[Sequence[_Member], Field(min_length=1, max_length=1024)]
+    extra: dict[str, Any]
+    provenance: dict[str, Any]
+    prompt: Annotated[Sequence[str], Field(min_length=1)] | None = None
+    seen: Any = None
+    origin: str | None = None
+
+
+_EXTRA_KEYS = ("self_check", "averaging", "laplace", "sparse", *CHOSEN_BY_CALIBRATE)
 
 
 def _unknown_keys(document: Mapping[str, Any]) -> list[str]:
     """Return the keys of a description and of its ``extra`` that this version does not know, as messages show them."""
-    unknown = [shown(key) for key in document if key not in _REQUIRED and key not in _SPARSE_KEYS]
+    unknown = [shown(key) for key in document if key != "schema" and key not in _Document.model_fields]
     extra = document.get("extra")
     if isinstance(extra, dict):
         unknown += [f"{shown(key)} of 'extra'" for key in extra if key not in _EXTRA_KEYS]
@@ -266,162 +270,33 @@ def _version_of(document: Mapping[str, Any]) -> str:
     return f": {shown(record['hydractl'])}"
 
 
-def _field_problems(document: Mapping[str, Any]) -> list[str]:
-    """List the required fields that are missing, then those that have the wrong type."""
-    missing = []
-    mistyped = []
-    for key, kind in _REQUIRED.items():
-        if key not in document:
-            missing.append(f"{key!r} is missing")
-        elif not isinstance(document[key], kind):
-            mistyped.append(f"{key!r} is not of the right type")
-    return missing + mistyped
+def _read_masks(document: _Document) -> tuple[list[HeadMask], list[str]]:
+    """Return the mask of each member, and a line for everything in the document that does not fit together.
 
-
-def _without_kept_heads(member: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a member without its kept heads, which are in its mask."""
-    return {key: value for key, value in member.items() if key != "kept"}
-
-
-def _value_problems(document: Mapping[str, Any]) -> list[str]:
-    """List wrong values in a document whose fields have the right types, one line for each."""
-    problems = []
-    kind = document["kind"]
-    members = len(document["members"])
-
-    # Values of single fields.
-    if kind not in KINDS:
-        problems.append(f"unknown kind {shown(kind)}")
-    if document["layout"] not in LAYOUTS:
-        problems.append(f"unknown layout {shown(document['layout'])}")
-    for key in ("labels", "merge"):
-        if not _are_texts(document[key] or []):
-            problems.append(f"{key!r} holds something that is not a string")
-    if "prompt" in document and not _are_templates(document["prompt"]):
-        problems.append("'prompt' is not a list of templates")
-    if not isinstance(document.get("origin"), str | None):
-        problems.append("'origin' is no text")
-
-    # Values that do not fit together.
-    if not members:
-        problems.append("it has no members")
-    if kind in ("dense", "pruned") and members > 1:
-        problems.append(f"a {kind} model cannot have {members} members")
-    if kind == "fused" and document["layout"] != "sliced":
-        problems.append("a fused model is always sliced")
-    return problems
-
-
-def _are_texts(values: Sequence[Any]) -> bool:
-    """Return whether all values are texts."""
-    return all(isinstance(value, str) for value in values)
-
-
-def _are_templates(prompt: Any) -> bool:
-    """Return whether a value is a list of prompt templates, or null for none."""
-    if prompt is None:
-        return True
-    if not isinstance(prompt, list) or not prompt:
-        return False
-    return _are_texts(prompt)
-
-
-def _read_masks(document: Mapping[str, Any]) -> tuple[list[HeadMask], list[str]]:
-    """Return the mask of each member, and a line for everything that is wrong with the masks.
-
-    A member for which a line is returned has no mask in the list; without any line, every member has one.
+    Only without any line are the masks those of the members.
     """
-    heads, problems = _read_heads(document["sites"])
-    if heads is None:
-        return [], problems
+    heads = dict(document.sites)
+    if len(heads) < len(document.sites):
+        return [], ["a site is listed twice"]
+    if sum(heads.values()) > MOST_HEADS_OF_ALL:  # keeps an untrusted file from filling the memory
+        return [], [f"more heads than {MOST_HEADS_OF_ALL} in all"]
 
-    # Limit the number of members before reading them, as the file may not be trusted.
-    members = document["members"]
-    if len(members) > _MOST_MEMBERS:
-        problems.append(f"{len(members)} members (the limit is {_MOST_MEMBERS})")
-        return [], problems
-
-    # Read the mask of each member.
+    problems = []
+    if document.kind != "fused" and len(document.members) > 1:
+        problems.append(f"a {document.kind} model cannot have {len(document.members)} members")
+    if document.kind == "fused" and document.layout != "sliced":
+        problems.append("a fused model is always sliced")
     masks = []
-    for index, member in enumerate(members):
-        kept, problems_of_member = _read_kept_heads(index, member, heads)
-        problems += problems_of_member
-        if not problems_of_member:
-            masks.append(HeadMask(heads, kept))
-
-    # A dense model is one that has lost nothing.
-    are_full = all(mask.is_full for mask in masks)
-    if document["kind"] == "dense" and not are_full:
+    for index, member in enumerate(document.members):
+        if set(member.kept) != set(heads):
+            problems.append(f"member {index} does not name the kept heads of every site")
+            continue
+        for path, count in heads.items():
+            kept = member.kept[path]
+            present = set(kept)
+            if kept != [head for head in range(count) if head in present]:  # ascending, each once
+                problems.append(f"member {index} keeps {shown(kept)} at {shown(path)}, which has {count} heads")
+        masks.append(HeadMask(heads, {path: tuple(member.kept[path]) for path in heads}))
+    if document.kind == "dense" and not problems and not all(mask.is_full for mask in masks):
         problems.append("a dense model keeps every head, this one does not")
     return masks, problems
-
-
-def _read_kept_heads(index: int, member: Any, heads: Mapping[str, int]) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Return the heads that a member keeps at each site, and a line for each site whose heads are malformed.
-
-    Args:
-        index: the index of the member, for messages.
-        member: the entry of the member in the description.
-        heads: the number of heads of each site (attention block), by its path.
-    """
-    kept = None
-    if isinstance(member, dict):
-        kept = member.get("kept")
-    if not isinstance(kept, dict) or set(kept) != set(heads):
-        return {}, [f"member {index} does not name the kept heads of every site"]
-
-    # The heads of each site must be heads that the site has.
-    kept_heads = {}
-    problems = []
-    for path, count in heads.items():
-        if _are_heads(kept[path], count):
-            kept_heads[path] = tuple(kept[path])
-        else:
-            problems.append(f"member {index} keeps {shown(kept[path])} at {shown(path)}, which has {count} heads")
-    return kept_heads, problems
-
-
-def _read_heads(sites: Sequence[Any]) -> tuple[dict[str, int] | None, list[str]]:
-    """Return the number of heads of each site by its path, and a line for everything that is wrong.
-
-    The number of heads is None instead if the sites are so broken that no mask could be read with them.
-
-    Args:
-        sites: pairs of the path of a site (an attention block) and its number of heads.
-    """
-    problems: list[str] = []
-    heads: dict[str, int] = {}
-    for pair in sites:
-        if not _is_site(pair):
-            return None, [*problems, f"site {shown(pair)} is not a pair of path and head count"]
-        path, count = pair
-        if path in heads or count < 1:
-            problems.append(f"site {shown(pair)} is listed twice or has no heads")
-        heads[path] = count
-
-    # Limits keep an untrusted file from filling the memory.
-    most = max(heads.values(), default=0)
-    in_all = sum(heads.values())
-    if most > MOST_HEADS or in_all > MOST_HEADS_OF_ALL:
-        problems.append(f"more heads than {MOST_HEADS} at one site or {MOST_HEADS_OF_ALL} in all")
-        return None, problems
-    return heads, problems
-
-
-def _is_site(pair: Any) -> bool:
-    """Return whether a value is a pair of a text and a whole number."""
-    if not isinstance(pair, list) or len(pair) != 2:
-        return False
-    path, count = pair
-    return isinstance(path, str) and type(count) is int
-
-
-def _are_heads(values: Any, heads: int) -> bool:
-    """Return whether a value is a list of head numbers below ``heads``, each once and in ascending order."""
-    if not isinstance(values, list):
-        return False
-    for number in values:
-        if type(number) is not int or not 0 <= number < heads:
-            return False
-    ascending = sorted(set(values))
-    return ascending == values

@@ -341,6 +341,7 @@ _NEEDED = {
     "string_type": "a text",
     "too_long": "a list of {max_length} at most",
     "too_short": "a list of {min_length} or more",
+    "tuple_type": "a list",
 }
 """Words for what is needed, by pydantic's type of an error."""
 

@@ -24,7 +24,7 @@ from hydractl.files.description import CHOSEN_BY_CALIBRATE, DEFAULT_PROMPT, Desc
 from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
-from hydractl.jsonio import canonical_json, shown
+from hydractl.jsonio import canonical_json
 from hydractl.model.stored import (
     EditedHeads,
     MemberTensors,
@@ -285,21 +285,7 @@ def _open_reference(ref: str | ModelRef, arch: str | None, seed: int, name: str 
     if document is None:
         return _open_undescribed(path, file, arch, seed, name)
     description = Description.from_json(document, str(path))
-    return _without_reference(_source_of_described_file(file, description, name or path.stem))
-
-
-def _without_reference(source: Source) -> Source:
-    """Return a model without its reference, which earlier versions of ``predict`` compared inputs with, and warn."""
-    description = source.description
-    if "reference" not in description.extra:
-        return source
-    version = shown(description.provenance.get("hydractl"))
-    extra = {key: value for key, value in description.extra.items() if key != "reference"}
-    outdated = (
-        f"{source.name}: the reference that it holds is not used, for inputs are no longer compared with one; the "
-        f"version of hydractl that wrote the file, {version}, did so"
-    )
-    return replace(source, description=replace(description, extra=extra), warnings=(*source.warnings, outdated))
+    return _source_of_described_file(file, description, name or path.stem)
 
 
 def refuse_exported(path: Path) -> None:

@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.families import FAMILIES, families_for_folder
@@ -507,26 +506,6 @@ def test_descriptions_that_do_not_fit(case: str, pico: Source, tmp_path: Path) -
     changes, expected = CHANGES[case]
     error = refusal(save(tmp_path / "a.st", tensors_of(pico), {**pico.description.to_json(), **changes}))
     assert any(expected in line for line in (error.message, *error.problems))
-
-
-def test_a_file_of_an_earlier_version_with_a_reference_opens_without_it(
-    pico: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reference = {"n": 300, "flagged": 15, "confidence": 0.9, "classes": {"0": 300}, "scores": "AAAA"}
-    provenance = {"hydractl": "0.1.0", "verb": "calibrate"}
-    description = replace(pico.description, extra={"reference": reference}, provenance=provenance)
-    path = save(tmp_path / "old.st", tensors_of(pico), description.to_json())
-    said = "the reference that it holds is not used, for inputs are no longer compared with one; the version of "
-    said += "hydractl that wrote the file, '0.1.0', did so"
-    with pytest.warns(UserWarning, match=said):
-        hydractl.load(path, device="cpu")
-    assert main(["prune", str(path), "--method", "random", "--keep", "1", "-o", str(tmp_path / "new.st")]) == 0
-    assert said in " ".join(capsys.readouterr().err.split())
-    assert "reference" not in open_source(str(tmp_path / "new.st")).description.extra
-    data = (images(8).permute(0, 2, 3, 1).clamp(0, 1).mul(255).byte().numpy(), [0, 1, 2, 0, 1, 2, 0, 1])
-    with pytest.warns(UserWarning, match=said):
-        evaluated = hydractl.evaluate(path, test=data, device="cpu")
-    assert any(said in warning for warning in evaluated.warnings)
 
 
 def test_a_pruned_file_holds_exactly_the_heads_it_keeps(pico: Source, tmp_path: Path) -> None:
