@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hydractl.circuit.documents import LOW_GAIN, CircuitDocument
+from hydractl.circuit.documents import LOW_GAIN
 from hydractl.circuit.objective import LOSS_OBJECTIVES
+from hydractl.files.circuit_answer import CircuitAnswer, SearchedGain
 from hydractl.heads.mask import Head
 from hydractl.report.texts import number
 
 
-def tied_text(document: CircuitDocument) -> str | None:
+def tied_text(circuit: CircuitAnswer) -> str | None:
     """Return a warning if the score is at its maximum in the first steps, where only ties decide.
 
     Return None if the score is below its maximum from the first step on.
     """
-    objective = document["objective"]
-    steps = document["removed"]
+    objective = circuit.objective
+    steps = circuit.removed
     perfect = 1.0
     if objective in LOSS_OBJECTIVES:
         perfect = 0.0  # the scores of losses are minus a mean loss
@@ -24,7 +25,7 @@ def tied_text(document: CircuitDocument) -> str | None:
     # Count the steps before the first one whose score is below the maximum.
     tied = 0
     for step in steps:
-        if step["score"] < perfect:
+        if step.score < perfect:
             break
         tied += 1
     if not tied:
@@ -36,15 +37,14 @@ def tied_text(document: CircuitDocument) -> str | None:
     )
 
 
-def gain_text(document: CircuitDocument) -> str:
+def gain_text(objective: str, gain: SearchedGain) -> str:
     """Return the line that says how much the validation AUROC rose and, if that is little, what follows."""
-    gain = document["gain"]
-    text = f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}"
-    if gain["corrected"] < 0:
+    text = f"{objective}: validation AUROC {number(gain.before, 3)} -> {number(gain.after, 3)}"
+    if gain.corrected < 0:
         text += ", more pairs wrongly ordered than before"
     else:
-        text += f", {gain['corrected']:.0%} of the wrongly ordered pairs put right"
-    if not gain["low"]:
+        text += f", {gain.corrected:.0%} of the wrongly ordered pairs put right"
+    if not gain.low:
         return text
     return (
         f"{text}; where less than {LOW_GAIN:.0%} of them are put right, circuits were seen not to detect other OOD "
@@ -52,15 +52,15 @@ def gain_text(document: CircuitDocument) -> str:
     )
 
 
-def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
+def repeated_text(circuits: Mapping[str, CircuitAnswer]) -> str | None:
     """Return a warning about circuits that remove the same heads, in any order; None if there are none.
 
     Args:
-        documents: the circuits by objective.
+        circuits: the circuits by objective.
     """
     objectives_by_heads: dict[frozenset[Head], list[str]] = {}
-    for objective, document in documents.items():
-        removed = frozenset((step["site"], step["head"]) for step in document["removed"])
+    for objective, circuit in circuits.items():
+        removed = frozenset((step.site, step.head) for step in circuit.removed)
         objectives = objectives_by_heads.setdefault(removed, [])
         objectives.append(objective)
 
@@ -72,21 +72,20 @@ def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
     return f"the same heads are removed: {groups}: fused, a member that repeats another costs and gives nothing"
 
 
-def ended_text(document: CircuitDocument) -> str:
+def ended_text(circuit: CircuitAnswer) -> str:
     """Return the line that says that ``--max-drop`` ended a search before its budget."""
-    objective = document["objective"]
-    count = len(document["removed"])
-    ended = f"--max-drop {document['max_drop']:g}"
+    count = len(circuit.removed)
+    ended = f"--max-drop {circuit.max_drop:g}"
     if not count:
-        return f"{objective}: no head can go within {ended}: the circuit is the whole model"
-    return f"{objective}: {count} heads are removed: a further one would not keep {ended}"
+        return f"{circuit.objective}: no head can go within {ended}: the circuit is the whole model"
+    return f"{circuit.objective}: {count} heads are removed: a further one would not keep {ended}"
 
 
-def rounding_text(documents: Mapping[str, CircuitDocument]) -> str | None:
+def rounding_text(circuits: Mapping[str, CircuitAnswer]) -> str | None:
     """Return a warning that lists the steps that rounding decided, by objective; None if there are none."""
     undecided = []
-    for objective, document in documents.items():
-        steps = [str(step["step"]) for step in document.get("rounding", ())]
+    for objective, circuit in circuits.items():
+        steps = [str(step.step) for step in circuit.rounding or ()]
         if steps:
             undecided.append(f"{objective} {', '.join(steps)}")
     if not undecided:

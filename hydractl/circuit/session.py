@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import torch
 
 from hydractl.circuit.advice import ended_text, gain_text, repeated_text, rounding_text, tied_text
-from hydractl.circuit.documents import CircuitDocument, CircuitWriter
+from hydractl.circuit.documents import CircuitWriter
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
@@ -38,6 +38,7 @@ from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.batching import longest_first
 from hydractl.data.text import cut_warning
 from hydractl.distributed import Processes, local_device
+from hydractl.files.circuit_answer import CircuitAnswer
 from hydractl.files.version import __version__
 from hydractl.heads.mask import Head
 from hydractl.jsonio import canonical_json
@@ -296,8 +297,8 @@ class Session:
 
     # --- searching ----------------------------------------------------------------------------------------------------
 
-    def search(self, journal_path: Path | None) -> dict[str, CircuitDocument]:
-        """Run the search, and return the circuit document of each objective.
+    def search(self, journal_path: Path | None) -> dict[str, CircuitAnswer]:
+        """Run the search, and return the circuit of each objective.
 
         Args:
             journal_path: the journal that stores measurements; None: nothing is stored.
@@ -317,7 +318,7 @@ class Session:
             rankings, evaluations = self._run_search(evaluator, journal, plan)
             work = evaluator.work - work_before
             tell_work(self.log, plan, evaluations, work, self.team.size)
-        return self._documents_of_rankings(rankings)
+        return self._circuits_of_rankings(rankings)
 
     def _run_search(
         self, evaluator: Evaluator, journal: Journal, plan: SearchPlan
@@ -478,10 +479,10 @@ class Session:
             "hydractl": __version__,
         }
 
-    # --- documents ----------------------------------------------------------------------------------------------------
+    # --- circuits -----------------------------------------------------------------------------------------------------
 
-    def _documents_of_rankings(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitDocument]:
-        """Return the circuit document of each objective, and tell the user what to know about the circuits."""
+    def _circuits_of_rankings(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitAnswer]:
+        """Return the circuit of each objective, and tell the user what to know about the circuits."""
         writer = CircuitWriter(
             scope=self.scope,
             options=self.options,
@@ -491,23 +492,20 @@ class Session:
             warnings=self.warnings,
         )
 
-        documents = {}
+        circuits = {}
         for objective, ranking in rankings.items():
-            document = writer.document(objective, ranking)
-            if "ended" in document:
-                self.log.warn(ended_text(document))
-            if "gain" in document:
-                is_low = document["gain"]["low"]
-                tell = self.log.warn if is_low else self.log.info
-                tell(gain_text(document))
-            documents[objective] = document
+            circuit = writer.answer(objective, ranking)
+            if circuit.ended is not None:
+                self.log.warn(ended_text(circuit))
+            if circuit.gain is not None:
+                tell = self.log.warn if circuit.gain.low else self.log.info
+                tell(gain_text(objective, circuit.gain))
+            circuits[objective] = circuit
 
         # Ties or rounding may have decided a search, and several circuits may remove the same heads.
-        warnings = [tied_text(document) for document in documents.values()]
-        for warning in (*warnings, repeated_text(documents), rounding_text(documents)):
-            if warning is not None:
-                self.log.warn(warning)
-        return documents
+        of_each = [tied_text(circuit) for circuit in circuits.values()]
+        self.log.warn_all([*of_each, repeated_text(circuits), rounding_text(circuits)])
+        return circuits
 
 
 def _digest(value: Any) -> str:

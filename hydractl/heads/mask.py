@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Required, TypedDict, TypeGuard
+from typing import Any, TypeGuard
 
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
@@ -69,23 +69,6 @@ class Site:
 def all_heads(sites: Iterable[Site]) -> list[Head]:
     """List every head of the given sites in model order, which is also the order that decides ties in hydractl."""
     return [(site.path, number) for site in sites for number in range(site.heads)]
-
-
-class SiteDocument(TypedDict):
-    """One site of a mask file: its number of heads before any pruning, and the kept heads."""
-
-    heads: int
-    kept: list[int]
-
-
-class MaskDocument(TypedDict, total=False):
-    """A mask file ``hydractl.mask/1``."""
-
-    schema: Required[str]
-    arch: str
-    sites: dict[str, SiteDocument]
-    source: dict[str, object]
-    seen: list[dict[str, object]]
 
 
 @dataclass(frozen=True)
@@ -170,7 +153,7 @@ class HeadMask:
         arch: str | None = None,
         source: Mapping[str, object] | None = None,
         seen: Sequence[Mapping[str, object]] = (),
-    ) -> MaskDocument:
+    ) -> dict[str, object]:
         """Return the mask as the JSON object ``hydractl.mask/1``.
 
         Args:
@@ -178,10 +161,10 @@ class HeadMask:
             source: how the mask was made.
             seen: entries of :mod:`hydractl.files.fingerprints` for data that had an influence; left out if empty.
         """
-        sites: dict[str, SiteDocument] = {}
+        sites: dict[str, object] = {}
         for path, count in self.heads.items():
             sites[path] = {"heads": count, "kept": list(self.kept[path])}
-        document: MaskDocument = {"schema": MASK_SCHEMA}
+        document: dict[str, object] = {"schema": MASK_SCHEMA}
         if arch is not None:
             document["arch"] = arch
         document["sites"] = sites

@@ -14,7 +14,7 @@ from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
-from hydractl.files.circuit_answer import CircuitAnswer, CircuitsAnswer, SearchEstimate
+from hydractl.files.circuit_answer import CircuitsAnswer, SearchEstimate
 from hydractl.log import Log
 from hydractl.model.matching import only_one
 from hydractl.model.source import ModelOptions, Source, open_sources
@@ -166,13 +166,10 @@ def _search_and_write(
             return Outcome(None, silent=True)
 
         # Write each circuit to its file.
-        answers = []
+        answers = list(circuits.values())
         files = []
-        for objective, circuit in circuits.items():
-            answer = CircuitAnswer.model_validate(circuit)
-            answers.append(answer)
-            if outputs:
-                files.append(write_json(outputs[objective], answer.to_dict()))
+        for objective, output in outputs.items():
+            files.append(write_json(output, circuits[objective].to_dict()))
         if not outputs:
             return Outcome(answers[0])
     if len(answers) == 1:

@@ -15,6 +15,7 @@ import pytest
 
 from hydractl.circuit.advice import gain_text, repeated_text
 from hydractl.cli.app import main
+from hydractl.files.circuit_answer import CircuitAnswer, SearchedGain
 from tests.circuit import searching
 from tests.forked import team
 from tests.running import quiet as run
@@ -326,13 +327,13 @@ def test_a_search_says_what_its_samples_gained(capsys: pytest.CaptureFixture[str
     assert f"warning: {told}" in said and "compare them on a set of its own" in said
     same = removed("low.ood.json") == removed("low.avg.json")
     assert ("the same heads are removed: ood and avg" in said) == same
-    twice = {"a": read("full.acc.json"), "b": read("full.ood.json"), "c": read("full.acc.json")}
+    acc, ood = CircuitAnswer.read("full.acc.json"), CircuitAnswer.read("full.ood.json")
+    twice = {"a": acc, "b": ood, "c": acc}
     assert "the same heads are removed: a and c: fused" in str(repeated_text(twice))
 
 
 def test_a_search_that_lost_says_so() -> None:
-    gain = {"before": 0.705, "after": 0.695, "corrected": -0.03, "low": True}
-    told = gain_text({"objective": "avg", "gain": gain})  # type: ignore[typeddict-item]
+    told = gain_text("avg", SearchedGain(before=0.705, after=0.695, corrected=-0.03, low=True))
     assert told.startswith("avg: validation AUROC 0.705 -> 0.695, more pairs wrongly ordered than before; where less")
 
 
