@@ -15,6 +15,9 @@ class Progress:
     def row(self, cells: Sequence[str]) -> None:
         """Show an intermediate result, one cell per column of the task; an empty cell is left out."""
 
+    def expect(self, seconds: float) -> None:
+        """Take an estimate of how long the whole task takes, with which the time left begins."""
+
     def set_total(self, total: int) -> None:
         """Set the number of units in all, with those already done, when it becomes known."""
 

@@ -27,6 +27,7 @@ _TIMED = "samples"  # the only unit for which a speed (units per second) is show
 _LEAST_WINDOW_S = 60.0
 _LEAST_MARKS = 8
 _MARK_EVERY_S = 1.0
+_EXPECTED_SHARE = 0.2
 
 
 def clean(text: str) -> str:
@@ -303,6 +304,9 @@ class _Task(Progress):
         if not has_bar:
             self._log.info(self._row_text(cleaned))
 
+    def expect(self, seconds: float) -> None:
+        self._pace.expected = seconds
+
     def set_total(self, total: int) -> None:
         self._total = total
         self._update_bar(total=total)
@@ -356,9 +360,13 @@ class Pace:
     long window evens out steps of uneven length, and still forgets a beginning that was faster or slower.
 
     A mark is a pair: the time in seconds, and the number of units that were done then.
+
+    Attributes:
+        expected: the seconds that the whole task is expected to take; None if nobody knows.
     """
 
     def __init__(self) -> None:
+        self.expected: float | None = None
         self._marks: deque[tuple[float, int]] = deque()
         self._start = 0.0
 
@@ -386,25 +394,42 @@ class Pace:
 
     def rate(self) -> float | None:
         """Return units per second over the window; None if the marks do not tell."""
-        if len(self._marks) < 2:
-            return None
+        return _rate(*self._window())
+
+    def _window(self) -> tuple[float, float]:
+        """Return the units that were done in the window, and its length in seconds."""
+        if not self._marks:
+            return 0.0, 0.0
         first_time, done_at_first = self._marks[0]
         last_time, done_at_last = self._marks[-1]
-        seconds = last_time - first_time
-        units = done_at_last - done_at_first
-        if seconds <= 0 or units <= 0:
-            return None
-        return units / seconds
+        return done_at_last - done_at_first, last_time - first_time
 
     def left(self, now: float, total: int | None) -> float | None:
-        """Return the seconds from ``now`` until ``total`` units are done; None if that cannot be estimated."""
-        rate = self.rate()
-        if total is None or rate is None:
+        """Return the seconds from ``now`` until ``total`` units are done; None if that cannot be estimated.
+
+        An expected time counts like a part of the task that went as expected: units may take unlike times, and then
+        the first ones say little of the others.
+        """
+        if total is None or not self._marks:
+            return None
+        units, seconds = self._window()
+        if self.expected is not None:
+            units += _EXPECTED_SHARE * total
+            seconds += _EXPECTED_SHARE * self.expected
+        rate = _rate(units, seconds)
+        if rate is None:
             return None
         last_time, done_at_last = self._marks[-1]
         seconds_left_at_last = (total - done_at_last) / rate
         seconds_since_last = now - last_time
         return max(seconds_left_at_last - seconds_since_last, 0.0)
+
+
+def _rate(units: float, seconds: float) -> float | None:
+    """Return units per second; None if there are none, or no time has passed."""
+    if units <= 0 or seconds <= 0:
+        return None
+    return units / seconds
 
 
 def speed(rate: float, unit: str) -> str:

@@ -220,6 +220,8 @@ def _warnings_of_validation(model: LogitsProvider, fitted: Fit, expected: Expect
 def warning_of_unsuited(model: LogitsProvider, scores: Collection[str], warned_of: set[str]) -> str | None:
     """Return the warning about scores that expect features that are not negative, although some here are.
 
+    It names no model, so that a study, whose models are made from one, gives it once.
+
     Args:
         model: the model of the row, which has run.
         scores: the names of its scores.
@@ -235,7 +237,7 @@ def warning_of_unsuited(model: LogitsProvider, scores: Collection[str], warned_o
     verb = "was" if len(unsuited) == 1 else "were"
     effects = ", ".join(f"{score} {OF_UNSIGNED[score]}" for score in unsuited)
     made_for = f"{listed} {verb} made for features that are not negative, as after a ReLU"
-    return f"{model.name}: {made_for}, and some here are: {effects}"
+    return f"{made_for}, and some here are: {effects}"
 
 
 def _id_warning(

@@ -13,6 +13,8 @@ from hydractl.metrics.probabilities import Floats, check_finite
 from hydractl.metrics.samples import BINS, Samples, bin_edges
 
 SCORE_BINS = 40
+_WIDTHS_BEYOND = 3
+"""How far bins of scores reach beyond the ID scores, in widths of these."""
 
 POINTS = 201
 """The largest number of points of a curve."""
@@ -27,8 +29,9 @@ CONVENTIONS = {
     " of the accuracy (low, high); null where a bin is empty.",
     "roc": "Share of OOD samples flagged (tpr) against share of ID samples flagged (fpr), from (0, 0) to (1, 1); of"
     " more than 201 points those are kept that are evenly spaced along fpr + tpr.",
-    "scores": "In curves, histograms of the OOD score: 40 bins of equal width from the lowest to the highest score of"
-    " all data sets, [edge_k, edge_k+1), the last one closed. Beside them, OOD metrics by each OOD score asked for;"
+    "scores": "In curves, histograms of the OOD score: 40 bins of equal width, [edge_k, edge_k+1), the last one"
+    " closed. Beyond the 1 % and the 99 % quantile of the ID scores they reach three times as far as these are apart,"
+    " at most to the lowest and the highest score of all data sets; the outer bins hold what lies further out. Beside them, OOD metrics by each OOD score asked for;"
     " null where a score is constant for a single model.",
 }
 
@@ -156,13 +159,13 @@ def histograms(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> S
     scores = {"id": id_scores, **ood_scores}
     checked = {name: check_finite(values, f"scores of {name}") for name, values in scores.items()}
 
-    # Make bins of equal width from the lowest to the highest score of all sets.
+    # Make bins of equal width. Single scores far out must not squeeze all others into one bin.
     not_empty = [values for values in checked.values() if values.size]
-    low, high = _range_of(not_empty)
+    low, high = _range_of(not_empty, checked["id"])
     edges = np.linspace(low, high, SCORE_BINS + 1)
 
     # Count the scores of each set by bin: bin k is [edge_k, edge_k+1), and the last bin holds its upper edge, too. The
-    # bin of a score is the number of inner edges that are at most the score.
+    # bin of a score is the number of inner edges that are at most the score, so the outer bins have what lies beyond.
     counts_by_set: dict[str, list[int]] = {}
     inner_edges = edges[1:-1]
     for name, values in checked.items():
@@ -171,10 +174,11 @@ def histograms(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> S
     return ScoreHistograms(edges=edges.tolist(), **counts_by_set)
 
 
-def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:
-    """Return the lowest and the highest value of all arrays; equal ones are moved apart, as numpy.histogram does.
+def _range_of(arrays: Sequence[Floats], inside: Floats) -> tuple[float, float]:
+    """Return the lowest and the highest value of all arrays, without values that are far from those inside.
 
-    So are values that are so close, for their size, that in float64 the edges of bins between them would be equal.
+    Equal ends are moved apart, as numpy.histogram does. So are ends that are so close, for their size, that in float64
+    the edges of bins between them would be equal.
     """
     if not arrays:
         return 0.0, 1.0
@@ -182,6 +186,12 @@ def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:
     highs = [float(values.max()) for values in arrays]
     low = min(lows)
     high = max(highs)
+    if inside.size:
+        first, last = np.quantile(inside, (0.01, 0.99))
+        beyond = _WIDTHS_BEYOND * (float(last) - float(first))
+        if beyond > 0:  # equal scores inside tell nothing of what is far
+            low = max(low, float(first) - beyond)
+            high = min(high, float(last) + beyond)
     narrowest = max(1e-300, 1e-13 * max(abs(low), abs(high)))
     if high - low > narrowest:
         return low, high

@@ -96,7 +96,7 @@ def metric(kind: MetricKind, convention: str = "", **described: Any) -> Callable
         if not sentence:
             docstring = function.__doc__ or ""
             first_paragraph, _, _ = docstring.partition("\n\n")
-            sentence = " ".join(first_paragraph.split())
+            sentence = " ".join(first_paragraph.replace("``", "").split())
         return Metric(function, kind, function.__name__, sentence, **described)
 
     return declare

@@ -597,9 +597,11 @@ def _calibration_words(row: EvalRow) -> str:
     calibration = row.calibration
     if calibration is None:
         return ""
-    parts = [calibration.kind] if calibration.kind else []
+    parts = []
     if calibration.temperature is not None:
         parts.append(f"temperature {number(calibration.temperature)}")
+    elif calibration.kind:
+        parts.append(calibration.kind)
     for name, numbers in (("scale", calibration.scale), ("bias", calibration.bias)):
         if numbers:
             parts.append(f"{len(numbers)} numbers of {name}")

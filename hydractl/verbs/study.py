@@ -377,13 +377,18 @@ class _Course:
 
     def __init__(self, progress: Progress, seconds: StepSeconds) -> None:
         self._progress = progress
-        self._left = dict(seconds)
         self._total = sum(seconds.values())
+        self._left = {files: of_step for files, of_step in seconds.items() if not all(map(Path.exists, files))}
         self._shown = 0
+        progress.expect(self._total)
+        self._show(self._total - sum(self._left.values()))  # what was done before takes no time
 
     def move(self, step: Step, share: float) -> None:
         """Show that this share of a step is done."""
-        done = self._total - sum(self._left.values()) + share * self._left.get(step.outputs, 0.0)
+        self._show(self._total - sum(self._left.values()) + share * self._left.get(step.outputs, 0.0))
+
+    def _show(self, done: float) -> None:
+        """Show that steps of so many estimated seconds are done."""
         percent = int(100 * done / self._total)
         if percent > self._shown:
             self._progress.advance(percent - self._shown)

@@ -266,6 +266,20 @@ def test_an_uneven_task_is_averaged_and_an_old_speed_forgotten() -> None:
     assert pace.left(now + 500, done + 100) == 0
 
 
+def test_an_expected_time_outweighs_a_first_unit_that_took_long_and_not_the_pace_of_many() -> None:
+    """A study is expected to take 400 s. Its first percent has what is done once, and took 20 s."""
+    alone, pace = Pace(), Pace()
+    pace.expected = 400.0
+    for one in (alone, pace):
+        one.mark(0.0, 0)
+        one.mark(20.0, 1)
+    left, of_first_unit = pace.left(20.0, 100), alone.left(20.0, 100)
+    assert of_first_unit == 99 * 20 and left == pytest.approx(99 * (80 + 20) / (20 + 1))
+    for percent in range(2, 81):  # from there on twice as long as expected
+        pace.mark(20.0 + 8 * percent, percent)
+    assert pace.left(660.0, 100) == pytest.approx(20 * 8, rel=0.3)
+
+
 def test_marks_do_not_pile_up() -> None:
     pace = Pace()
     for n in range(100_001):

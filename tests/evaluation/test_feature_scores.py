@@ -316,10 +316,11 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", *BY_NAME_ALONE}
 
 
+@pytest.mark.fault(111)
 def test_scores_of_features_that_are_not_negative_are_doubted_once(capsys: pytest.CaptureFixture[str]) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "vim,react,ash,scale"]
     run("eval", "a=base.st", "b=t0.st", *asked, "-o", "e.json")
-    warned = "a: react and ash and scale were made for features that are not negative"
+    warned = "react and ash and scale were made for features that are not negative"
     assert capsys.readouterr().err.count("made for features that are not negative") == 1
     (warning,) = [text for text in json.loads(Path("e.json").read_text())["warnings"] if "not negative" in text]
     assert warning.startswith(warned) and "react clips high values alone" in warning

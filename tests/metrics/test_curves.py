@@ -98,14 +98,25 @@ def test_no_roc_curve_without_a_side() -> None:
 
 def test_histograms_are_numpys_in_common_bins() -> None:
     rng = np.random.default_rng(1)
-    data = {"id": rng.normal(size=500), "a": rng.normal(size=50) * 3, "b": np.zeros(0), "c": np.array([-20.0, 20.0])}
+    data = {"id": rng.normal(size=500), "a": rng.normal(size=50), "b": np.zeros(0), "c": np.array([-9.0, 9.0])}
     got = histograms(data["id"], {name: data[name] for name in ("a", "b", "c")}).to_dict()
     assert list(got) == ["edges", "id", "a", "b", "c"]
     for name, values in data.items():
-        counts, edges = np.histogram(values, bins=40, range=(-20.0, 20.0))
+        counts, edges = np.histogram(values, bins=40, range=(-9.0, 9.0))
         assert got[name] == counts.tolist()
         assert sum(got[name]) == len(values)
         assert got["edges"] == pytest.approx(edges.tolist(), abs=1e-13)
+
+
+def test_scores_far_out_squeeze_no_others_into_one_bin() -> None:
+    """Squared distances of a few OOD samples are many times those of all others."""
+    inside = np.linspace(100.0, 200.0, 101)  # quantiles 101 and 199
+    outside = np.array([150.0, 300.0, 60_000.0, 90_000.0])
+    found = histograms(inside, {"far": outside})
+    assert (found.edges[0], found.edges[-1]) == pytest.approx((100.0, 199 + 3 * 98))
+    assert found.ood["far"][-1] == 2 and sum(found.ood["far"]) == 4
+    equal = histograms(np.ones(9), {"far": outside})
+    assert (equal.edges[0], equal.edges[-1]) == (1.0, 90_000.0)
 
 
 def test_histograms_of_one_value() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hydractl.evaluation.answer import sentences
 from hydractl.report.eval_html import render
 from hydractl.report.study_figures import glance
 from tests.report.examples import (
@@ -283,6 +284,13 @@ def test_differences_pairs_corruptions_and_settings(page: Node, document: dict[s
     assert "temperature 1.2500; fitted on builtin:val/train (n = 100)" in settings
     assert "91.0 % of the sets hold the label, wanted 90.0 %; mean size 1.34 classes, 2.0 % are empty" in settings
     assert "msp at least -0.6000 (rule ood:0.95) flags 20.0 % of ID, 90.0 % of letters" in settings
+
+
+@pytest.mark.fault(111)
+def test_nothing_is_said_twice_and_no_markup_is_shown(page: Node) -> None:
+    """Conventions come from docstrings, and a calibration by a temperature has it as its kind, too."""
+    assert "temperature; temperature" not in page.by_id("settings").text()
+    assert not any("``" in sentence for sentence in sentences().values())
 
 
 def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
