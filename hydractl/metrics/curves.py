@@ -31,8 +31,8 @@ CONVENTIONS = {
     " more than 201 points those are kept that are evenly spaced along fpr + tpr.",
     "scores": "In curves, histograms of the OOD score: 40 bins of equal width, [edge_k, edge_k+1), the last one"
     " closed. Beyond the 1 % and the 99 % quantile of the ID scores they reach three times as far as these are apart,"
-    " at most to the lowest and the highest score of all data sets; the outer bins hold what lies further out. Beside them, OOD metrics by each OOD score asked for;"
-    " null where a score is constant for a single model.",
+    " at most to the lowest and the highest score of all data sets; the outer bins hold what lies further out. Beside"
+    " them, OOD metrics by each OOD score asked for; null where a score is constant for a single model.",
 }
 
 

@@ -330,4 +330,4 @@ def test_scores_of_features_that_are_not_negative_are_doubted_once(capsys: pytes
     assert "was made" not in error, "before anything is scored nothing is known of the features"
     chosen_on = ["--val", "builtin:digits/val", "--ood-val", "l=builtin:letters"]
     run("calibrate", "base.st", *chosen_on, "--ood-score", "ash,msp", "-o", "chosen.st")
-    assert capsys.readouterr().err.count("base: ash was made for features") == 1
+    assert capsys.readouterr().err.count("warning: ash was made for features") == 1
