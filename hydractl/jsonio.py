@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,25 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 _DEEPEST = 64
 """The deepest nesting of lists and objects that is read; indentation would make deeper documents huge when written."""
+
+
+MOST_BYTES = 1 << 28
+"""The most bytes of a file that is read whole: an image, a list, or a document."""
+
+
+def read_whole(path: str | Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: it cannot be read, or is longer than any file of its kind; that is found before memory is set aside.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= MOST_BYTES:
+            content = file.read(MOST_BYTES + 1) if size == 0 else file.read()  # a device has no size, and may never end
+            if len(content) <= MOST_BYTES:
+                return content
+    raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB")
 
 
 def shown(value: Any, limit: int = 60) -> str:
@@ -165,7 +186,7 @@ def read_json_file(path: str | Path) -> Any:
             raise InputError("standard input is closed")
         return parse_json(sys.stdin.buffer.read(), "standard input")
     try:
-        return parse_json(Path(path).read_bytes(), str(path))
+        return parse_json(read_whole(path), str(path))
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
     except OSError as error:

@@ -23,6 +23,7 @@ from hydractl.data.slow_images import refuse_slow
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import in_eight_bits, upright
+from hydractl.jsonio import read_whole
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".jpe", ".mpo", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif"),
@@ -104,9 +105,8 @@ class FileImages(EncodedImages):
         return printable(path)
 
     def read(self, i: int) -> bytes:
-        path = Path(self.paths[i])
         try:
-            return path.read_bytes()
+            return read_whole(self.paths[i])
         except OSError as error:
             raise self.unreadable(i, reason(error)) from error
 
@@ -256,7 +256,7 @@ def _parse_list(spec: DataSpec, file: str, name: str = "") -> list[_ListedImage]
     """
     path = Path(os.path.expanduser(file))
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_whole(path).decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -25,6 +25,7 @@ from hydractl.data.text import TEXT_QUERY, read_table
 from hydractl.data.text_rows import TextRow, TextTable
 from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.jsonio import read_whole
 
 _SETTINGS = ("image", "label")
 
@@ -304,7 +305,7 @@ class HubImages(EncodedImages):
             if not may_be_read:
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
-                content = Path(path).read_bytes()
+                content = read_whole(path)
             except OSError as error:
                 raise self.unreadable(i, reason(error)) from error
         if not content:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.errors import InputError, UsageError
-from hydractl.jsonio import Document, parse_json, shown
+from hydractl.jsonio import Document, parse_json, read_whole, shown
 
 _FOLDER = Path(__file__).parent / "classes"
 LABEL_SETS = ("imagenet", "cifar10", "cifar100", "food101", "sun397", "pets", "dtd", "eurosat", "caltech101")
@@ -360,7 +360,7 @@ def _lines_of(path: str, where: str) -> list[str]:
         InputError: if the file cannot be read.
     """
     try:
-        content = Path(os.path.expanduser(path)).read_bytes()
+        content = read_whole(os.path.expanduser(path))
     except OSError as error:
         raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
     if path.lower().endswith(".json"):

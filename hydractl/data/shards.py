@@ -19,7 +19,7 @@ from hydractl.data.base import UnreadableSample, reason
 from hydractl.data.files import IMAGE_SUFFIXES, EncodedImages, printable
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.jsonio import parse_json, shown
+from hydractl.jsonio import MOST_BYTES, parse_json, shown
 
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _MEMBER = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)")
@@ -70,6 +70,8 @@ class ShardImages(EncodedImages):
             UnreadableSample: if its tar file was removed, or is too short.
         """
         place = self._places[i]
+        if place.size > MOST_BYTES:
+            raise self.unreadable(i, f"it has more than {MOST_BYTES >> 20} MiB")
         try:
             with open(place.shard, "rb") as file:
                 file.seek(place.offset)

@@ -22,8 +22,8 @@ from hydractl.jsonio import parse_json, shown
 _GZIP = b"\x1f\x8b"
 _BOM = "\ufeff"
 
-# csv's default limit of 131,072 characters is a setting of the process; this is the largest value on every machine.
-_LONGEST_FIELD = 2**31 - 1
+_LONGEST_LINE = 1 << 26
+"""The most bytes of a line, and of a field that goes over several: a file of zeros is a single line."""
 
 _ROWS_AT_A_TIME = 1024
 
@@ -216,8 +216,8 @@ def _csv_fields(spec: DataSpec) -> Fields:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Allow fields of any length during one call. The limit is restored, because other code may rely on it."""
-    before = csv.field_size_limit(_LONGEST_FIELD)
+    """Allow long fields during one call. The limit of 131,072 characters is the process's own, and is restored."""
+    before = csv.field_size_limit(_LONGEST_LINE)
     try:
         yield
     finally:
@@ -232,12 +232,15 @@ def _numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int,
         bom: whether to remove a byte order mark at the start.
 
     Raises:
-        InputError: if the file cannot be read, or is not UTF-8 (with line and byte of the first error).
+        InputError: if the file cannot be read, has a line of more than 64 MiB, or is not UTF-8 (with line and
+            byte of the first error).
     """
     try:
         path = Path(os.path.expanduser(spec.path))
         with _open_unpacked(path) as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
+                if len(line) > _LONGEST_LINE:
+                    raise InputError(f"{spec.where}: line {number} has more than {_LONGEST_LINE >> 20} MiB")
                 text = line.decode("utf-8")
                 if bom and number == 1:
                     text = text.removeprefix(_BOM)

@@ -18,7 +18,7 @@ from hydractl.errors import HydraError, InputError, SampleError, UsageError, is_
 from hydractl.families.config_json import LibraryConfig
 from hydractl.files.checkpoint import FileTensors, ShardedTensors
 from hydractl.files.header import PICKLES
-from hydractl.jsonio import canonical_json, parse_json, shown
+from hydractl.jsonio import canonical_json, parse_json, read_whole, shown
 
 BuiltT = TypeVar("BuiltT")
 SampleT = TypeVar("SampleT")
@@ -132,7 +132,7 @@ def read_config(path: Path) -> dict[str, object] | None:
     """
     refuse_link_elsewhere(path)
     try:
-        document = parse_json(path.read_bytes(), str(path))
+        document = parse_json(read_whole(path), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:

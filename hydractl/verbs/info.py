@@ -27,7 +27,7 @@ from hydractl.files.verb_answers import (
 )
 from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
-from hydractl.jsonio import json_list, parse_json, shown
+from hydractl.jsonio import json_list, parse_json, read_whole, shown
 
 TRAINING_SCHEMA = "hydractl.training/1"
 _MOST_COMPARED = 1 << 21
@@ -52,10 +52,12 @@ def describe(path: str | Path) -> InfoAnswer:
     try:
         with open(path, "rb") as handle:
             start = handle.read(64).lstrip()
+        # A safetensors file starts with the length of its header, JSON with a brace.
+        document = read_whole(path) if start[:1] == b"{" else None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    if start[:1] == b"{":  # JSON; a safetensors file starts with the length of its header
-        return _describe_json(path)
+    if document is not None:
+        return _describe_json(path, document)
     return _describe_tensors(path, read_header(path))
 
 
@@ -89,7 +91,7 @@ _TOLD_OF_ARTEFACT = ("arch", "objective", "algorithm", "method", "budget")
 """The entries of a JSON artefact that are shown unchanged."""
 
 
-def _describe_json(path: Path) -> InfoAnswer:
+def _describe_json(path: Path, content: bytes) -> InfoAnswer:
     """Return what a JSON artefact holds.
 
     What is shown depends on its schema: the heads of a mask or a circuit, the row names of an eval or a bench, and for
@@ -98,7 +100,7 @@ def _describe_json(path: Path) -> InfoAnswer:
     Raises:
         InputError: hydractl did not write this JSON.
     """
-    document = parse_json(path.read_bytes(), str(path))
+    document = parse_json(content, str(path))
     schema = None
     if isinstance(document, dict):
         schema = document.get("schema")

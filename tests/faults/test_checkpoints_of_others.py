@@ -90,6 +90,27 @@ def test_a_kind_of_model_that_is_no_text(kind: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(107)
+def test_a_kind_of_model_that_its_class_is_not_of(tmp_path: Path) -> None:
+    folder = with_config(published("hf-vit", tmp_path / "vit"), model_type="bert")
+    assert same(opened(folder, None), opened(published("hf-vit", tmp_path / "same"), None))
+
+
+@pytest.mark.fault(107)
+def test_heads_that_do_not_divide_the_width(tmp_path: Path) -> None:
+    folder = with_config(published("electra", tmp_path / "electra"), num_attention_heads=5)
+    with pytest.raises(InputError, match="ElectraAttention has 5 attention heads for a width of 24"):
+        open_source(str(folder))
+
+
+@pytest.mark.fault(93)
+def test_layers_without_tensors(tmp_path: Path) -> None:
+    """Each takes a library milliseconds, however small it is."""
+    folder = with_config(published("llama", tmp_path / "llama"), num_hidden_layers=255)
+    with pytest.raises(InputError, match="asks for 2,298 tensors, and 30 are stored"):
+        open_source(str(folder))
+
+
+@pytest.mark.fault(107)
 def test_a_processor_that_leaves_pixels_as_they_are(tmp_path: Path) -> None:
     folder = published("hf-vit", tmp_path / "vit")
     processor = {"image_processor_type": "ViTImageProcessor", "do_rescale": False, "do_normalize": False}

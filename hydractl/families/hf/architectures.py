@@ -349,6 +349,8 @@ def drawn_model(config: LibraryConfig) -> Any:
     # Build the model. For a body, the parts of the classifier that it lacks become identities.
     model_class = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
+        # The class decides. The type that a file names may be another, which would choose how inputs are prepared.
+        settings["model_type"] = model_class.config_class.model_type
         library_config = model_class.config_class.from_dict(settings)
         _check_config(library_config, name)
         attends_by = implementation(model_class)

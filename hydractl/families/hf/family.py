@@ -532,6 +532,9 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
         tower_name: its name, as in :attr:`hydractl.heads.mask.Site.tower`.
         layer_path: dotted name of the layer in the encoder, e.g. ``encoder.layer.0``.
         layer: the module of the layer.
+
+    Raises:
+        InputError: the width is no multiple of the heads.
     """
     layout = tower.layout
     config = tower.base.config
@@ -552,6 +555,8 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
         width, d_model = out_weight.shape
     else:
         d_model, width = out_weight.shape
+    if width % heads:  # some classes of the library cut such heads off silently
+        raise InputError(f"{type(block).__name__} has {heads} attention heads for a width of {width}")
 
     path = f"{tower.prefix}.{layer_path}"
     if layout.block:

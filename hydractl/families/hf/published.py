@@ -59,6 +59,7 @@ _PROCESSORS = {
 _MOST_TIMES = 4
 """A model may be so many times as large as its weights, whose heads may have been cut out."""
 _FEW_PARAMETERS = 1 << 24
+_FEW_TENSORS = 1000
 # The beginnings of the names of tensors that belong to the head of another task. Poolers are included: a pooler appears
 # here only if the classifier of the same encoder has none.
 _OTHER_TASKS = (
@@ -123,7 +124,7 @@ def converted_weights(
             larger than the weights.
     """
     infos = {name: weights.info(name) for name in weights.names()}
-    _check_size(model, infos.values(), folder)
+    _check_size(model, list(infos.values()), folder)
     dtypes_in_file = {info.dtype for info in infos.values()}
     is_body = not model.config.num_labels
     loaded_model, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
@@ -170,8 +171,10 @@ def converted_weights(
     return DictTensors(tensors), left_out
 
 
-def _check_size(model: Any, infos: Iterable[TensorInfo], folder: Path) -> None:
+def _check_size(model: Any, infos: Sequence[TensorInfo], folder: Path) -> None:
     """Raise an error if a model is far larger than the weights of its folder: transformers draws what it misses.
+
+    It is so by its parameters, or by the number of its tensors, each of which takes the library milliseconds.
 
     Args:
         model: transformers' model on the meta device.
@@ -179,16 +182,20 @@ def _check_size(model: Any, infos: Iterable[TensorInfo], folder: Path) -> None:
         folder: for the message.
 
     Raises:
-        InputError: with both numbers of parameters.
+        InputError: with both numbers.
     """
+    sizes = [parameter.numel() for parameter in model.parameters()]
     stored = sum(math.prod(info.shape) for info in infos)
-    asked = sum(parameter.numel() for parameter in model.parameters())
-    if asked > max(_MOST_TIMES * stored, _FEW_PARAMETERS):
-        kind = type(model).__name__
-        raise InputError(
-            f"{folder} does not hold the weights of {kind}: its configuration asks for {asked:,} parameters, and "
-            f"{stored:,} are stored"
-        )
+    counts = [
+        (sum(sizes), stored, _FEW_PARAMETERS, "parameters"),
+        (len(sizes), len(infos), _FEW_TENSORS, "tensors"),
+    ]
+    for asked, there, few, things in counts:
+        if asked > max(_MOST_TIMES * there, few):
+            raise InputError(
+                f"{folder} does not hold the weights of {type(model).__name__}: its configuration asks for "
+                f"{asked:,} {things}, and {there:,} are stored"
+            )
 
 
 def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tuple[Any, Any]:
