@@ -21,18 +21,13 @@ from hydractl.api.options import (
     Seed,
     WholeLastBlock,
 )
-from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.requiring import Required, requiring
 from hydractl.api.verb import verb
-from hydractl.expressions.models import ModelRef
 from hydractl.options.call import (
     Problems,
-    all_checked,
     current,
     filled,
-    integers,
     log,
-    text_or_none,
-    texts,
     where,
 )
 from hydractl.options.signature import opt
@@ -128,6 +123,7 @@ def bench(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
+    values = current().values
     with Problems() as problems:
         if compile_mode is not None and not compile:
             problems.add(f"--compile-mode{where('compile_mode')} needs --compile")
@@ -137,23 +133,22 @@ def bench(
     from hydractl.verbs.bench import run
     from hydractl.verbs.opening import opening_options
 
-    values = current().values
     outcome = run(
-        all_checked(ModelRef, models),
+        values["model"],
         opening_options(values),
         filled(
             BenchOptions,
             values,
-            batch_sizes=integers(batch_size),
-            dtypes=texts(dtype),
+            batch_sizes=values["batch_size"],
+            dtypes=values["dtype"],
             compile_mode=(compile_mode or "default") if compile else None,
         ),
-        compare=texts(compare),
+        compare=values["compare"],
         unequal_inputs=unequal_inputs,
         whole_last_block=whole_last_block,
-        requirements=requirements(require),
+        requirements=values["require"],
         device=device,
-        output=text_or_none(output),
+        output=values["output"],
         force=force,
         dry_run=dry_run,
         log=log(),

@@ -42,17 +42,14 @@ from hydractl.api.validating import (
 )
 from hydractl.api.values import Data, JsonDocument, Path
 from hydractl.api.verb import verb
-from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.metrics.requested import Threshold
 from hydractl.options.call import (
     Problems,
-    checked,
     current,
     filled,
     log,
-    texts,
 )
 from hydractl.options.signature import opt
 
@@ -148,8 +145,9 @@ def calibrate(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    scores = texts(ood_score)
     call = current()
+    values = call.values
+    scores = values["ood_score"]
     with Problems() as problems:
         add_problems_of_validation(problems)
         if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal", "calibration"))):
@@ -169,19 +167,19 @@ def calibrate(
     from hydractl.verbs.calibrate import run
     from hydractl.verbs.opening import opening_options
 
-    path, folder = place_of_model(output, "calibrated.st")
+    path, folder = place_of_model("calibrated.st")
     options = filled(
         EvalOptions,
-        call.values,
-        run=filled(EvalRunOptions, call.values),
-        data=filled(DataOptions, call.values, test=None),
-        fit=filled(FitOptions, call.values, scores=ScoreOptions.of(scores)),
-        calibrations=texts(calibration),
+        values,
+        run=filled(EvalRunOptions, values),
+        data=filled(DataOptions, values, test=None),
+        fit=filled(FitOptions, values, scores=ScoreOptions.of(scores)),
+        calibrations=values["calibration"],
         output=path,
     )
     outcome = run(
-        checked(ModelRef, model),
-        opening_options(call.values),
+        values["model"][0],
+        opening_options(values),
         options,
         note=note,
         dry_run=dry_run,

@@ -26,7 +26,7 @@ from hydractl.api.options import (
     Workers,
     io,
 )
-from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.requiring import Required, requiring
 from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
@@ -58,18 +58,14 @@ from hydractl.expressions.data_sets import (
     corruptions_asked_for,
     parse_ood_suite,
 )
-from hydractl.expressions.models import ModelRef
 from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.requested import Threshold
 from hydractl.options.call import (
     Problems,
-    all_checked,
     current,
     filled,
     log,
-    text_or_none,
-    texts,
     where,
 )
 from hydractl.options.option import ends_in
@@ -254,9 +250,10 @@ def evaluate(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    scores = texts(ood_score)
-    keeps_logits = (text_or_none(predictions) or "").endswith(".st")
     call = current()
+    values = call.values
+    scores = values["ood_score"]
+    keeps_logits = (values["predictions"] or "").endswith(".st")
     with Problems() as problems:
         add_problems_of_validation(problems)
         problems.goes_with("passes", "mc_dropout")
@@ -271,7 +268,7 @@ def evaluate(
         # Further data sets.
         if ood_suite is not None and not call.given("ood_root"):
             problems.add(f"--ood-suite {ood_suite} needs --ood-root, the folder of its data")
-        _add_problems_of_corruptions(problems, texts(corruptions))
+        _add_problems_of_corruptions(problems, values["corruptions"])
 
         # Only an .st file keeps logits, which a later command can resume.
         if resume and not keeps_logits:
@@ -294,23 +291,23 @@ def evaluate(
     dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed)
     data = filled(
         DataOptions,
-        call.values,
-        corruptions=corruptions_asked_for(texts(corruptions), with_frost=photographs is not None),
+        values,
+        corruptions=corruptions_asked_for(values["corruptions"], with_frost=photographs is not None),
         suite=None if ood_suite is None else parse_ood_suite(ood_suite),
-        suite_root=text_or_none(ood_root) or "",
+        suite_root=values["ood_root"] or "",
     )
     options = filled(
         EvalOptions,
-        call.values,
-        run=filled(EvalRunOptions, call.values, dropout=dropout),
+        values,
+        run=filled(EvalRunOptions, values, dropout=dropout),
         data=data,
-        fit=filled(FitOptions, call.values, scores=ScoreOptions.of(scores)),
-        calibrations=texts(calibration),
-        requirements=requirements(require),
+        fit=filled(FitOptions, values, scores=ScoreOptions.of(scores)),
+        calibrations=values["calibration"],
+        requirements=values["require"],
     )
     outcome = run(
-        all_checked(ModelRef, models),
-        opening_options(call.values),
+        values["model"],
+        opening_options(values),
         options,
         dry_run=dry_run,
         log=log(),

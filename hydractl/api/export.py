@@ -20,8 +20,7 @@ from hydractl.api.options import (
     Seed,
 )
 from hydractl.api.verb import verb
-from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, checked, current, log, text_or_none, texts
+from hydractl.options.call import Problems, current, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -78,6 +77,7 @@ def export(
         UsageError, InputError: the model cannot be exported, or the ending names no format.
         OutputError: a file exists, and ``force`` is not set.
     """
+    values = current().values
     with Problems():
         pass  # all rules are of single options
 
@@ -86,11 +86,11 @@ def export(
     from hydractl.verbs.opening import opening_options
 
     outcome = run(
-        checked(ModelRef, model),
-        opening_options(current().values, bodies=True),
-        formats=texts(format),
+        values["model"][0],
+        opening_options(values, bodies=True),
+        formats=values["format"],
         graph_input=input,
-        output=text_or_none(output) if path is None else os.fspath(path),
+        output=values["output"] if path is None else os.fspath(path),
         seed=seed,
         force=force,
         dry_run=dry_run,

@@ -28,17 +28,11 @@ from hydractl.api.options import (
 )
 from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
-from hydractl.expressions.data_sets import DataSpec
-from hydractl.expressions.models import ModelRef
 from hydractl.options.call import (
     Problems,
-    all_checked,
-    checked,
     current,
     filled,
     log,
-    text_or_none,
-    texts,
     to_stdout,
     where,
 )
@@ -189,10 +183,11 @@ def extract_circuit(
         UsageError, InputError: an option, a file, a data set or the model is wrong.
     """
     given = current().given
+    values = current().values
     is_headmap = algorithm == "headmap"
-    objectives = texts(objective) or ["nll" if is_headmap else "avg"]
-    val_sets = all_checked(DataSpec, val)
-    ood_val_sets = all_checked(DataSpec, ood_val)
+    objectives = values["objective"] or ["nll" if is_headmap else "avg"]
+    val_sets = values["val"]
+    ood_val_sets = values["ood_val"]
     with Problems() as problems:
         if is_headmap:  # a single pass
             problems.unused("approx", "max_drop", because="algorithm")
@@ -228,13 +223,12 @@ def extract_circuit(
     from hydractl.verbs.opening import opening_options
 
     # Several circuits are always written to files; for a program that names none, to a folder that is removed here.
-    path, folder = text_or_none(output), None
+    path, folder = values["output"], None
     if len(objectives) > 1:
-        path, folder = place_of_model(output, "circuit.json")
-    values = current().values
+        path, folder = place_of_model("circuit.json")
     options = filled(SearchOptions, values, objective=objectives)
     outcome = run(
-        checked(ModelRef, model),
+        values["model"][0],
         opening_options(values),
         options,
         timeout=timeout,

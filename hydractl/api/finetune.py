@@ -31,10 +31,9 @@ from hydractl.api.options import (
 from hydractl.api.values import Data, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
-from hydractl.expressions.models import ModelRef
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.methods.base import FinetuneRequest
-from hydractl.options.call import Call, Problems, all_checked, current, filled, text_or_none, texts, where
+from hydractl.options.call import Call, Problems, current, filled, where
 from hydractl.options.option import Option
 from hydractl.options.signature import opt
 from hydractl.options.sources import RECIPE, Given
@@ -408,8 +407,9 @@ def finetune(
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     call = current()
-    models = all_checked(ModelRef, model)
-    method: MethodOptions | None = call.values["ensemble"]
+    values = call.values
+    models = values["model"]
+    method: MethodOptions | None = values["ensemble"]
     trainings = len(models) * (1 if method is None else method.trainings)
     new_head = reset_head or init == "head"
     if trainings > 1 and on_log is not None:
@@ -431,11 +431,11 @@ def finetune(
         problems.goes_with("patience", "val")
         if classes is not None and not new_head:
             problems.add(f"--classes{where('classes')} needs --reset-head or --init head")
-        if len(call.values["lr"]) > 1 and not call.given("val"):
+        if len(values["lr"]) > 1 and not call.given("val"):
             problems.add(f"several values of --lr{where('lr')} need --val, which selects among them")
         if len(betas) != 2:
             problems.add(f"betas takes two numbers, not {len(betas)}{where('betas')}")
-        kinds = [item.partition(":")[0] for item in texts(augment)]
+        kinds = [item.partition(":")[0] for item in values["augment"]]
         repeated = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if repeated:
             problems.add(f"--augment lists {', '.join(repeated)} twice{where('augment')}")
@@ -455,13 +455,12 @@ def finetune(
     from hydractl.verbs.opening import opening_options
 
     # The names of --labels are those of a new classifier, and not of the model that is opened.
-    opening = opening_options(call.values, bodies=method is None or method.trains)
+    opening = opening_options(values, bodies=method is None or method.trains)
     names_of_new_head = None
     if new_head:
         names_of_new_head = tuple(opening.labels or ()) or None
         opening = replace(opening, labels=None)
     first_beta, second_beta = betas
-    values = call.values
     options = filled(
         TrainOptions,
         values,
@@ -475,10 +474,10 @@ def finetune(
     )
     in_effect = {}
     for option in recipe_options():
-        value = call.values[option.name]
+        value = values[option.name]
         value = str(value) if isinstance(value, MethodOptions) else value
         in_effect[option.name] = RecipeSetting(value=value, source=call.sources[option.name])
-    path, folder = place_of_model(output, "" if len(models) > 1 else "tuned.st")
+    path, folder = place_of_model("" if len(models) > 1 else "tuned.st")
     request = filled(
         TrainingRequest,
         values,
@@ -486,7 +485,7 @@ def finetune(
         opening=opening,
         options=options,
         output=path,
-        log_file=text_or_none(log),
+        log_file=values["log"],
         recipe=in_effect,
         notes=call.notes,
     )

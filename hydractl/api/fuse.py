@@ -20,8 +20,7 @@ from hydractl.api.options import (
     Seed,
 )
 from hydractl.api.verb import verb
-from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, all_checked, current, log, texts, where
+from hydractl.options.call import Problems, current, log, where
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -70,7 +69,8 @@ def fuse(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    parts = texts(merge)
+    values = current().values
+    parts = values["merge"]
     with Problems() as problems:
         for word in ("none", "auto"):
             if word in parts and len(parts) > 1:
@@ -81,10 +81,10 @@ def fuse(
     from hydractl.verbs.fuse import run
     from hydractl.verbs.opening import opening_options
 
-    path, folder = place_of_model(output, "hydra.st")
+    path, folder = place_of_model("hydra.st")
     outcome = run(
-        all_checked(ModelRef, models),
-        opening_options(current().values, bodies=True),
+        values["model"],
+        opening_options(values, bodies=True),
         merge=[] if parts == ["none"] else parts,
         output=path,
         seed=seed,

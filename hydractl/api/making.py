@@ -10,24 +10,23 @@ from typing import TYPE_CHECKING, Any, cast
 from hydractl.api.results import Result
 from hydractl.errors import UsageError
 from hydractl.files.calibrate_answer import CalibrateAnswer
-from hydractl.options.call import current, text_or_none
+from hydractl.options.call import current
 from hydractl.verbs.outcome import Outcome
 
 if TYPE_CHECKING:
     from hydractl.api.models import Folder, Model
 
 
-def place_of_model(output: object, name: str) -> tuple[str | None, Folder | None]:
+def place_of_model(name: str) -> tuple[str | None, Folder | None]:
     """Return where a verb that makes a model writes it: a program that names no place gets a temporary folder.
 
     Args:
-        output: the argument ``output`` of the call that runs.
         name: the name of the file in the temporary folder; empty for the folder itself.
 
     Returns:
         The path, None for that of the command line, which names it after the model; and the folder, if there is one.
     """
-    path = text_or_none(output)
+    path: str | None = current().values["output"]
     if path is not None or not current().from_python:
         return path, None
     folder: Folder = _models().Folder()

@@ -23,12 +23,10 @@ from hydractl.api.options import (
     Workers,
     io,
 )
-from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.requiring import Required, requiring
 from hydractl.api.values import Path
 from hydractl.api.verb import verb
-from hydractl.expressions.data_sets import DataSpec
-from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, all_checked, checked, current, filled, log, text_or_none, where
+from hydractl.options.call import Problems, current, filled, log, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -117,9 +115,10 @@ def predict(
         RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    models = all_checked(ModelRef, model)  # a command line has the INPUTs behind the MODEL
+    values = current().values
+    models = values["model"]  # a command line has the INPUTs behind the MODEL
     inputs = [item.text for item in models[1:]]
-    path = text_or_none(output)
+    path = values["output"]
     if path == "-":
         path = None
     with Problems() as problems:
@@ -142,16 +141,15 @@ def predict(
     from hydractl.verbs.opening import opening_options
     from hydractl.verbs.predict import run
 
-    values = current().values
     outcome = run(
         models[0],
-        inputs or [checked(DataSpec, data)],
+        inputs or [values["data"]],
         opening_options(values),
         filled(
             PredictOptions,
             values,
             run=filled(EvalRunOptions, values),
-            requirements=requirements(require),
+            requirements=values["require"],
             output=path,
         ),
         dry_run=dry_run,

@@ -42,8 +42,7 @@ from hydractl.api.values import Data, JsonDocument
 from hydractl.api.verb import verb
 from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
 from hydractl.criteria.weights import WEIGHT_CRITERIA
-from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, checked, current, filled, log
+from hydractl.options.call import Problems, current, filled, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -198,6 +197,7 @@ def prune(
     criterion = method if isinstance(method, AnyCriterion) else None
     reads_data = criterion is not None and criterion.needs_data
     reads_no_data = criterion is not None and not criterion.needs_data
+    values = current().values
     with Problems() as problems:
         # What decides, and which options then have no effect.
         if given("weights"):
@@ -269,14 +269,13 @@ def prune(
     from hydractl.verbs.prune_weights import run as prune_weights
 
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
-    values = current().values
     opening = replace(opening_options(values, bodies=True), max_length=None)
     on = filled(Measuring, values, verb="prune")
-    path, folder = place_of_model(output, "pruned.st")
+    path, folder = place_of_model("pruned.st")
     if weights is not None:
         assert criterion is not None
         outcome = prune_weights(
-            checked(ModelRef, model),
+            values["model"][0],
             opening,
             method=criterion.name,
             share=weights,
@@ -294,7 +293,7 @@ def prune(
     heads = criterion if isinstance(criterion, Criterion) else None
     wanted = filled(Selection, values, criterion=heads, on=on, reads_weights=not dry_run)
     outcome = prune_heads(
-        checked(ModelRef, model), opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
+        values["model"][0], opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
     )
     return made(outcome, folder)
 

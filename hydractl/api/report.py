@@ -7,11 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hydractl.api.options import Config, DryRun, Force, Output, io
-from hydractl.api.requiring import Required, requirements, requiring
+from hydractl.api.requiring import Required, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
-from hydractl.jsonio import Document
-from hydractl.options.call import Call, Problems, all_checked, current, filled, log, text_or_none, where
+from hydractl.options.call import Call, Problems, current, filled, log, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -93,6 +92,7 @@ def make_report(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
+    values = current().values
     with Problems() as problems:
         if output is not None and over is None:
             problems.add(f"--output{where('output')} needs --over: only means are a new document")
@@ -102,11 +102,11 @@ def make_report(
     from hydractl.verbs.report import run
 
     outcome = run(
-        all_checked(Document, documents),
-        filled(ReportOptions, current().values),
+        values["model"],
+        filled(ReportOptions, values),
         over=over,
-        requirements=requirements(require),
-        output=text_or_none(output),
+        requirements=values["require"],
+        output=values["output"],
         dry_run=dry_run,
         log=log(),
     )

@@ -16,9 +16,3 @@ Required: TypeAlias = str | Sequence[str]
 def requiring(help: str, *, group: str) -> Option:
     """Return the option ``--require`` of a verb, with the help and the heading that are the verb's own."""
     return opt(help, group=group, metavar="EXPR", type=Requirement, reads=parse_requirement, often=True)
-
-
-def requirements(require: object) -> list[Requirement]:
-    """Return the requirements that the argument is once it is read; empty if it is left out."""
-    assert isinstance(require, list)
-    return require

@@ -27,8 +27,7 @@ from hydractl.api.options import (
 )
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, read_criterion
-from hydractl.expressions.models import ModelRef
-from hydractl.options.call import Problems, checked, current, filled, log, text_or_none, to_stdout
+from hydractl.options.call import Problems, current, filled, log, to_stdout
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ def score(
         UsageError, InputError: an option, a file, a data set or the model is wrong.
         NonFiniteError: a score is not finite.
     """
+    values = current().values
     criterion = method if isinstance(method, Criterion) else None
     reads_no_data = criterion is not None and not criterion.needs_data
     with Problems() as problems:
@@ -112,13 +112,12 @@ def score(
     from hydractl.verbs.score import run
 
     assert criterion is not None
-    values = current().values
     on = filled(Measuring, values, verb="score")
     outcome = run(
-        checked(ModelRef, model),
+        values["model"][0],
         opening_options(values, bodies=True),
         filled(Scoring, values, criterion=criterion, order=order or "one-shot", on=on),
-        output=text_or_none(output),
+        output=values["output"],
         to_stdout=to_stdout(),
         force=force,
         dry_run=dry_run,

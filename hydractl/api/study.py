@@ -28,11 +28,10 @@ from hydractl.api.options import (
 from hydractl.api.validating import OnBad
 from hydractl.api.values import Data, NamedData, Path
 from hydractl.api.verb import verb
-from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
-from hydractl.expressions.models import ModelRef
+from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.metrics.requested import Threshold
-from hydractl.options.call import Problems, checked, current, filled, log, text_or_none, texts, where
+from hydractl.options.call import Problems, current, filled, log, where
 from hydractl.options.signature import opt
 from hydractl.studies.plan import SHARED
 from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study, share_of_id
@@ -205,13 +204,14 @@ def study(
     Raises:
         OutputError: the folder belongs to another study.
     """
+    values = current().values
     with Problems() as problems:
         problems.needs("val")
         problems.needs("test")
         problems.twice_named("ood_val")
         problems.twice_named("ood")
         problems.goes_with("negative_words", "ood_score")
-        for name in texts(ood_score):
+        for name in values["ood_score"]:
             if ON_FEATURES.get(name) == "words" and negative_words is None:
                 problems.add(f"--ood-score {name}{where('ood_score')} needs --negative-words FILE")
 
@@ -220,17 +220,16 @@ def study(
     from hydractl.verbs.study import run
 
     # Without OOD data some are made of the ID data, and the score is chosen blind.
-    made_of_test = checked(DataSpec, test).with_setting(f"ood={AUTO}").under(f"--ood {AUTO}")
-    values = current().values
+    made_of_test = values["test"].with_setting(f"ood={AUTO}").under(f"--ood {AUTO}")
     request = filled(
         StudyRequest,
         values,
-        model=checked(ModelRef, model),
+        model=values["model"][0],
         ood_val=values["ood_val"] or [ood_val_of_study("--ood-val", AUTO)],
         ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
         decisive=decisive_settings(values),
         given=current().given_of(SHARED),
     )
     opening = opening_options(values)
-    outcome = run(request, opening, output=text_or_none(output), dry_run=dry_run, log=log())
+    outcome = run(request, opening, output=values["output"], dry_run=dry_run, log=log())
     return outcome.returned(Study)

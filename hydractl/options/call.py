@@ -303,41 +303,6 @@ def gather_arguments(declared: Declared, arguments: Mapping[str, object]) -> Cal
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-# What a type checker knows of a parameter is what a caller may pass. What the function gets has been read.
-
-
-def text(value: object) -> str:
-    """Return the text that an argument is once it is read, such as a path."""
-    return checked(str, value)
-
-
-def text_or_none(value: object) -> str | None:
-    """Return :func:`text` of an argument that may be left out."""
-    return checked_or_none(str, value)
-
-
-def texts(values: object) -> list[str]:
-    """Return the texts that an argument is once it is read, if it may be several; empty if it is left out."""
-    return all_checked(str, values)
-
-
-def checked(kind: type[Kind], value: object) -> Kind:
-    """Return what an argument is once it is read: a text, a model, a data set or a document."""
-    assert isinstance(value, kind)
-    return value
-
-
-def checked_or_none(kind: type[Kind], value: object) -> Kind | None:
-    """Return :func:`checked` of an argument that may be left out."""
-    if value is None:
-        return None
-    return checked(kind, value)
-
-
-def all_checked(kind: type[Kind], values: object) -> list[Kind]:
-    """Return what an argument is once it is read, if it may be several; empty if it is left out."""
-    assert isinstance(values, list)
-    return [checked(kind, value) for value in values]
 
 
 def filled(kind: type[Kind], values: Mapping[str, Any], **others: object) -> Kind:
@@ -350,12 +315,6 @@ def filled(kind: type[Kind], values: Mapping[str, Any], **others: object) -> Kin
     """
     names = [field.name for field in fields(cast(Any, kind)) if field.name in values]
     return kind(**{**{name: values[name] for name in names}, **others})
-
-
-def integers(values: object) -> list[int]:
-    """Return the whole numbers that an argument is once it is read, if it may be several."""
-    assert isinstance(values, list)
-    return values
 
 
 # --- rules between options --------------------------------------------------------------------------------------------
