@@ -96,7 +96,7 @@ def recipe_options() -> Iterator[Option]:
 
 def _settle(call: Call) -> None:
     """Fill in the recipe and three epochs where no length is given, and set aside what then has no effect."""
-    if call.values["recipe"] is not None and "recipe" not in call.unread:
+    if call.values["recipe"] is not None and "recipe" not in call.wrong:
         _take_recipe(call, str(call.values["recipe"]))
     if not call.given("epochs") and not call.given("steps"):
         call.values["epochs"] = 3
@@ -123,7 +123,7 @@ def _take_recipe(call: Call, recipe: str) -> None:
         has_length = call.rank("epochs") > RECIPE or call.rank("steps") > RECIPE
         if call.rank(option.name) or (is_length and has_length):
             continue
-        call.add_text(option, Given(raw, f"recipe {recipe}", RECIPE))
+        call.add(option, Given(raw, f"recipe {recipe}", RECIPE))
 
     if call.given("val"):
         return
@@ -497,7 +497,7 @@ def _check_captions(problems: Problems, train: object, loss: str) -> None:
     call = current()
     spec = str(train or "")
     has_captions = spec.startswith(CAPTIONS)
-    if has_captions and loss != "contrastive" and "loss" not in call.unread:
+    if has_captions and loss != "contrastive" and "loss" not in call.wrong:
         problems.add(f"--train {spec}{where('train')}: captions need --loss contrastive")
     if spec and loss == "contrastive" and not has_captions:
         problems.add(f"--loss contrastive{where('loss')} needs pairs of images and captions: --train {CAPTIONS}FILE")

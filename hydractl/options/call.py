@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -49,12 +50,11 @@ class Call:
 
     Attributes:
         declared: the verb.
-        values: the value of each option, by name; one that was not given, or could not be read, has its default.
+        values: the value of each option, by name; one that was not given, or is wrong, has its default.
         sources: where each value came from: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep`` or ``default``.
         ranks: the rank of each option's source, by name, without defaults.
-        unread: options whose given value could not be read; nothing more is reported about them.
+        wrong: the problems of each option whose value cannot be read or breaks a rule; nothing more is reported of it.
         problems: the problems of the sources.
-        complaints: by option, the rules that its value breaks.
         notes: sentences about values that were passed over, for the log.
         log: the log of the call.
         from_python: whether a Python program calls, and no command line.
@@ -65,9 +65,8 @@ class Call:
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
-    unread: set[str] = field(default_factory=set)
+    wrong: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    complaints: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     from_python: bool = False
@@ -99,8 +98,8 @@ class Call:
         return self.ranks.get(name, 0)
 
     def given(self, name: str) -> bool:
-        """Return whether the option has a value, even one that could not be read."""
-        if name in self.unread:
+        """Return whether the option has a value, even a wrong one."""
+        if name in self.wrong:
             return True
         value = self.values[name]
         return value is not None and not (isinstance(value, list) and not value)
@@ -125,12 +124,12 @@ class Call:
         for name in names:
             if not self.of_this_verb(name):
                 self.values[name] = self.option(name).fresh_default()
-                self.complaints.pop(name, None)
+                self.wrong.pop(name, None)
 
     def put_back(self, name: str, because: str) -> None:
         """Give an option its default again, and say in ``sources`` which other option set it aside."""
         self.values[name] = self.option(name).fresh_default()
-        self.complaints.pop(name, None)
+        self.wrong.pop(name, None)
         source_before = self.sources[name]
         self.sources[name] = f"default, as {self.label(because)} sets aside {source_before}"
         del self.ranks[name]
@@ -140,14 +139,16 @@ class Call:
 
         An option is a problem if it was given to this verb, in a source that ranks as high as that of the other.
         """
-        if because in self.unread or self.complaints.get(because):
+        if because in self.wrong:
             return []  # the misspelt value is reported by itself, and that is enough
         problems = []
         for name in names:
             rank = self.rank(name)
-            if name in self.unread or not rank:
+            if not rank:
                 continue
             if rank >= VERB_KEY and rank >= self.rank(because):
+                if name in self.wrong:
+                    continue
                 cause = _with_value(self, because)
                 problems.append(f"{self.label(name)} has no effect with {cause}{self.where(name)}")
             else:
@@ -166,42 +167,34 @@ class Call:
 
     # --- gathering values ---------------------------------------------------------------------------------------------
 
-    def add_text(self, option: Option, given: Given) -> None:
-        """Read the text of an option and take its value; a text that cannot be read is a problem."""
-        name = option.name
-        self.sources[name] = given.source
-        self.ranks[name] = given.rank
-        try:
-            value = option.read(given.raw)
-        except ValueError as error:
-            self.unread.add(name)
-            self.problems += [f"{option.label} {problem} ({given.source})" for problem in error.args]
-            return
-        self.values[name] = value
-        where = self.where(name)
-        self.complaints[name] = [f"{option.label} {complaint}{where}" for complaint in option.complaints(value)]
+    def add(self, option: Option, given: Given, *, of_program: bool = False) -> None:
+        """Take what was given for an option as its value; what cannot be read or breaks a rule is a problem.
 
-    def add_argument(self, option: Option, argument: object) -> None:
-        """Take the argument of a Python call; broken rules become problems such as ``keep=3.5: must be ...``."""
-        self.sources[option.name] = "flag"
-        self.ranks[option.name] = FLAG
+        Args:
+            option: the option.
+            given: a text with its source, or the argument of a Python call.
+            of_program: whether it is an argument; problems are then worded as ``keep=3.5: must be ...``.
+        """
+        self.sources[option.name] = given.source
+        self.ranks[option.name] = given.rank
+        shown_before = [given.raw]
         try:
-            value = option.read(argument, of_program=True)
+            value = option.read(given.raw, of_program=of_program)
+            shown_before += [value, *(value if option.many else [])]
             complaints = option.complaints(value)
         except ValueError as error:
             complaints = list(error.args)
-        else:
+        if not complaints:
             self.values[option.name] = value
-        if complaints:
-            self.unread.add(option.name)
-        # The problem begins with the argument, so a rule need not repeat it in ", not ARGUMENT".
-        shown_before = [argument, self.values[option.name]]
-        if option.many:
-            shown_before += self.values[option.name]
+            return
+        if not of_program:
+            self.wrong[option.name] = [f"{option.label} {complaint} ({given.source})" for complaint in complaints]
+            return
+        self.wrong[option.name] = []
         for complaint in complaints:
-            for value in shown_before:
-                complaint = complaint.replace(f", not {value!r}", "")
-            self.problems.append(f"{option.name}={shown(argument)}: {complaint}")
+            for shown_value in shown_before:  # so a rule need not repeat it in ", not ARGUMENT"
+                complaint = complaint.replace(f", not {shown_value!r}", "")
+            self.wrong[option.name].append(f"{option.name}={shown(given.raw)}: {complaint}")
 
     def run(self, further: Mapping[str, Any] | None = None) -> Any:
         """Call the function of the verb, with what it takes beside its options; return its result.
@@ -282,13 +275,13 @@ def gather(
         call.values[option.name] = option.fresh_default()
         call.sources[option.name] = "default"  # a value that is added replaces this
         if option.name in arguments:
-            call.add_argument(option, arguments[option.name])
+            call.add(option, Given(arguments[option.name], "flag", FLAG), of_program=True)
             continue
         if option.flag_only and environ.get(option.variable):
             call.problems.append(not_a_default(option.variable, option.key))
         text = deciding_text(option, declared.verb, flags, environ, config)
         if text is not None:
-            call.add_text(option, text)
+            call.add(option, text)
             call.problems += paths_out_of_folder(option, text, call.values[option.name], config)
     return call
 
@@ -337,10 +330,7 @@ class Problems:
         if kind is not None:
             return
         call = self._call
-        problems = list(call.problems)
-        for name, complaints in call.complaints.items():
-            if name not in call.unread:
-                problems += complaints
+        problems = [*call.problems, *chain.from_iterable(call.wrong.values())]
         problems += _model_problems(call)
         problems += _output_problems(call)
         raise_problems(call.verb, problems + self._between)
@@ -425,7 +415,7 @@ def _with_value(call: Call, name: str) -> str:
 def _model_problems(call: Call) -> list[str]:
     """Return a problem if no MODEL is named, or several are and the verb takes one."""
     option = call.declared.model
-    if option.name in call.unread:
+    if option.name in call.wrong:
         return []
     models = call.values[option.name]
     if not models:

@@ -26,12 +26,12 @@ class Given(NamedTuple):
     """A text that was given for an option.
 
     Attributes:
-        raw: the text.
+        raw: the text, or the argument of a Python call.
         source: where it was given: ``flag``, the name of a variable, or the file and the key in it.
         rank: the rank of that source; a higher one wins.
     """
 
-    raw: Raw
+    raw: Any
     source: str
     rank: int
 
