@@ -56,12 +56,7 @@ def inputs_of(options: Sequence[Option], values: Mapping[str, Any], *, writes_mo
 def _texts(value: Any) -> list[str]:
     """Return the texts that an option was given, without objects of a program."""
     values = value if isinstance(value, list) else [value]
-    texts = []
-    for item in values:
-        names_file = hasattr(item, "held") and item.held is None
-        if isinstance(item, str) or names_file:
-            texts.append(str(item))
-    return texts
+    return [str(item) for item in values if isinstance(item, str) or getattr(item, "held", item) is None]
 
 
 def _paths_in(text: str, *, has_members: bool) -> Iterator[str]:
@@ -74,20 +69,14 @@ def _paths_in(text: str, *, has_members: bool) -> Iterator[str]:
         text: the value.
         has_members: whether it may also be ``A+B``, members of one ensemble.
     """
-    # The readings of "test=hf:./a": the text itself, "hf:./a", "./a", and "./a" again.
-    _, _, unnamed = text.partition("=")
-    _, _, without_scheme = text.partition(":")
-    _, _, unnamed_without_scheme = unnamed.partition(":")
-    readings = [text, unnamed, without_scheme, unnamed_without_scheme]
-
-    # Each reading may be followed by options, and may consist of members.
-    readings_without_options = [reading.partition("?")[0] for reading in readings]
-    candidates = readings + readings_without_options
+    # The readings of "test=hf:./a": the text itself, "hf:./a", "./a", and "./a" again. Each may be followed by options,
+    # and may consist of members.
+    candidates = [text]
+    for sign in "=:":
+        candidates += [candidate.partition(sign)[2] for candidate in candidates]
+    candidates += [candidate.partition("?")[0] for candidate in candidates]
     if has_members:
-        members: list[str] = []
-        for candidate in candidates:
-            members += candidate.split("+")
-        candidates += members
+        candidates += "+".join(candidates).split("+")
 
     for candidate in dict.fromkeys(candidates):
         is_path = candidate not in ("", "-")
