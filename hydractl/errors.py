@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 INTERRUPTED = 130
@@ -105,25 +105,21 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that a wrong word begins, or else is spelled most like; None if none is similar."""
+def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
+    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing if no known word is similar.
+
+    Args:
+        word: what was written.
+        known: the words that exist. X is the one that the word begins, or else is spelled most like.
+        written: how X is written in the message.
+    """
     words = list(known)
     begun = sorted((candidate for candidate in words if word and candidate.startswith(word)), key=len)
     if begun and all(candidate.startswith(begun[0]) for candidate in begun):  # id.acc: id.accuracy, id.accuracy_at.0.90
-        return begun[0]
-    near = difflib.get_close_matches(word, words, n=1)
-    if not near:
-        return None
-    return near[0]
-
-
-def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> str:
-    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing if no known word is similar."""
-    near = nearest(word, known)
-    if near is None:
-        return ""
-    suggestion = repr(near) if quoted else near
-    return f"; did you mean {suggestion}?"
+        near = begun[:1]
+    else:
+        near = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {written(near[0])}?" if near else ""
 
 
 _DISTRIBUTIONS = {

@@ -34,7 +34,7 @@ from hydractl.metrics.requested import Threshold
 from hydractl.options.call import Problems, current, filled, log, where
 from hydractl.options.signature import opt
 from hydractl.studies.plan import SHARED
-from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study, share_of_id
+from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
 from hydractl.studies.rows import KINDS
 
 if TYPE_CHECKING:
@@ -170,8 +170,10 @@ def study(
         in_study(
             "Share of in-distribution samples that best.st flags as OOD",
             metavar="id:P",
+            pattern=r"id:0?\.[0-9]+",
+            example="id:0.05",
             type=Threshold,
-            reads=share_of_id,
+            reads=Threshold.read,
         ),
     ] = "id:0.05",
     bootstrap: Annotated[int, in_study("Resamples for 95 % intervals [resamples]", at_least=100)] = 1000,

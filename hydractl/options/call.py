@@ -161,7 +161,7 @@ class Call:
         for option in self.declared.options:
             value = self.values[option.name]
             is_given = value is not None and value != []
-            text = value_text(value) if is_given else option.default_text or "not given"
+            text = value_text(value) if is_given else option.notes.partition("default: ")[2] or "not given"
             lines.append(f"{option.label} {text} ({self.sources[option.name]})")
         return lines
 

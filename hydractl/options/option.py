@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -45,9 +46,9 @@ class Option:
             type with a method ``of_option`` it takes the flag before the text, and an object of a program behind it.
         split: the items of the list are separated by commas; else the flag is repeated for each item.
         names: the items of the list are ``NAME=VALUE``; YAML may give a mapping.
-        unit: the unit of the number.
+        notes: what the help says in brackets: the unit of the number, and the default in words where the value does not
+            say it, as ``samples; default: all``.
         word: a word that is allowed instead of a number.
-        default_text: what the help says of the default, if the value does not say it.
         writes: whether it names an output; any other text may name a file that is read.
         copied: whether it may name a text file whose lines go into what is written, such as class names.
         flag_only: whether it is given on the command line or in Python alone: no file and no variable can set it.
@@ -79,9 +80,8 @@ class Option:
     reads: Callable[..., Any] | None = None
     split: bool = False
     names: bool = False
-    unit: str | None = None
+    notes: str = ""
     word: str | None = None
-    default_text: str | None = None
     writes: bool = False
     copied: bool = False
     flag_only: bool = False
@@ -136,12 +136,10 @@ class Option:
             short: whether to stop at the first semicolon.
         """
         text = self.help.partition("; ")[0] if short else self.help
-        default = self.default_text
-        if default is None and self.default not in (None, []):
-            default = value_text(self.default)
-        notes = [self.unit or "", f"default: {default}" if default else ""]
-        joined = "; ".join(filter(None, notes))
-        return f"{text} [{joined}]" if joined else text
+        notes = [self.notes] if self.notes else []
+        if self.default not in (None, []) and "default: " not in self.notes:
+            notes.append(f"default: {value_text(self.default)}")
+        return f"{text} [{'; '.join(notes)}]" if notes else text
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -209,13 +207,14 @@ class Option:
             return _read_switch(given, of_program)
         if self.type in (int, float):
             return self._read_number(given, of_program)
-        if self.reads is None:
-            return _read_text(given)
         if isinstance(given, DataSpec | OodSet):  # another option may have received it
             return given.under(self.flag)
-        if isinstance(given, self.type):
+        if self.reads is not None and isinstance(given, self.type):
             return given
-        return self.reads(_read_text(given))
+        text = _read_text(given)
+        if self.pattern is not None and not re.fullmatch(self.pattern, text):
+            raise ValueError(f"must be {self.placeholder()}, such as {self.example}, not {text!r}")
+        return text if self.reads is None else self.reads(text)
 
     def _read_number(self, given: Any, of_program: bool) -> Any:
         """Return a finite number in the type of the option, or the word that may stand in its place.
@@ -228,28 +227,23 @@ class Option:
         rule = f"must be {_NUMBERS[self.type]}"
         if self.word and self.type is int:
             rule += f" or {self.word}"
-        if of_program:
-            is_number = isinstance(given, int | float) and not isinstance(given, bool)
-            if isinstance(given, str) and given == self.word:
-                return given
-            if not is_number or (self.type is int and not isinstance(given, int)):
-                raise ValueError(rule)
-            if not math.isfinite(given):
-                raise ValueError("must be a finite number")
-            return self.type(given)
-
-        text = given.strip().lower()
+        text = str(given).strip().lower()
         if text == self.word:
             return text
-        if self.type is int and _INTEGER.fullmatch(text):
-            return int(text)
-        try:
-            number = float(text) if self.type is float else math.nan
-        except ValueError:
-            number = math.nan
+        number = math.nan
+        if of_program:
+            if isinstance(given, bool) or not isinstance(given, int if self.type is int else int | float):
+                raise ValueError(rule)
+            number = given
+            rule = "must be a finite number"
+        else:
+            rule += f", not {given!r}"
+            if self.type is float or _INTEGER.fullmatch(text):
+                with contextlib.suppress(ValueError):
+                    number = self.type(text)
         if not math.isfinite(number):
-            raise ValueError(f"{rule}, not {given!r}")
-        return number
+            raise ValueError(rule)
+        return self.type(number)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -286,15 +280,13 @@ class Option:
         return problems
 
     def _complaint(self, value: Any) -> str | None:
-        """Return the first rule that a value breaks, of choices, pattern, range and ``check``; None if it keeps all."""
+        """Return the first rule that a value breaks, of choices, range and ``check``; None if it keeps all."""
         if value == self.word:  # such as "auto" in place of a number
             return None
         if self.choices and self.reads is None and value not in self.choices:
             listed = ", ".join(self.choices)
             guess = did_you_mean(str(value), self.choices)
             return f"must be one of {listed}, not {value!r}{guess}"
-        if self.pattern is not None and not re.fullmatch(self.pattern, value):
-            return f"must be {self.placeholder()}, such as {self.example}, not {value!r}"
 
         bounds = (
             ("at least", self.at_least, operator.ge),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,8 +10,6 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hydractl.options.option import MODEL_KINDS, Option
-
-_NOTES = re.compile(r"(?P<help>.*?)( \[(?P<unit>(?!default: )[^;\]]+)?(; )?(default: (?P<default>.+))?\])?")
 
 
 def opt(help: str, *, group: str, **facts: Any) -> Option:
@@ -26,10 +23,8 @@ def opt(help: str, *, group: str, **facts: Any) -> Option:
         group: the heading of the help text under which it stands.
         facts: further attributes of :class:`Option`.
     """
-    notes = _NOTES.fullmatch(help)
-    assert notes is not None  # every part is optional
-    texts = {"help": notes["help"], "unit": notes["unit"], "default_text": notes["default"]}
-    return Option(group, None, **{**texts, **facts})
+    sentence, _, notes = help.removesuffix("]").partition(" [")
+    return Option(group, None, sentence, notes=notes, **facts)
 
 
 OF_A_TERMINAL: Mapping[str, Option] = {

@@ -5,10 +5,10 @@ They are looked for in this order: another verb that has the option, then the na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydractl.errors import nearest
+from hydractl.errors import did_you_mean
 from hydractl.options.registry import GONE_VERBS, VERBS
 from hydractl.options.verbs import options_of_verb
 
@@ -84,7 +84,7 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
             return f"; see {door.verb(_listed(others))}"
 
     # A similar name exists.
-    return _did_you_mean(option_name, door.names(verb), door.option)
+    return did_you_mean(option_name, door.names(verb), door.option)
 
 
 def about_word(word: str, verb: str | None) -> str:
@@ -98,15 +98,15 @@ def about_word(word: str, verb: str | None) -> str:
     if word in GONE_VERBS:
         return f"; it is gone: {GONE_VERBS[word]}"
     if not word.startswith("-"):
-        return _did_you_mean(word, [*VERBS, "--info", "--version"], str)
+        return did_you_mean(word, [*VERBS, "--info", "--version"])
 
     # The word is a flag after a verb.
     name = word.removeprefix("--")
     if verb in VERBS:
-        return about_option(name, verb, COMMAND_LINE) or _did_you_mean(name, ["help"], COMMAND_LINE.option)
+        return about_option(name, verb, COMMAND_LINE) or did_you_mean(name, ["help"], COMMAND_LINE.option)
 
     # The word is a flag of the program itself, or of --info; or it belongs to a verb.
-    meant = _did_you_mean(name, _BESIDE_VERBS[verb], COMMAND_LINE.option)
+    meant = did_you_mean(name, _BESIDE_VERBS[verb], COMMAND_LINE.option)
     if meant:
         return meant
     verbs_with_it = COMMAND_LINE.verbs_with(name)
@@ -119,21 +119,7 @@ def about_key_of_file(key: str) -> str:
         return f"; it is gone: {GONE_VERBS[key]}"
     name = key.replace("_", "-").lower()
     names = [*VERBS, *YAML_FILE.names(None)]
-    return _did_you_mean(name, names, lambda near: repr(near) if near in VERBS else YAML_FILE.option(near))
-
-
-def _did_you_mean(word: str, names: Iterable[str], written: Callable[[str], str]) -> str:
-    """Return the end of a message that suggests the name spelled most like a word; empty if none is.
-
-    Args:
-        word: what was written.
-        names: the existing names.
-        written: how the name is written in the message.
-    """
-    near_name = nearest(word, names)
-    if near_name is None:
-        return ""
-    return f"; did you mean {written(near_name)}?"
+    return did_you_mean(name, names, lambda near: repr(near) if near in VERBS else YAML_FILE.option(near))
 
 
 def _listed(verbs: Sequence[str]) -> str:

@@ -165,7 +165,7 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
         if key in known:
             contents.add_value(contents.shared, key, node)
         elif key != _ABOUT:
-            guess = did_you_mean(key, known, quoted=True)
+            guess = did_you_mean(key, known, repr)
             contents.problems.append(f"{contents.name} line {line}: a recipe has no key {key!r}{guess}")
     return contents
 

@@ -50,13 +50,6 @@ def decisive_settings(values: Mapping[str, object]) -> dict[str, object]:
     return decisive
 
 
-def share_of_id(text: str) -> Threshold:
-    """Return the threshold of ``id:SHARE``; ValueError for any other text."""
-    if not re.fullmatch(r"id:0?\.[0-9]+", text):
-        raise ValueError(f"must be id:P, such as id:0.05, not {text!r}")
-    return Threshold.read(text)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudyRequest:
     """What decides the findings of a study, and how its commands run.
