@@ -62,11 +62,11 @@ def test_no_output_of_a_found_file_leads_out_of_its_folder(
     folder.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (folder / "link").symlink_to("../elsewhere")
-    (folder / "file").symlink_to("../notes")
     ending = AN_ENDING.get(name, ".st")
+    (folder / f"file{ending}").symlink_to("../notes")
     key = "openood_csv" if name == "openood_csv" else name
     for path in ("../a", "sub/../../a", f"{tmp_path}/a", "link/a", "link/../b", "~/a", "file"):
-        path = path if path == "file" else f"{path}{ending}"
+        path = f"{path}{ending}"
         if shared and key in VERBS:  # a key of the file is the verb, then
             continue
         text = f"{key}: {path}" if shared else f"{verb}: {{{key}: {path}}}"
