@@ -1,18 +1,11 @@
-"""One call of a function by a Python program: typed arguments in, the outcome back, messages in terms of Python.
-
-A verb is a subcommand of the command line, such as ``prune``; each has a function in Python.
-"""
+"""The arguments of a Python program for a verb: samples and documents in memory, and names that no verb has."""
 
 from __future__ import annotations
 
-import inspect
-import logging
 import os
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from hydractl.api.progress import ShowsProgress
 from hydractl.data.held import held_set
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
@@ -23,9 +16,6 @@ from hydractl.options.registry import VERBS, function_of
 from hydractl.options.signature import OF_A_TERMINAL
 from hydractl.options.suggestions import Door, about_option
 from hydractl.options.verbs import options_of_verb
-
-OnLog = Callable[[Mapping[str, object]], None]
-"""What takes the lines of the log of a training, each as a dict with what its line of JSON has."""
 
 
 def _as_argument(name: str) -> str:
@@ -40,45 +30,11 @@ def _as_argument(name: str) -> str:
 
 _PYTHON = Door(_as_argument, lambda verb: f"hydractl.{function_of(verb)}", lacks=["model", *OF_A_TERMINAL])
 
-_LOGGER = logging.getLogger("hydractl")
-
 
 def unknown_argument(verb: str, name: str) -> UsageError:
     """Return the error for an argument that the function of a verb does not have."""
     suggestion = about_option(name, verb, _PYTHON)
     return UsageError(f"{function_of(verb)}() got an unexpected keyword argument {name!r}{suggestion}")
-
-
-class PythonLog(ShowsProgress):
-    """A log for Python: warnings are Python warnings, tasks have progress bars, the rest goes to a logger."""
-
-    def __init__(self, said: Callable[[str], str], on_log: OnLog | None) -> None:
-        super().__init__()
-        self._said = said
-        self._on_log = on_log
-
-    def info(self, message: str) -> None:
-        _LOGGER.info(message)
-
-    def detail(self, message: str) -> None:
-        _LOGGER.debug(message)
-
-    def line_of_training(self, line: Mapping[str, object]) -> None:
-        if self._on_log is not None:
-            self._on_log(line)
-
-    def warn(self, message: str) -> None:
-        """Issue a Python warning that points to the line of the program that called hydractl."""
-        super().warn(message)
-        frames_of_hydractl = 0
-        frame = inspect.currentframe()
-        while frame is not None:
-            module = str(frame.f_globals.get("__name__"))
-            if not module.startswith("hydractl."):
-                break
-            frames_of_hydractl += 1
-            frame = frame.f_back
-        warnings.warn(self._said(message), stacklevel=frames_of_hydractl + 1)
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------

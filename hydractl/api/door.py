@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from hydractl.api.calling import PythonLog, unknown_argument, value_for_option
+from hydractl.api.calling import unknown_argument, value_for_option
 from hydractl.api.models import Model, ModelLike, open
+from hydractl.api.progress import PythonLog
 from hydractl.errors import HydraError, RequirementError, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.inputs import reading
@@ -96,10 +97,8 @@ def _argument(option: Option, value: Any) -> object:
         return value_for_option(option, value)
     if option.kind == "rows":
         models = row_arguments(value)
-    elif option.kind == "file":
-        models = model_files(as_list(value))
     else:
-        models = model_arguments(as_list(value))
+        models = model_arguments(as_list(value), by_file=option.kind == "file")
     return [model.text if model.held is None else model for model in models]
 
 
@@ -110,12 +109,13 @@ def as_list(models: Any) -> list[Any]:
     return [models]
 
 
-def model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[ModelRef]:
+def model_arguments(models: Iterable[ModelLike], held_before: int = 0, *, by_file: bool = False) -> list[ModelRef]:
     """Return each MODEL in the form that a verb takes.
 
     Args:
         models: files, names, opened models or modules; an opened one that is several models becomes several.
         held_before: how many opened models the call has already. Messages number them, from ``memory:0``.
+        by_file: whether an opened model is named by its file or name, which other processes can open, if it has one.
     """
     arguments: list[ModelRef] = []
     number = held_before
@@ -124,22 +124,13 @@ def model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[M
             arguments.append(ModelRef(os.fspath(model)))
             continue
         opened = open(model)
+        if by_file and opened.refs:
+            arguments += map(ModelRef, opened.refs)
+            continue
         for source in opened.sources:
             arguments.append(ModelRef(f"memory:{number}", source, keeps=opened.folder))
             number += 1
     return arguments
-
-
-def model_files(models: Iterable[ModelLike]) -> list[ModelRef]:
-    """Return each MODEL as a file or a name that other processes can open; one that has none as it is."""
-    files: list[ModelRef] = []
-    for model in models:
-        if isinstance(model, Model | nn.Module):
-            opened = open(model)
-            files += map(ModelRef, opened.refs) if opened.refs else model_arguments([opened])
-        else:
-            files.append(ModelRef(os.fspath(model)))
-    return files
 
 
 def row_arguments(models: Any) -> list[ModelRef]:

@@ -32,9 +32,12 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
         UsageError: the module does not tell its architecture, and ``arch`` is not given.
         InputError: the module is not a model of a supported family, or not the one that ``arch`` names.
     """
-    # A module of transformers: save and read it.
-    if arch is None and _is_of_transformers(module):
-        _save_pretrained(module, processor, folder)
+    # A module of transformers has a configuration, which only transformers can interpret: save and read it.
+    saving: Any = module
+    if arch is None and hasattr(module, "config") and hasattr(module, "save_pretrained"):
+        saving.save_pretrained(folder)
+        if processor is not None:
+            processor.save_pretrained(folder)
         return open_source(str(folder), ModelOptions(bodies=True), name=_NAME)
     if processor is not None:
         raise UsageError(f"processor is for a model of transformers, and this is a {type(module).__name__}")
@@ -58,18 +61,6 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
             hint=f"name the arguments that it was made with, as in arch='{arch_name}&depth=6'",
             problems=error.problems,
         ) from error
-
-
-def _is_of_transformers(module: nn.Module) -> bool:
-    """Return whether a module has a configuration and can save itself, as modules of transformers can."""
-    return hasattr(module, "config") and hasattr(module, "save_pretrained")
-
-
-def _save_pretrained(module: Any, processor: Any, folder: Path) -> None:
-    """Save a module of transformers as a published folder; only transformers can interpret its configuration."""
-    module.save_pretrained(folder)
-    if processor is not None:
-        processor.save_pretrained(folder)
 
 
 def _architecture_of_timm(module: nn.Module) -> str | None:

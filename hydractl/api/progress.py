@@ -1,16 +1,22 @@
-"""Progress bars for calls from a Python program, drawn by rich."""
+"""The log of a call by a Python program, with progress bars drawn by rich."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
+import logging
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 
 from hydractl.cli.console import ConsoleLog
 from hydractl.log import Progress
+
+OnLog = Callable[[Mapping[str, object]], None]
+_LOGGER = logging.getLogger("hydractl")
 
 _asked: bool | None = None
 """The last argument of :func:`show_progress`."""
@@ -37,10 +43,43 @@ def _is_shown(screen: Console) -> bool:
     return is_interactive and screen.is_terminal
 
 
-class ShowsProgress(ConsoleLog):
-    """A log with the bars of the command line while a task of a call runs, if they are to be shown."""
+class PythonLog(ConsoleLog):
+    """A log for Python: warnings are Python warnings, tasks have progress bars, the rest goes to a logger.
+
+    Args:
+        said: words a message for Python.
+        on_log: takes the lines of the log of a training, each as a dict with what its line of JSON has.
+    """
 
     shows_bars = True
+
+    def __init__(self, said: Callable[[str], str] = str, on_log: OnLog | None = None) -> None:
+        super().__init__()
+        self._said = said
+        self._on_log = on_log
+
+    def info(self, message: str) -> None:
+        _LOGGER.info(message)
+
+    def detail(self, message: str) -> None:
+        _LOGGER.debug(message)
+
+    def line_of_training(self, line: Mapping[str, object]) -> None:
+        if self._on_log is not None:
+            self._on_log(line)
+
+    def warn(self, message: str) -> None:
+        """Issue a Python warning that points to the line of the program that called hydractl."""
+        super().warn(message)
+        frames_of_hydractl = 0
+        frame = inspect.currentframe()
+        while frame is not None:
+            module = str(frame.f_globals.get("__name__"))
+            if not module.startswith("hydractl."):
+                break
+            frames_of_hydractl += 1
+            frame = frame.f_back
+        warnings.warn(self._said(message), stacklevel=frames_of_hydractl + 1)
 
     @contextlib.contextmanager
     def progress(

@@ -32,7 +32,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     hydractl.show_progress(None)
 
 
-def draw(log: progress.ShowsProgress) -> None:
+def draw(log: progress.PythonLog) -> None:
     """Draw the bars now, and not only with the next tick of their clock."""
     assert log._bars is not None
     log._bars.refresh()
@@ -51,7 +51,7 @@ def test_bars_are_shown_when_they_are_asked_for(terminal: io.StringIO) -> None:
 
 def test_a_prompt_shows_bars_and_false_silences_them(terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
-    log = progress.ShowsProgress()
+    log = progress.PythonLog()
     with log.progress("a task", 3, "steps") as bar:
         bar.advance(2, "loss 0.5")
         draw(log)
@@ -66,7 +66,7 @@ def test_a_prompt_shows_bars_and_false_silences_them(terminal: io.StringIO, monk
 
 def test_a_part_of_a_task_has_a_bar_of_its_own_that_goes_with_it(terminal: io.StringIO) -> None:
     hydractl.show_progress()
-    log = progress.ShowsProgress()
+    log = progress.PythonLog()
     with log.progress("the whole", None, "rounds") as whole:
         with log.progress("a part", 2, "samples") as part:
             part.advance(2)
