@@ -23,7 +23,9 @@ def opt(help: str, *, group: str, **facts: Any) -> Option:
         group: the heading of the help text under which it stands.
         facts: further attributes of :class:`Option`.
     """
-    sentence, _, notes = help.removesuffix("]").partition(" [")
+    sentence, notes = help, ""
+    if help.endswith("]"):
+        sentence, _, notes = help[:-1].rpartition(" [")
     return Option(group, None, sentence, notes=notes, **facts)
 
 

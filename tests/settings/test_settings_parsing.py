@@ -89,10 +89,10 @@ def test_all_problems_of_all_sources_at_once(refused: Refused) -> None:
     assert refused("prune", flags, {"HYDRACTL_JSON": "perhaps"}, yaml) == [
         "hydra.yaml line 1: unknown key 'sope' of prune; did you mean 'scope'?",
         "--keep takes one value, not a list (hydra.yaml:prune.keep)",
-        "--json must be true or false, not 'perhaps' (HYDRACTL_JSON)",
-        "--batch-size must be a whole number, not 'x' (flag)",
         "--samples must be at least 1, not 0 (hydra.yaml:prune.samples)",
+        "--json must be true or false, not 'perhaps' (HYDRACTL_JSON)",
         "--workers must be at least 0, not -1 (hydra.yaml:workers)",
+        "--batch-size must be a whole number, not 'x' (flag)",
         "prune takes one MODEL, not 2 (flag)",
     ]
 
