@@ -8,7 +8,7 @@ indexing, ``.T``, ``.sum``, ``.mean``, ``.shape`` and ``.reshape`` in common; ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,90 +22,19 @@ _Network = Callable[[Mapping[str, Any], Any], Any]
 """A torch function ``network(weights, inputs)``: the weights are tensors by name, the inputs and the result tensors."""
 
 
-class Arrays(Protocol):
-    """The operations. The annotations say numpy arrays; in a graph they are tensors of the same number formats."""
+class Arrays:
+    """The operations on numpy arrays. Those on tensors, in a graph, have the same names and number formats."""
 
     def exp(self, values: _Floats) -> _Floats:
         """Return the exponential of every value."""
-
-    def log(self, values: _Floats) -> _Floats:
-        """Return the natural logarithm of every value."""
-
-    def entropy(self, probs: _Floats) -> _Floats:
-        """Return the entropy, in nats, of probabilities ``[n, C]``: ``[n]``; a probability of 0 adds 0."""
-
-    def sqrt(self, values: _Floats) -> _Floats:
-        """Return the square root of every value."""
-
-    def at_least(self, values: _Floats, lowest: float) -> _Floats:
-        """Return the values, with every value below ``lowest`` replaced by ``lowest``."""
-
-    def at_most(self, values: _Floats, highest: float) -> _Floats:
-        """Return the values, with every value above ``highest`` replaced by ``highest``."""
-
-    def max(self, values: _Floats, axis: int, *, keepdims: bool = False) -> _Floats:
-        """Return the highest values along an axis."""
-
-    def min(self, values: _Floats, axis: int) -> _Floats:
-        """Return the lowest values along an axis."""
-
-    def argmax(self, values: _Floats, axis: int) -> _Places:
-        """Return the indices of the highest values along an axis; the first index on a tie."""
-
-    def variance(self, values: _Floats) -> _Floats:
-        """Return the population variance along the first axis."""
-
-    def rising(self, values: _Floats) -> _Floats:
-        """Return the values ``[n, C]`` with each row sorted in rising order."""
-
-    def places_by_falling_value(self, values: _Floats) -> _Places:
-        """Return the indices that sort each row of ``[n, C]`` by falling value; equal values keep their order."""
-
-    def kth_lowest(self, values: _Floats, k: int) -> _Floats:
-        """Return the k-th lowest value of each row of ``[n, N]``, counted from 1: ``[n]``."""
-
-    def highest(self, values: _Floats, k: int) -> _Floats:
-        """Return the k highest values of each row of ``[n, N]``, in any order: ``[n, k]``."""
-
-    def quotients(self, numerators: _Floats, denominators: _Floats) -> _Floats:
-        """Return ``numerators / denominators``, arrays of equal shape; 0 where the denominator is 0."""
-
-    def taken(self, values: _Floats, places: _Places) -> _Floats:
-        """Return the values at the indices ``places`` along the last axis; other axes of ``places`` may be 1 long."""
-
-    def placed(self, values: _Floats, places: _Places, width: int) -> _Floats:
-        """Return rows ``[n, width]`` of zeros with values ``[n, k]`` written at the indices ``places`` ``[n, k]``."""
-
-    def cumulated(self, values: _Floats) -> _Floats:
-        """Return the running sums of each row of ``[n, C]``."""
-
-    def number(self, number: float) -> float:
-        """Return a constant in full precision: a plain Python number in a graph would be rounded to float32."""
-
-    def numbers(self, numbers: Sequence[float]) -> _Floats:
-        """Return several constants as an array ``[k]``."""
-
-    def filled(self, values: _Floats, number: float) -> _Floats:
-        """Return an array of the shape of ``values`` that holds one number everywhere."""
-
-    def by_network(self, network: _Network, weights: Mapping[str, _Floats], inputs: _Floats) -> _Floats:
-        """Run a torch function on weights by name and on inputs, and return its result.
-
-        Raises:
-            ValueError: the shapes do not match.
-        """
-
-
-class NumpyArrays:
-    """The operations on numpy arrays."""
-
-    def exp(self, values: _Floats) -> _Floats:
         return np.exp(values)
 
     def log(self, values: _Floats) -> _Floats:
+        """Return the natural logarithm of every value."""
         return np.log(values)
 
     def entropy(self, probs: _Floats) -> _Floats:
+        """Return the entropy, in nats, of probabilities ``[n, C]``: ``[n]``; a probability of 0 adds 0."""
         # Work in one new array, which stays in the cache.
         terms = np.maximum(probs, SMALLEST)
         np.log(terms, out=terms)
@@ -114,74 +43,97 @@ class NumpyArrays:
         return entropy
 
     def sqrt(self, values: _Floats) -> _Floats:
+        """Return the square root of every value."""
         return np.sqrt(values)
 
     def at_least(self, values: _Floats, lowest: float) -> _Floats:
+        """Return the values, with every value below ``lowest`` replaced by ``lowest``."""
         return np.maximum(values, lowest)
 
     def at_most(self, values: _Floats, highest: float) -> _Floats:
+        """Return the values, with every value above ``highest`` replaced by ``highest``."""
         return np.minimum(values, highest)
 
     def max(self, values: _Floats, axis: int, *, keepdims: bool = False) -> _Floats:
+        """Return the highest values along an axis."""
         highest: _Floats = values.max(axis=axis, keepdims=keepdims)
         return highest
 
     def min(self, values: _Floats, axis: int) -> _Floats:
+        """Return the lowest values along an axis."""
         lowest: _Floats = values.min(axis=axis)
         return lowest
 
     def argmax(self, values: _Floats, axis: int) -> _Places:
+        """Return the indices of the highest values along an axis; the first index on a tie."""
         places = values.argmax(axis=axis)
         return np.asarray(places, dtype=np.int64)
 
     def variance(self, values: _Floats) -> _Floats:
+        """Return the population variance along the first axis."""
         variance: _Floats = values.var(axis=0)
         return variance
 
     def rising(self, values: _Floats) -> _Floats:
+        """Return the values ``[n, C]`` with each row sorted in rising order."""
         rising = values.copy()
         rising.sort(axis=1)
         return rising
 
     def places_by_falling_value(self, values: _Floats) -> _Places:
+        """Return the indices that sort each row of ``[n, C]`` by falling value; equal values keep their order."""
         return np.argsort(-values, axis=1, kind="stable")
 
     def kth_lowest(self, values: _Floats, k: int) -> _Floats:
+        """Return the k-th lowest value of each row of ``[n, N]``, counted from 1: ``[n]``."""
         partitioned = np.partition(values, k - 1, axis=1)
         kth: _Floats = partitioned[:, k - 1]
         return kth
 
     def highest(self, values: _Floats, k: int) -> _Floats:
+        """Return the k highest values of each row of ``[n, N]``, in any order: ``[n, k]``."""
         others = values.shape[1] - k
         partitioned = np.partition(values, max(0, others - 1), axis=1)
         highest: _Floats = partitioned[:, others:]
         return highest
 
     def quotients(self, numerators: _Floats, denominators: _Floats) -> _Floats:
+        """Return ``numerators / denominators``, arrays of equal shape; 0 where the denominator is 0."""
         quotients = np.zeros_like(numerators)
         return np.divide(numerators, denominators, out=quotients, where=denominators != 0)
 
     def taken(self, values: _Floats, places: _Places) -> _Floats:
+        """Return the values at the indices ``places`` along the last axis; other axes of ``places`` may be 1 long."""
         return np.take_along_axis(values, places, axis=-1)
 
     def placed(self, values: _Floats, places: _Places, width: int) -> _Floats:
+        """Return rows ``[n, width]`` of zeros with values ``[n, k]`` written at the indices ``places`` ``[n, k]``."""
         rows = np.zeros((len(values), width))
         np.put_along_axis(rows, places, values, axis=1)
         return rows
 
     def cumulated(self, values: _Floats) -> _Floats:
+        """Return the running sums of each row of ``[n, C]``."""
         return np.cumsum(values, axis=1)
 
     def number(self, number: float) -> float:
+        """Return a constant in full precision: a plain Python number in a graph would be rounded to float32."""
         return number
 
     def numbers(self, numbers: Sequence[float]) -> _Floats:
+        """Return several constants as an array ``[k]``."""
         return np.array(numbers)
 
     def filled(self, values: _Floats, number: float) -> _Floats:
+        """Return an array of the shape of ``values`` that holds one number everywhere."""
         return np.full_like(values, number)
 
     def by_network(self, network: _Network, weights: Mapping[str, _Floats], inputs: _Floats) -> _Floats:
+        """Run a torch function on weights by name and on inputs, and return its result.
+
+        Raises:
+            ValueError: the shapes do not match.
+        """
         import torch
 
         tensors = {name: torch.from_numpy(values) for name, values in weights.items()}
@@ -192,4 +144,4 @@ class NumpyArrays:
             raise ValueError(str(error)) from None
 
 
-ON_ARRAYS: Arrays = NumpyArrays()
+ON_ARRAYS = Arrays()
