@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.samples import Samples, samples_and_members
+from hydractl.metrics.samples import Samples, joined_samples, samples_and_members
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
 """A function that returns the logits of a data set, batch by batch."""
@@ -99,41 +99,11 @@ def gather(
     # Join the batches, and sort the samples into the order of the data set.
     rows_as_read = np.concatenate(batch_rows)
     order = np.argsort(rows_as_read, kind="stable")
-    all_samples = concatenated_samples(batch_samples, order)
+    all_samples = joined_samples(batch_samples, order)
     all_members = []
     for batches_of_member in zip(*batch_members, strict=True):
-        all_members.append(concatenated_samples(batches_of_member, order))
+        all_members.append(joined_samples(batches_of_member, order))
     return Gathered(all_samples, rows_as_read[order], all_members)
-
-
-def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
-    """Join the samples of several batches, and sort them into the order of the data set.
-
-    Args:
-        parts: the samples of each batch.
-        order: for each sample of the result, its index among the joined samples of all batches.
-    """
-
-    def joined(values: Sequence[Any]) -> Any:
-        """Join arrays along the last dimension (samples), and sort them; None stays None."""
-        if values[0] is None:
-            return None
-        return np.concatenate(values, axis=-1)[..., order]
-
-    first = parts[0]
-    attributes: dict[str, Any] = {}
-    for attribute in fields(Samples):
-        attributes[attribute.name] = [getattr(part, attribute.name) for part in parts]
-
-    # These are no arrays of samples: a mean over all samples, [K], the scores by name, and a name.
-    sizes = np.array([len(part) for part in parts])  # [batches]
-    weighted_means = np.stack(attributes.pop("pair_mi")) * sizes[:, None]  # [batches, K]
-    pair_mi = np.asarray(weighted_means.sum(axis=0) / sizes.sum())
-    scores_by_batch = attributes.pop("scores")
-    scores = {name: joined([scores[name] for scores in scores_by_batch]) for name in first.scores}
-    del attributes["leading"]
-    arrays = {name: joined(values) for name, values in attributes.items()}
-    return Samples(**arrays, pair_mi=pair_mi, scores=scores, leading=first.leading)
 
 
 def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], ids: Sequence[str], name: str) -> None:

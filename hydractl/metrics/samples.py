@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
@@ -297,90 +297,118 @@ def samples_and_members(
     Raises:
         NonFiniteError, InputError: as :func:`samples_of`.
     """
-    shape = check_shape(logits).shape
-    members, n, classes = shape
-
-    # Make an empty array for each score, None for one that is constant for a single member. Fitted scores have their
-    # values already.
-    values_by_score: dict[str, Floats | None] = {}
-    for name in (score, *beside):
-        if name in fitted_scores:
-            values_by_score[name] = fitted_scores[name]
-        else:
-            values_by_score[name] = None if says_nothing(name, members) else np.empty(n)
-
-    # Make the result with empty arrays. The arrays of scores in it are the same objects as in `values_by_score`.
-    scores_beside = {name: values_by_score[name] for name in beside}
+    members, n, classes = check_shape(logits).shape
     checked_labels = None if labels is None else check_labels(labels, n, classes)
-    leading = {score: values_by_score[score]}
-    samples = _unfilled_samples(shape, checked_labels, pairs, leading, scores_beside)
-    pair_sums = np.zeros(len(samples.pair_mi))  # sums over samples; empty if no pairs are compared
-
-    # The same for each member alone, an ensemble of one.
-    samples_by_member = []
-    if alone:
-        for _ in range(members):
-            shape_of_one = (1, n, classes)
-            score_of_one = {"msp": np.empty(n)}
-            samples_by_member.append(_unfilled_samples(shape_of_one, checked_labels, False, score_of_one, {}))
-
-    # Every block of samples fills its part of the arrays.
+    parts: list[Samples] = []  # one for each block of samples
+    parts_by_member: list[list[Samples]] = [[] for _ in range(members if alone else 0)]
     for rows, block in blocks(logits, calibration):
-        _fill_columns(samples, rows, block)
-        for name, values in values_by_score.items():
-            if values is not None and name not in fitted_scores:
-                values[rows] = SCORES[name](block)
-        if len(pair_sums):
-            pair_sums += pair_mi(block).sum(axis=1)
-        for member, samples_of_member in enumerate(samples_by_member):
-            block_of_member = block.of_members(slice(member, member + 1))
-            _fill_columns(samples_of_member, rows, block_of_member)
-            assert samples_of_member.score is not None
-            samples_of_member.score[rows] = SCORES["msp"](block_of_member)
-    samples.pair_mi[:] = pair_sums / max(1, len(samples))
-    return samples, samples_by_member
+        labels_of_block = None if checked_labels is None else checked_labels[rows]
+        values = _scores_of_block(block, [score, *beside], rows, fitted_scores)
+        beside_in_block = {name: values[name] for name in beside}
+        part = _samples_of_block(block, labels_of_block, values[score], score, beside_in_block)
+        if pairs:
+            part = replace(part, pair_mi=pair_mi(block).sum(axis=1) / max(1, len(part)))
+        parts.append(part)
+        for member, parts_of_member in enumerate(parts_by_member):
+            member_alone = block.of_members(slice(member, member + 1))
+            parts_of_member.append(_samples_of_block(member_alone, labels_of_block, SCORES["msp"](member_alone)))
+    return joined_samples(parts), [joined_samples(parts_of_member) for parts_of_member in parts_by_member]
 
 
-def _fill_columns(samples: Samples, rows: slice, block: Block) -> None:
-    """Write what does not depend on a score into ``samples``, for the samples of one block.
+def _scores_of_block(
+    block: Block, names: Sequence[str], rows: slice, fitted_scores: Mapping[str, Floats]
+) -> dict[str, Floats | None]:
+    """Return OOD scores of one block by name, [n] each; None for one that is constant for a single member.
 
     Args:
-        samples: the result, whose arrays are filled.
+        block: the logits.
+        names: the names of the scores.
         rows: the slice of the block's samples.
+        fitted_scores: the scores of all samples by name that are ready-made.
+    """
+    values: dict[str, Floats | None] = {}
+    for name in names:
+        if name in fitted_scores:
+            values[name] = fitted_scores[name][rows]
+        elif says_nothing(name, len(block.logits)):
+            values[name] = None
+        elif name not in values:
+            values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
+    return values
+
+
+def _samples_of_block(
+    block: Block,
+    labels: NDArray[np.int64] | None,
+    score: Floats | None,
+    leading: str = "msp",
+    beside: Mapping[str, Floats | None] = {},
+) -> Samples:
+    """Return the samples of one block, without comparing pairs.
+
+    Args:
         block: their logits.
+        labels: [n]; None for data without labels.
+        score: the values of the leading OOD score, [n], or None.
+        leading: its name.
+        beside: those of further scores by name.
 
     Raises:
         NonFiniteError: log p of a label is not finite.
     """
-    samples.predicted[rows] = block.predicted
-    samples.confidence[rows] = block.confidence
-    samples.votes[:, rows] = block.votes
-    samples.entropy[rows] = block.entropy
-    samples.mi[rows] = block.mi
-    _fill_label_columns(samples, rows, block)
+    label_log_probs = None
+    brier_terms = None
+    if labels is not None:
+        label_log_probs = check_finite(block.log_probs_of(labels), "log p of the label")
+        error = block.probs.copy()
+        error[np.arange(len(labels)), labels] -= 1.0  # p_k - 1[y = k], [n, C]
+        brier_terms = np.square(error, out=error).sum(axis=1)
+    return Samples(
+        predicted=block.predicted,
+        confidence=block.confidence,
+        entropy=block.entropy,
+        mi=block.mi,
+        score=score,
+        votes=block.votes.astype(np.int32),
+        pair_mi=np.zeros(0),
+        labels=labels,
+        label_log_probs=label_log_probs,
+        brier_terms=brier_terms,
+        scores=beside,
+        leading=leading,
+    )
 
 
-def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
-    """Write log p of the label and the term of the Brier score into ``samples``, for the labelled samples of one block.
+def joined_samples(parts: Sequence[Samples], order: NDArray[np.int64] | None = None) -> Samples:
+    """Join samples of one model, and sort them.
 
     Args:
-        samples: the result, whose ``label_log_probs`` and ``brier_terms`` are filled; nothing happens without labels.
-        rows: the slice of the block's samples.
-        block: their logits.
-
-    Raises:
-        NonFiniteError: log p of a label is not finite.
+        parts: the samples, in several parts.
+        order: for each sample of the result, its index among the joined samples of all parts; None keeps them as they
+            are.
     """
-    if samples.labels is None or samples.label_log_probs is None or samples.brier_terms is None:
-        return  # without labels all three are None
-    labels = samples.labels[rows]  # [n]
-    samples.label_log_probs[rows] = check_finite(block.log_probs_of(labels), "log p of the label")
+    first = parts[0]
+    if order is None and len(parts) == 1:
+        return first
 
-    label_entries = (np.arange(len(labels)), labels)  # an index that picks the label's entry of each row
-    error = block.probs.copy()
-    error[label_entries] -= 1.0  # p_k - 1[y = k], [n, C]
-    squared_error = np.square(error, out=error)
-    samples.brier_terms[rows] = squared_error.sum(axis=1)
+    def joined(values: Sequence[Any]) -> Any:
+        """Join arrays along the last dimension (samples), and sort them; None stays None."""
+        if values[0] is None:
+            return None
+        all_values = np.concatenate(values, axis=-1)
+        return all_values if order is None else all_values[..., order]
+
+    arrays: dict[str, Any] = {}
+    for attribute in fields(Samples):
+        if attribute.name not in ("pair_mi", "scores", "leading"):
+            arrays[attribute.name] = joined([getattr(part, attribute.name) for part in parts])
+    scores = {name: joined([part.scores[name] for part in parts]) for name in first.scores}
+
+    # The mutual information of pairs is a mean over samples, [P].
+    sizes = np.array([len(part) for part in parts])
+    weighted_means = np.stack([part.pair_mi for part in parts]) * sizes[:, None]  # [parts, P]
+    mean_of_pairs = np.asarray(weighted_means.sum(axis=0) / sizes.sum())
+    return Samples(**arrays, pair_mi=mean_of_pairs, scores=scores, leading=first.leading)
 
 
 def pair_mi(block: Block) -> Floats:
@@ -397,40 +425,3 @@ def pair_mi(block: Block) -> Floats:
         only_these_two = slice(a, b + 1, b - a)
         mi_of_pairs[index] = block.of_members(only_these_two).mi
     return mi_of_pairs
-
-
-def _unfilled_samples(
-    shape: tuple[int, ...],
-    labels: NDArray[np.int64] | None,
-    pairs: bool,
-    leading: Mapping[str, Floats | None],
-    beside: Mapping[str, Floats | None],
-) -> Samples:
-    """Return the :class:`Samples` of logits [M, N, C] with arrays of the right shapes that are still to be filled.
-
-    Args:
-        shape: (M, N, C).
-        labels: the labels [N]; None for data without labels, which get no label columns.
-        pairs: whether each two members will be compared.
-        leading: the array of the leading score by its name, a single entry.
-        beside: the arrays of the other scores, by name.
-    """
-    members, n, _ = shape
-    ((name, score),) = leading.items()
-    compared_pairs = math.comb(members, 2) if pairs else 0
-    label_log_probs = None if labels is None else np.empty(n)
-    brier_terms = None if labels is None else np.empty(n)
-    return Samples(
-        predicted=np.empty(n, dtype=np.int64),
-        confidence=np.empty(n),
-        entropy=np.empty(n),
-        mi=np.empty(n),
-        score=score,
-        votes=np.empty((members, n), dtype=np.int32),
-        pair_mi=np.zeros(compared_pairs),
-        labels=labels,
-        label_log_probs=label_log_probs,
-        brier_terms=brier_terms,
-        scores=beside,
-        leading=name,
-    )
