@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.providers.interface import LogitsProvider
@@ -49,7 +49,7 @@ def write_calibrated(
         extra["threshold"] = fitted.threshold.to_dict()
     conformal = kept_conformal(model, fitted)
     if conformal is not None:
-        extra["conformal"] = asdict(conformal)
+        extra["conformal"] = conformal.to_dict()
 
     # The OOD score. The fitted statistics of a score on features are stored as tensors.
     if score is not None:

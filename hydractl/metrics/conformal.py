@@ -11,15 +11,15 @@ Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hydractl.errors import InputError
+from hydractl.files.calibrate_answer import ChosenConformalRecord
 from hydractl.files.eval_answer import ConformalSets
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.calibrators import Calibration
@@ -35,21 +35,15 @@ CONVENTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Conformal:
-    """A fitted threshold of prediction sets.
+_Share = Annotated[float, Field(ge=0, le=1)]
 
-    Attributes:
-        method: ``lac`` or ``aps``.
-        alpha: the share of labels that the sets may miss, between 0 and 1.
-        qhat: a class is in a set if its nonconformity score is at most this, 0..1.
-        n_val: the number of validation samples that the threshold was fitted to.
-    """
+
+class Conformal(ChosenConformalRecord):
+    """A fitted threshold of prediction sets: a class is in a set if its nonconformity score is at most ``qhat``."""
 
     method: Literal["lac", "aps"]
-    alpha: float
-    qhat: float
-    n_val: int
+    alpha: _Share
+    qhat: _Share
 
 
 def stored_conformal(entry: Any) -> Conformal | None:
@@ -60,16 +54,7 @@ def stored_conformal(entry: Any) -> Conformal | None:
     """
     if entry is None:
         return None
-    has_method = isinstance(entry, Mapping) and entry.get("method") in CONFORMAL_METHODS
-    if not has_method:
-        raise InputError("its conformal prediction sets are broken")
-    for key in ("alpha", "qhat"):
-        value: Any = entry.get(key)
-        if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise InputError(f"its conformal prediction sets have no {key} between 0 and 1")
-    if type(entry.get("n_val")) is not int:
-        raise InputError("its conformal prediction sets do not say on how many samples they were fitted")
-    return Conformal(entry["method"], entry["alpha"], entry["qhat"], entry["n_val"])
+    return Conformal.checked(entry, "its conformal prediction sets are broken")
 
 
 def nonconformity(probs: Floats, method: str, arrays: Arrays = ON_ARRAYS) -> Floats:
@@ -133,7 +118,7 @@ def fit_conformal(
         every_sample = np.arange(len(class_scores))
         label_scores[rows] = class_scores[every_sample, checked_labels[rows]]
     qhat = quantile(label_scores, alpha)
-    return Conformal(method, alpha, qhat, samples)
+    return Conformal(method=method, alpha=alpha, qhat=qhat, n_val=samples)
 
 
 def quantile(scores: np.ndarray, alpha: float) -> float:
@@ -207,7 +192,7 @@ class SetCounts:
     def record(self) -> ConformalSets:
         """Return the row's entry ``conformal``."""
         return ConformalSets(
-            **asdict(self.fitted),
+            **self.fitted.to_dict(),
             coverage=self._per_sample(self._covered),
             mean_size=self.mean_size,
             empty=self._per_sample(self._empty),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from hydractl.errors import InputError
 from hydractl.files.model_records import MeasuredThreshold, ThresholdRecord
@@ -21,7 +22,13 @@ CONVENTIONS = {
     " share S of the ID validation samples.",
 }
 
-_LARGEST_VALUE = 1e300
+
+class StoredThreshold(ThresholdRecord):
+    """A threshold as a file must hold it, with all of its fields."""
+
+    score: str
+    value: Annotated[float, Field(gt=-1e300, lt=1e300)]
+    rule: str
 
 
 def stored_threshold(entry: Any) -> ThresholdRecord | None:
@@ -32,28 +39,8 @@ def stored_threshold(entry: Any) -> ThresholdRecord | None:
     """
     if entry is None:
         return None
-    if not _is_threshold(entry):
-        raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
-    return ThresholdRecord(score=entry["score"], value=entry["value"], rule=entry["rule"])
-
-
-def _is_threshold(entry: Any) -> bool:
-    """Return whether a value read from a file has the fields of a threshold, all of them."""
-    if not isinstance(entry, Mapping):
-        return False
-    if not isinstance(entry.get("score"), str):
-        return False
-    if not isinstance(entry.get("rule"), str):
-        return False
-    return _is_finite_number(entry.get("value"))
-
-
-def _is_finite_number(value: Any) -> bool:
-    """Return whether a value read from a file is a number below 1e300 in magnitude."""
-    is_truth_value = isinstance(value, bool)  # in Python, True is an int
-    if is_truth_value or not isinstance(value, (int, float)):
-        return False
-    return abs(value) < _LARGEST_VALUE
+    message = "a threshold is the name of a score, a finite value and the rule it was chosen by"
+    return StoredThreshold.checked(entry, message)
 
 
 def stored_score(document: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from hydractl.errors import UsageError
@@ -30,7 +29,6 @@ from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import (
     CalibrateAnswer,
     CalibratedModelRecord,
-    ChosenConformalRecord,
 )
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
@@ -184,14 +182,11 @@ def _make_answer(
         warnings: all warnings of the run.
     """
     records = records_of_sets(opened.sets, options, all_used=bool(fitted.compared))
-    conformal = None
-    if fitted.conformal is not None:
-        conformal = ChosenConformalRecord(**asdict(fitted.conformal))
     return CalibrateAnswer(
         model=calibrated_model(model),
         calibration=fitted.calibration_record(stored=fitted.stored),
         threshold=fitted.threshold,
-        conformal=conformal,
+        conformal=fitted.conformal,
         ood_score=score,
         compared=fitted.compared or None,
         near_ties=list(fitted.near_ties) or None,

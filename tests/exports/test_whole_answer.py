@@ -43,6 +43,10 @@ MEMBERS, CLASSES, WIDTH = 2, 5, 12
 VECTOR = Calibration("vector", (1.1, 0.7, 0.9, 1.3, 1.0), (0.1, -0.2, 0.0, 0.3, 0.05))
 
 
+def sets_by(method: Any) -> Conformal:
+    return Conformal(method=method, alpha=0.1, qhat=0.871, n_val=10)
+
+
 def training(width: int, seed: int) -> MemberTraining:
     """Training data of one member, and its classifier."""
     generator = np.random.default_rng(seed)
@@ -137,7 +141,7 @@ def test_a_score_is_the_same_on_tensors(name: str, calibration: Calibration | No
     fitted = detector(name)
     without_threshold = Chosen(name, calibration, None, None)
     scores = expected(without_threshold, fitted, logits, features)["ood_score"]
-    chosen = Chosen(name, calibration, float(scores.median()), Conformal(method, 0.1, 0.871, 10))
+    chosen = Chosen(name, calibration, float(scores.median()), sets_by(method))
     answer = GraphAnswer(chosen, fitted, MEMBERS)
     check(answer(logits, features), expected(chosen, fitted, logits, features), chosen)
 
@@ -191,7 +195,10 @@ def test_scores_are_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(nam
     chosen_by_score = {}
     fitted_by_score = {}
     logits, features = drawn(40)
-    sets = {"msp": Conformal("lac", 0.1, 0.871, 10), "gen": Conformal("aps", 0.1, 0.871, 10)}
+    sets = {
+        "msp": sets_by("lac"),
+        "gen": sets_by("aps"),
+    }
     for name in names:
         fitted_by_score[name] = detector(name)
         calibration = VECTOR if name in sets else None

@@ -148,13 +148,17 @@ def test_losses_worse_than_no_prediction() -> None:
     )
 
 
+def sets_of(qhat: float, n_val: int) -> Conformal:
+    return Conformal(method="lac", alpha=0.1, qhat=qhat, n_val=n_val)
+
+
 def test_sets_of_all_classes() -> None:
-    assert full_sets_warning(Conformal("lac", 0.1, 1.0, 7), 4.0, 4) is None  # said when they are fitted
-    few = few_for_sets_warning(Conformal("lac", 0.1, 1.0, 7), 4)
+    assert full_sets_warning(sets_of(1.0, 7), 4.0, 4) is None  # said when they are fitted
+    few = few_for_sets_warning(sets_of(1.0, 7), 4)
     assert "7 validation samples are fewer than the 9" in str(few)
-    assert "allow more misses" in str(full_sets_warning(Conformal("lac", 0.1, 1.0, 90), 4.0, 4))
-    assert full_sets_warning(Conformal("lac", 0.1, 0.9, 90), 3.99, 4) is None
-    assert full_sets_warning(Conformal("lac", 0.1, 0.9, 90), None, 4) is None
+    assert "allow more misses" in str(full_sets_warning(sets_of(1.0, 90), 4.0, 4))
+    assert full_sets_warning(sets_of(0.9, 90), 3.99, 4) is None
+    assert full_sets_warning(sets_of(0.9, 90), None, 4) is None
 
 
 def calibrated_log_p(samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -206,5 +210,5 @@ def test_fault_88_a_threshold_is_doubted_that_tells_nothing_apart(
 
 @pytest.mark.fault(88)
 def test_fault_88_prediction_sets_of_fewer_than_20_samples_are_doubted() -> None:
-    assert "a quantile of 19 samples" in str(few_for_sets_warning(Conformal("lac", 0.1, 0.9, 19), 4))
-    assert few_for_sets_warning(Conformal("lac", 0.1, 0.9, 20), 4) is None
+    assert "a quantile of 19 samples" in str(few_for_sets_warning(sets_of(0.9, 19), 4))
+    assert few_for_sets_warning(sets_of(0.9, 20), 4) is None
