@@ -13,16 +13,17 @@ from hydractl.evaluation.choosing import as_good_as_the_best, compare_scores
 from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.gathering import LogitsReader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
-from hydractl.files.model_records import DataSetRecord, ThresholdRecord
+from hydractl.files.model_records import ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration, fit_calibration
-from hydractl.metrics.conformal import Conformal, fit_conformal
+from hydractl.metrics.conformal import fit_conformal
 from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.plausibility import calibration_warning, few_for_sets_warning, threshold_warning
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
-from hydractl.metrics.samples import Samples, samples_of
+from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import choose_threshold
 
 
@@ -86,184 +87,151 @@ def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores
     Raises:
         InputError: if all scores are constant for the model, or a set has no sample that can be read.
     """
-    fitting = _Fitting(model, what, scores)
-    for validation_set in of_role(sets, VAL):
-        if what.uses_val or scores.beside:
-            fitting.read_validation(validation_set, read)
-    calibration, fitted_on, stored = fitting.calibration()
+    name = model.name
+    warnings: list[str | None] = []
 
-    # Compare the scores. The threshold may need the same predictions on the OOD validation sets.
+    # The ID validation set, without a calibration.
+    validation = None
+    for val in of_role(sets, VAL):
+        if what.uses_val or scores.beside:
+            validation = _read_validation(val, name, scores, read)
+
+    # The calibration: a fitted one, one that the command gives, or the one in the model's file, if there is one.
+    calibration = model.stored.calibration
+    fitted_on = model.stored.fitted_on
+    if what.temperature is not None and what.temperature.is_fitted:
+        assert validation is not None
+        log_probs = pooled_log_probs(validation.logits)  # [N, C]
+        kind = "vector" if what.temperature.text == "vector" else "temperature"
+        calibration = fit_calibration(kind, log_probs, validation.labels)
+        fitted_on = validation.source.record()
+        warnings.append(calibration_warning(calibration, log_probs))
+    elif what.temperature is not None:
+        given = what.temperature.value
+        calibration = None if given is None else Calibration.of_temperature(given)
+        fitted_on = None
+
+    # The calibrated predictions on validation data, by which scores are compared and a threshold is chosen.
+    inside = None
+    if validation is not None and (scores.beside or what.threshold is not None):
+        inside = validation.reduced(name, scores, calibration)
     outside: dict[str, Samples] = {}
     if scores.beside or what.needs_ood_val:
         for dataset in of_role(sets, OOD_VAL):
-            gathered = gather(read(dataset), dataset, model.name, scores=scores, calibration=calibration, pairs=False)
+            gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration, pairs=False)
             outside[dataset.name] = gathered.samples
     score = scores.leading
     compared = {}
     near_ties: Sequence[str] = ()
     if scores.beside:
-        inside = fitting.calibrated_validation(calibration)
+        assert inside is not None
         compared = compare_scores(scores.beside, inside, outside, model.members)
-        score, *near_ties = as_good_as_the_best(compared, model.name)
+        score, *near_ties = as_good_as_the_best(compared, name)
+    threshold = _threshold(model, what, score, inside, list(outside.values()), warnings)
+
+    conformal = None
+    if what.conformal is not None:
+        assert validation is not None
+        method = cast('Literal["lac", "aps"]', what.conformal_score)
+        conformal = fit_conformal(
+            validation.logits, validation.labels, method=method, alpha=what.conformal, calibration=calibration
+        )
+        warnings.append(few_for_sets_warning(conformal, model.classes))
 
     return Fit(
         score=score,
         calibration=calibration,
         fitted_on=fitted_on,
-        stored=stored,
-        threshold=fitting.threshold(score, calibration, outside),
-        conformal=fitting.prediction_sets(calibration),
+        stored=what.temperature is None and model.stored.stored,
+        threshold=threshold,
+        conformal=conformal,
         compared=compared,
         near_ties=near_ties,
-        validation=fitting.validation.samples if fitting.validation is not None and what.uses_val else None,
-        warnings=fitting.warnings,
+        validation=validation.samples if validation is not None and what.uses_val else None,
+        warnings=[warning for warning in warnings if warning is not None],
     )
 
 
 @dataclass(frozen=True)
 class _Validation:
-    """The ID validation set: the set, its logits ``[M, N, C]``, labels ``[N]``, and uncalibrated predictions."""
+    """The ID validation set: its batches, and its logits ``[M, N, C]``, labels ``[N]`` and uncalibrated predictions."""
 
     source: EvalSet
+    batches: Sequence[LogitsBatch]
     logits: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
     samples: Samples
 
+    def reduced(self, name: str, scores: RowScores, calibration: Calibration | None) -> Samples:
+        """Return the predictions with a calibration."""
+        if calibration is None:
+            return self.samples
+        batches = iter(self.batches)
+        return gather(batches, self.source, name, scores=scores, calibration=calibration, pairs=False).samples
 
-class _Fitting:
-    """Fits the parts for one model; the arguments are those of :func:`fit`.
 
-    Attributes:
-        validation: the ID validation set; None as long as it was not read.
-        warnings: sentences on what is odd, which grow while the parts are fitted.
+def _read_validation(val: EvalSet, name: str, scores: RowScores, read: LogitsReader) -> _Validation:
+    """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""
+    batches = list(read(val))
+    gathered = gather(iter(batches), val, name, scores=scores, pairs=False)
+    rows = np.concatenate([batch.rows for batch in batches])
+    logits = np.concatenate([batch.logits for batch in batches], axis=1)
+    in_order = logits[:, np.argsort(rows, kind="stable")]
+    assert val.labels is not None  # opened with need_labels
+    labels = val.labels[gathered.rows]  # without samples that could not be read
+    return _Validation(val, batches, in_order, labels, gathered.samples)
+
+
+def _threshold(
+    model: LogitsProvider,
+    what: FitOptions,
+    score: str,
+    inside: Samples | None,
+    outside: Sequence[Samples],
+    warnings: list[str | None],
+) -> ThresholdRecord | None:
+    """Return the threshold of an OOD score that the options ask for; None if there is none.
+
+    Args:
+        model: the model.
+        what: the options of fitting.
+        score: the name of the score.
+        inside: the calibrated predictions on the ID validation set; None without one.
+        outside: those on each OOD validation set.
+        warnings: receives a sentence if the threshold is odd.
     """
+    requested = what.threshold
+    if requested is None:
+        # The one in the model's file, unless it is for another score or another calibration.
+        stored = model.stored.threshold
+        is_kept = stored is not None and stored.score == score and what.temperature is None
+        return stored if is_kept else None
+    # A constant score (e.g. mutual information of a single member) has no useful threshold.
+    if says_nothing(score, model.members):
+        return None
 
-    def __init__(self, model: LogitsProvider, what: FitOptions, scores: RowScores) -> None:
-        self._model = model
-        self._what = what
-        self._scores = scores
-        self.validation: _Validation | None = None
-        self.warnings: list[str] = []
-
-    def read_validation(self, val: EvalSet, read: LogitsReader) -> None:
-        """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""
-        batches = list(read(val))
-        gathered = gather(iter(batches), val, self._model.name, scores=self._scores, pairs=False)
-        rows = np.concatenate([batch.rows for batch in batches])
-        logits = np.concatenate([batch.logits for batch in batches], axis=1)
-        in_order = logits[:, np.argsort(rows, kind="stable")]
-        assert val.labels is not None  # opened with need_labels
-        labels = val.labels[gathered.rows]  # without samples that could not be read
-        self.validation = _Validation(val, in_order, labels, gathered.samples)
-
-    def calibration(self) -> tuple[Calibration | None, DataSetRecord | None, bool]:
-        """Return the calibration, the record of the data it was fitted to, and whether it is in the model's file."""
-        requested = self._what.temperature
-        if requested is None:  # the one in the model's file, if there is one
-            in_file = self._model.stored
-            return in_file.calibration, in_file.fitted_on, in_file.stored
-        if requested.value is not None:
-            return Calibration.of_temperature(requested.value), None, False
-        if not requested.is_fitted:
-            return None, None, False
-
-        # Fit to log p of the averaged prediction on the validation set.
-        validation = self.validation
-        assert validation is not None
-        log_probs = pooled_log_probs(validation.logits)  # [N, C]
-        kind: Literal["vector", "temperature"] = "vector" if requested.text == "vector" else "temperature"
-        calibration = fit_calibration(kind, log_probs, validation.labels)
-        self._note(calibration_warning(calibration, log_probs))
-        return calibration, validation.source.record(), False
-
-    def calibrated_validation(self, calibration: Calibration | None) -> Samples:
-        """Return the calibrated predictions on the ID validation set, with all scores."""
-        validation = self.validation
-        assert validation is not None
-        # Scores on features do not depend on the calibration, so take those of the uncalibrated predictions.
-        on_features: dict[str, Floats] = {}
-        for name in self._scores.on_features:
-            values = _values_of(validation.samples, name)
-            if values is not None:
-                on_features[name] = values
-        return samples_of(
-            validation.logits,
-            score=self._scores.leading,
-            beside=self._scores.beside,
-            fitted_scores=on_features,
-            calibration=calibration,
-            pairs=False,
-        )
-
-    def threshold(
-        self, score: str, calibration: Calibration | None, outside: dict[str, Samples]
-    ) -> ThresholdRecord | None:
-        """Return the threshold of an OOD score that the options ask for; None if there is none.
-
-        Args:
-            score: the name of the score.
-            calibration: the calibration of the predictions from which a threshold is chosen.
-            outside: the calibrated predictions on the OOD validation sets, by the name of the set.
-        """
-        requested = self._what.threshold
-        if requested is None:
-            return self._stored_threshold(score)
-        # A constant score (e.g. mutual information of a single member) has no useful threshold.
-        if says_nothing(score, self._model.members):
-            return None
-        # score:0.5 is the threshold itself. Validation data, if there are some, only tell what it flags.
-        value = float(requested.number)
-        if requested.side == "score" and self.validation is None:
-            return ThresholdRecord(score=score, value=value, rule=requested.rule)
-        samples_by_set = list(outside.values())
-        option = "--ood-val"
-        if requested.side != "ood":
-            samples_by_set = [self.calibrated_validation(calibration)]
-            option = "--val"
-        scores = _joined_values(samples_by_set, score)
-        if requested.side != "score":
-            value = choose_threshold(requested, scores)
-        self._note(threshold_warning(requested, value, scores, option))
+    # score:0.5 is the threshold itself. Validation data, if there are some, only tell what it flags.
+    value = float(requested.number)
+    if requested.side == "score" and inside is None:
         return ThresholdRecord(score=score, value=value, rule=requested.rule)
-
-    def _stored_threshold(self, score: str) -> ThresholdRecord | None:
-        """Return the threshold in the model's file; None if it is for another OOD score or another calibration."""
-        stored_threshold = self._model.stored.threshold
-        if stored_threshold is None or stored_threshold.score != score:
-            return None
-        is_recalibrated = self._what.temperature is not None
-        if is_recalibrated:
-            return None
-        return stored_threshold
-
-    def prediction_sets(self, calibration: Calibration | None) -> Conformal | None:
-        """Fit prediction sets on the ID validation set; return None if the options ask for none."""
-        alpha = self._what.conformal
-        if alpha is None:
-            return None
-        validation = self.validation
-        assert validation is not None
-        method = cast('Literal["lac", "aps"]', self._what.conformal_score)
-        fitted = fit_conformal(
-            validation.logits, validation.labels, method=method, alpha=alpha, calibration=calibration
-        )
-        self._note(few_for_sets_warning(fitted, self._model.classes))
-        return fitted
-
-    def _note(self, warning: str | None) -> None:
-        """Keep a sentence on what was fitted; None is none."""
-        if warning is not None:
-            self.warnings.append(warning)
-
-
-def _values_of(samples: Samples, score: str) -> Floats | None:
-    """Return one OOD score of samples, ``[N]``; None if it is constant."""
-    if samples.leading == score:
-        return samples.score
-    return samples.scores[score]
+    samples_by_set = outside
+    option = "--ood-val"
+    if requested.side != "ood":
+        assert inside is not None
+        samples_by_set = [inside]
+        option = "--val"
+    scores = _joined_values(samples_by_set, score)
+    if requested.side != "score":
+        value = choose_threshold(requested, scores)
+    warnings.append(threshold_warning(requested, value, scores, option))
+    return ThresholdRecord(score=score, value=value, rule=requested.rule)
 
 
 def _joined_values(samples_by_set: Sequence[Samples], score: str) -> Floats:
-    """Return one OOD score of the samples of several sets, ``[N]``."""
-    values_by_set = [_values_of(samples, score) for samples in samples_by_set]
-    return np.concatenate([values for values in values_by_set if values is not None])
+    """Return one OOD score of the samples of several sets, ``[N]``; sets in which it is constant are left out."""
+    joined = []
+    for samples in samples_by_set:
+        values = samples.score if samples.leading == score else samples.scores[score]
+        if values is not None:
+            joined.append(values)
+    return np.concatenate(joined)

@@ -23,7 +23,7 @@ from hydractl.evaluation.plausibility import (
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import check_scores, find_rows, row_scores
-from hydractl.evaluation.sets import TRAIN, OpenedSets, fitted_entries, open_fitted_sets, option_of
+from hydractl.evaluation.sets import TRAIN, OpenedSets, fitted_entries, open_sets, option_of
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import (
@@ -61,7 +61,7 @@ def run(
     # Open and check the model, the data sets and the output paths before any work.
     resolve_device(options.run.device)
     (model,) = find_rows([ref], opening, options, log, tests=False)
-    opened = open_fitted_sets(options.data, model)
+    opened = open_sets(options.data, [model], tests=False)
     check_scores([model], opened.sets, options)
     model.check_sets(opened.sets)
     checkpoint = model if isinstance(model, RunningModel) and len(model.argument.sources) == 1 else None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.reading import Predictions
-from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.files.model_records import CostRecord, TrainingRecord
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSiteRecord
-from hydractl.jsonio import shown
+from hydractl.jsonio import differences
 
 _MAY_DIFFER = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score", "training")
 """Entries of the header in which the models of an ensemble may differ. All others decide logits or name classes."""
@@ -29,9 +27,11 @@ def concatenated(files: Sequence[Predictions]) -> Predictions:
     """
     origin = "+".join(file.origin for file in files)
     first_file = files[0]
+    settings = _settings_in_common(first_file)
     problems: list[str] = []
     for other_file in files[1:]:
-        problems += _forbidden_differences(first_file, other_file)
+        found = differences(settings, _settings_in_common(other_file), f"in {first_file.origin}")
+        problems += [f"{other_file.origin}: {difference}" for difference in found]
     if problems:
         raise InputError(
             f"{origin} are no predictions of one ensemble",
@@ -43,109 +43,29 @@ def concatenated(files: Sequence[Predictions]) -> Predictions:
     tensors_and_indices = []
     sets = list(first_file.sets)
     for file in files:
-        indices = [_index_of_same_set(file, dataset) for dataset in first_file.sets]
-        known_indices = [index for index in indices if index is not None]  # a missing set would be a difference
-        for place, index in enumerate(known_indices):
+        index_of_set = {(dataset.role, dataset.name): index for index, dataset in enumerate(file.sets)}
+        indices = [index_of_set[dataset.role, dataset.name] for dataset in sets]
+        for place, index in enumerate(indices):
             seen = max(sets[place].seen, file.sets[index].seen)
             sets[place] = replace(sets[place], seen=seen)
         ((tensors, _),) = file.files
-        tensors_and_indices.append((tensors, known_indices))
+        tensors_and_indices.append((tensors, indices))
     header = _ensemble_header([file.model for file in files], [file.shape(0)[0] for file in files])
     return Predictions(origin, header, sets, tensors_and_indices)
 
 
-def _index_of_same_set(part: Predictions, dataset: SetEntry) -> int | None:
-    """Return the index in a file of the set with the same role and name; None if there is none."""
-    for index, other in enumerate(part.sets):
-        if other.role == dataset.role and other.name == dataset.name:
-            return index
-    return None
-
-
-# --- what must be the same --------------------------------------------------------------------------------------------
-
-
-def _forbidden_differences(first: Predictions, other: Predictions) -> list[str]:
-    """Return a sentence for each difference because of which two files cannot form an ensemble.
-
-    Args:
-        first: the first file of the ensemble.
-        other: the file that is compared with it.
-    """
-    problems = []
-
-    # The number of classes.
-    _, _, classes = first.shape(0)
-    _, _, other_classes = other.shape(0)
-    if classes != other_classes:
-        problems.append(f"{other.origin}: {other_classes} classes, not {classes}")
-
-    # The data sets: both files need the same ones.
-    for dataset in first.sets:
-        problem = _set_difference(dataset, other)
-        if problem is not None:
-            problems.append(f"{other.origin}: {problem}")
-    for dataset in other.sets:
-        if _index_of_same_set(first, dataset) is None:
-            problems.append(f"{first.origin}: has no set {dataset.name}")
-
-    # The settings.
-    problems += _header_differences(first, other)
-    return problems
-
-
-def _set_difference(dataset: SetEntry, other: Predictions) -> str | None:
-    """Return the first difference between a data set and the set with the same role and name in another file.
-
-    None means that they are equal.
-
-    Args:
-        dataset: a data set of the first file.
-        other: the other file.
-    """
-    index = _index_of_same_set(other, dataset)
-    if index is None:
-        return f"has no set {dataset.name}"
-    other_dataset = other.sets[index]
-    samples = len(dataset.ids)
-    other_samples = len(other_dataset.ids)
-    if other_samples != samples:
-        return f"{other_samples} samples of {dataset.name}, not {samples}"
-    if other_dataset.fingerprint != dataset.fingerprint:
-        return f"other samples of {dataset.name}, or in another order"
-    if other_dataset.group != dataset.group:
-        return f"{dataset.name} has the group {other_dataset.group}, not {dataset.group}"
-    return None
-
-
-def _header_differences(first: Predictions, other: Predictions) -> list[str]:
-    """Return a sentence for each entry of the headers in which two files differ, although they must not.
-
-    Args:
-        first: the first file of the ensemble.
-        other: the file that is compared with it.
-    """
-    first_header = first.model.to_dict()
-    other_header = other.model.to_dict()
-    all_keys = {*first_header, *other_header}
-    compared_keys = all_keys.difference(_MAY_DIFFER)
-
-    problems = []
-    for key in sorted(compared_keys):
-        expected_value = first_header.get(key)
-        value = other_header.get(key)
-        if value != expected_value:
-            value_text = _shown_entry(value)
-            expected_text = _shown_entry(expected_value)
-            problems.append(f"{other.origin}: {key} is {value_text}, not {expected_text}")
-    return problems
-
-
-def _shown_entry(value: Any) -> str:
-    """Return an entry of a header as text for messages; None means that it is missing."""
-    if value is None:
-        return "missing"
-    return shown(value)
+def _settings_in_common(file: Predictions) -> dict[str, object]:
+    """Return by name what is the same in all files of an ensemble: what decides logits, the classes, and the sets."""
+    settings = file.model.to_dict()
+    for key in _MAY_DIFFER:
+        settings.pop(key, None)
+    _, _, settings["classes"] = file.shape(0)
+    for dataset in file.sets:
+        name = f"{dataset.role} {dataset.name}"
+        settings[f"samples of {name}"] = len(dataset.ids)
+        settings[f"fingerprint of {name}"] = dataset.fingerprint
+        settings[f"group of {name}"] = dataset.group
+    return settings
 
 
 # --- one header for all -----------------------------------------------------------------------------------------------

@@ -81,13 +81,13 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
-        ({"limit": 11}, "b.st: 11 samples of id, not 12"),
-        ({"known_fingerprint": "g"}, "b.st: other samples of o, or in another order"),
-        ({"group": "far"}, "b.st: o has the group far, not None"),
-        ({"called": "p"}, "b.st: has no set o"),
-        ({"model": {"batch_size": 32, "dtype": "float64"}}, "b.st: batch_size is 32, not 64"),
-        ({"model": {"labels": ["i", "j", "k"]}}, "b.st: labels is"),
-        ({"model": {"mc_dropout": {"p": 0.1, "passes": 2, "seed": 0}}}, "b.st: mc_dropout is"),
+        ({"limit": 11}, "b.st: samples of id id: 12 in a.st, 11 now"),
+        ({"known_fingerprint": "g"}, "b.st: fingerprint of ood o: 'f' in a.st, 'g' now"),
+        ({"group": "far"}, "b.st: group of ood o: None in a.st, 'far' now"),
+        ({"called": "p"}, "b.st: samples of ood o: 2 in a.st, nothing now"),
+        ({"model": {"batch_size": 32, "dtype": "float64"}}, "b.st: batch_size: 64 in a.st, 32 now"),
+        ({"model": {"labels": ["i", "j", "k"]}}, "b.st: labels: nothing in a.st"),
+        ({"model": {"mc_dropout": {"p": 0.1, "passes": 2, "seed": 0}}}, "b.st: mc_dropout: nothing in a.st"),
     ],
 )
 def test_what_differs_is_named(capsys: Any, other: dict[str, Any], complaint: str) -> None:
