@@ -23,20 +23,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hydractl.metrics.declaration import metrics
-from hydractl.metrics.errors import Answers, by_probability, by_score
-from hydractl.metrics.ood import Curve
-from hydractl.metrics.ood_scores import chance_of
+from hydractl.metrics.drawn import Counts
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import Names, ScoreReadings, for_each_set, measured_blocks, row_blocks
-from hydractl.metrics.samples import Resample, Samples
+from hydractl.metrics.rows import ModelFigures, Names
+from hydractl.metrics.samples import Samples
 
 CONVENTIONS = {
     "ci": "Percentile bootstrap interval: ID samples and the samples of each OOD data set are drawn anew with"
@@ -46,8 +43,6 @@ CONVENTIONS = {
     "difference": "This row minus the first row, and the percentile bootstrap interval of that difference over rounds"
     " in which both rows have the same samples (paired).",
 }
-
-Counts = NDArray[np.int64]
 
 _FEWEST_ROUNDS = 0.9
 """The share of the rounds in which a metric must have a value; with fewer it has no interval."""
@@ -104,8 +99,8 @@ def resample(
     # Measure the data first: only a metric with a value there is measured in the rounds.
     values: dict[str, float | None] = {}
     values_in_rounds: dict[str, Floats] = {}
-    blocks_on_data = row_blocks(inside, outside, groups)
-    for key, value in _dotted_numbers(blocks_on_data.model_dump()):
+    figures = ModelFigures(inside, outside, groups)
+    for key, value in _dotted_numbers(figures.blocks()):
         _, _, name = key.rpartition(".")
         if names is not None and name not in names:
             continue
@@ -117,21 +112,10 @@ def resample(
     # often each sample is drawn in one round after another.
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
-    resampled_scores = _ResampledScores(inside, outside)
     for round_index in range(rounds):
-        counts = {}
-        resamples = {}
-        for name, samples in sets.items():
-            counts[name] = next(draws[name])
-            resamples[name] = Resample(samples, counts[name])
-
-        # The curves and answers of the leading OOD score (e.g. msp, which the main metrics use), and those of each
-        # score that is reported beside it.
-        leading_readings, readings_by_score = resampled_scores.readings_of_draw(counts)
-
+        counts = {name: next(draws_of_set) for name, draws_of_set in draws.items()}
         # The row of this round, flattened to the same dotted keys as the row of the data, e.g. "ood.svhn.auroc".
-        blocks_of_round = measured_blocks(resamples, groups, leading_readings, readings_by_score, names)
-        values_of_round = dict(_dotted_numbers(blocks_of_round))
+        values_of_round = dict(_dotted_numbers(figures.blocks(counts, names)))
         for key, rounds_of_key in values_in_rounds.items():
             rounds_of_key[round_index] = values_of_round[key]  # None becomes NaN
         advance(1)
@@ -396,181 +380,7 @@ def _dotted_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{key}", value
 
 
-# --- curves of resamples ----------------------------------------------------------------------------------------------
-
-
-class _ResampledCurve:
-    """The curve of the ID samples against one OOD data set, on resamples.
-
-    The thresholds are those of the whole data; a draw changes only how many samples each threshold flags.
-
-    Args:
-        id_scores: OOD scores of the ID samples, [N].
-        ood_scores: OOD scores of the OOD samples, [K].
-    """
-
-    def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
-        """Sort the scores [N] and [K] once, for the curves of all draws."""
-        # The thresholds are the distinct scores of all samples. They stay the same for every draw.
-        all_scores = np.concatenate([id_scores, ood_scores])
-        thresholds = np.unique(all_scores)[::-1]  # falling, [T]
-
-        # A draw only changes how often each sample counts. So keep, for the ID samples and then for the OOD samples,
-        # the indices that sort them by rising score, [N] or [K], and the number of samples below each threshold, [T].
-        self._id_order = np.argsort(id_scores, kind="stable")
-        rising_id_scores = id_scores[self._id_order]
-        self._id_below = np.searchsorted(rising_id_scores, thresholds, side="left")
-        self._ood_order = np.argsort(ood_scores, kind="stable")
-        rising_ood_scores = ood_scores[self._ood_order]
-        self._ood_below = np.searchsorted(rising_ood_scores, thresholds, side="left")
-
-    def curve_of_draw(self, inside: Counts, outside: Counts) -> Curve | None:
-        """Return the curve of one draw; None if it holds no ID sample or no OOD sample.
-
-        Args:
-            inside: how often each ID sample is drawn, [N].
-            outside: how often each OOD sample is drawn, [K].
-        """
-        if not inside.any() or not outside.any():
-            return None
-        ood_counts = outside[self._ood_order]
-        id_counts = inside[self._id_order]
-        true_positives = _drawn_at_or_above(ood_counts, self._ood_below)
-        false_positives = _drawn_at_or_above(id_counts, self._id_below)
-        return Curve(true_positives, false_positives)
-
-
-_CurveOfSet = _ResampledCurve | None
-"""None if the score is constant for a model of one member."""
-
-
-class _ResampledAnswers:
-    """The answers to labelled ID samples on resamples, ordered by one score.
-
-    Args:
-        inside: the ID samples.
-        name: the name of the score.
-        scores: the score of each ID sample, [N].
-    """
-
-    def __init__(self, inside: Samples, name: str, scores: Floats) -> None:
-        """Prepare the curve and the samples once, for the answers of all draws."""
-        self._correct = inside.correct
-        self._curve = _ResampledCurve(scores[inside.correct], scores[~inside.correct])
-        self._by_score = by_score(inside, scores)
-        self._by_probability = by_probability(inside, name, scores)
-
-    def answers_of_draw(self, counts: Counts) -> Answers:
-        """Return the answers of one draw; ``counts`` says how often each ID sample is drawn, [N]."""
-        # How well the score tells wrong answers from right ones: wrong answers take the place of OOD samples in the
-        # curve.
-        curve = self._curve.curve_of_draw(counts[self._correct], counts[~self._correct])
-        samples = self._by_probability
-        drawn_by_probability = None if samples is None else Resample(samples, counts)
-        return Answers(curve, Resample(self._by_score, counts), drawn_by_probability)
-
-
-class _ResampledScore:
-    """One score on resamples: the curve of each OOD data set, and the answers to labelled ID samples.
-
-    Args:
-        inside: the ID samples.
-        name: the name of the score.
-        id_scores: the score of each ID sample, [N]; None if the score is constant for a model of one member.
-        ood_scores: the scores of the samples of each OOD data set, [K] or None, by the name of the set.
-    """
-
-    def __init__(
-        self, inside: Samples, name: str, id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
-    ) -> None:
-        """Prepare a curve for each OOD set and, for labelled ID samples with a score, their answers."""
-        self._curves: dict[str, _CurveOfSet] = for_each_set(_ResampledCurve, id_scores, ood_scores)
-        self._labelled = inside.labels is not None
-        self._answers: _ResampledAnswers | None = None
-        if self._labelled and id_scores is not None and len(inside):
-            self._answers = _ResampledAnswers(inside, name, id_scores)
-
-    def readings_of_draw(self, counts: Mapping[str, Counts]) -> ScoreReadings:
-        """Return the curves and the answers of one draw.
-
-        Args:
-            counts: for each data set, how often each of its samples is drawn; the ID data are named ``id``.
-
-        Returns:
-            The curve of each OOD set, None if there is none, and the answers: None for data without labels, and empty
-            :class:`Answers` for labelled data without a score or without samples.
-        """
-        id_counts = counts["id"]
-        curves: dict[str, Curve | None] = dict.fromkeys(self._curves)
-        for name, resampled_curve in self._curves.items():
-            if resampled_curve is not None:
-                curves[name] = resampled_curve.curve_of_draw(id_counts, counts[name])
-        if not self._labelled:
-            return ScoreReadings(curves, None)
-        if self._answers is None:
-            return ScoreReadings(curves, Answers())
-        return ScoreReadings(curves, self._answers.answers_of_draw(id_counts))
-
-
-class _ResampledScores:
-    """The leading score and all scores that are reported beside it, on resamples."""
-
-    def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
-        """Prepare every score of the ID samples and of each OOD set, by its name, for all draws."""
-        # The leading score, which the main metrics use (e.g. msp), on the ID samples and on each OOD set.
-        leading_scores = {name: samples.score for name, samples in outside.items()}
-        self._leading = _ResampledScore(inside, inside.leading, inside.score, leading_scores)
-
-        # Every score that is reported beside it. The leading score may be among them, under its own name.
-        self._beside: dict[str, _ResampledScore] = {}
-        all_samples = [inside, *outside.values()]
-        for score, id_scores in inside.scores.items():
-            if _equals_leading_score(score, all_samples):
-                self._beside[score] = self._leading  # sharing the object saves counting it twice
-                continue
-            ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
-            self._beside[score] = _ResampledScore(inside, score, id_scores, ood_scores)
-
-    def readings_of_draw(self, counts: Mapping[str, Counts]) -> tuple[ScoreReadings, dict[str, ScoreReadings]]:
-        """Return the readings of the leading score, and the readings of the other scores by name.
-
-        A score that equals the leading one has the same readings object.
-
-        Args:
-            counts: for each data set, how often each of its samples is drawn; the ID data are named ``id``.
-        """
-        leading = self._leading.readings_of_draw(counts)
-        beside = {}
-        for score, resampled in self._beside.items():
-            beside[score] = leading if resampled is self._leading else resampled.readings_of_draw(counts)
-        return leading, beside
-
-
-def _drawn_at_or_above(counts: Counts, below: Counts) -> Counts:
-    """Return the number of drawn samples at or above each threshold, [T].
-
-    Args:
-        counts: how often each sample is drawn, [N]; the samples are in order of rising score.
-        below: the number of samples of the whole data below each threshold, [T].
-    """
-    n = len(counts)
-    drawn_among_first = np.zeros(n + 1, dtype=np.int64)  # entry i: of the first i samples
-    np.cumsum(counts, out=drawn_among_first[1:])
-    return drawn_among_first[n] - drawn_among_first[below]
-
-
-def _equals_leading_score(score: str, sets: Iterable[Samples]) -> bool:
-    """Return whether a score beside the leading one has the same meaning and, on all sets, the same values as it."""
-    for samples in sets:
-        if chance_of(score) != chance_of(samples.leading):
-            return False
-        leading_scores = samples.score
-        scores_beside = samples.scores[score]
-        if leading_scores is None or scores_beside is None:
-            return False
-        if not np.array_equal(leading_scores, scores_beside):
-            return False
-    return True
+# --- many scores at once ---------------------------------------------------------------------------------------------
 
 
 class _ScoreAurocs:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from hydractl.files.eval_answer import OodSetMetrics, RowMetrics, SampleMetrics
 from hydractl.files.results import Metrics
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
+from hydractl.metrics.drawn import Counts, DrawnAnswers, DrawnCurve
 from hydractl.metrics.errors import Answers, answers_by_score
 from hydractl.metrics.ood import Curve, curve_of
+from hydractl.metrics.ood_scores import chance_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
@@ -127,134 +130,142 @@ def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
     return averages
 
 
-Curves = Mapping[str, Curve | None]
-"""The curve of the ID samples against each OOD data set, by the name of the set; None if one of the two has no samples,
-or if the score is constant for a model of one member."""
-
-
-class ScoreReadings(NamedTuple):
-    """The curves of one OOD score on a model's data, and the answers to its ID samples; None without labels."""
-
-    curves: Curves
-    answers: Answers | None
-
-
-def measured_blocks(
-    samples: Mapping[str, Samples | Resample],
-    groups: Mapping[str, str | None],
-    leading: ScoreReadings,
-    beside: Mapping[str, ScoreReadings],
-    names: Names = None,
-) -> Blocks:
-    """Return the values of a :class:`RowMetrics`, all metrics of one model, on its data or on a resample of them.
+class ModelFigures:
+    """All metrics of one model on its data, and on samples that are drawn from them.
 
     One OOD score, the leading one, fills the blocks of the row itself, e.g. ``row["ood"]["svhn"]["auroc"]``. If more
     scores are reported beside it, each has the same blocks below ``scores``, e.g.
     ``row["scores"]["energy"]["ood"]["svhn"]["auroc"]``.
 
     Args:
-        samples: the samples of each data set by its name; the ID samples are named ``id``.
+        inside: the ID samples.
+        outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
-        leading: the curves and answers of the leading OOD score.
-        beside: the curves and answers of each score that is reported beside it, by name; if empty, the row has no
-            ``scores``. If one of them is the same object as ``leading``, it is measured only once.
-        names: the keys of the metrics to measure; None means all.
     """
-    # The leading score fills the blocks of the row itself.
-    by_leading = _detection(leading, samples, groups, names)
 
-    # How much the members differ on each data set, ID and OOD. This does not depend on a score.
-    diversity = {}
-    for name, samples_of_set in samples.items():
-        diversity[name] = diversity_values(samples_of_set, names)
+    def __init__(self, inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> None:
+        self.sets = {"id": inside, **outside}
+        self._groups = groups
+        leading_scores = {name: samples.score for name, samples in outside.items()}
+        self._leading = _ScoreFigures(inside, inside.leading, inside.score, leading_scores)
+        # The leading score may be among those beside it, under its own name: it is measured only once.
+        self._beside: dict[str, _ScoreFigures] = {}
+        for score, id_scores in inside.scores.items():
+            self._beside[score] = self._leading
+            if not _equals_leading_score(score, self.sets.values()):
+                ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
+                self._beside[score] = _ScoreFigures(inside, score, id_scores, ood_scores)
 
-    # Each score beside it has the same blocks, below ``scores``. The leading score may be among them: it is measured
-    # only once.
-    scores = {}
-    for score, readings in beside.items():
-        if readings is leading:
+    def blocks(self, counts: Mapping[str, Counts] | None = None, names: Names = None) -> Blocks:
+        """Return the values of a :class:`RowMetrics` without the pairs of members.
+
+        Args:
+            counts: for each data set, how often each of its samples is drawn; the ID data are named ``id``. None
+                measures the samples as they are.
+            names: the keys of the metrics to measure; None means all.
+        """
+        samples: dict[str, Samples | Resample] = dict(self.sets)
+        if counts is not None:
+            samples = {name: Resample(samples_of_set, counts[name]) for name, samples_of_set in self.sets.items()}
+        by_leading = self._detection(self._leading, counts, names)
+        # How much the members differ does not depend on a score.
+        diversity = {name: diversity_values(samples_of_set, names) for name, samples_of_set in samples.items()}
+        scores = {}
+        for score, figures in self._beside.items():
             scores[score] = by_leading
-        else:
-            scores[score] = _detection(readings, samples, groups, names)
-    return {"id": id_values(samples["id"], names), **by_leading, "diversity": diversity, "scores": scores}
+            if figures is not self._leading:
+                scores[score] = self._detection(figures, counts, names)
+        return {"id": id_values(samples["id"], names), **by_leading, "diversity": diversity, "scores": scores}
+
+    def _detection(self, figures: _ScoreFigures, counts: Mapping[str, Counts] | None, names: Names) -> Blocks:
+        """Return the metrics of one score: by OOD set, their averages, and, for labelled ID data, of wrong answers."""
+        sets: dict[str, Blocks] = {}
+        for name, curve in figures.curves(counts).items():
+            samples = len(self.sets[name])  # as many as are drawn
+            sets[name] = {"group": self._groups[name], "n": samples, **ood_values(curve, names)}
+        blocks: Blocks = {"ood": sets, **group_averages(sets, names)}
+        answers = figures.answers(counts)
+        if answers is not None:
+            blocks["errors"] = {metric.key: metric(answers) for metric in _asked_for("errors", names)}
+        return blocks
 
 
-def _detection(
-    readings: ScoreReadings,
-    samples: Mapping[str, Samples | Resample],
-    groups: Mapping[str, str | None],
-    names: Names,
-) -> Blocks:
-    """Return the metrics of one score: by OOD set, their averages, and, for labelled ID data, those of wrong answers.
+class _ScoreFigures:
+    """The curves of one score against each OOD data set, and the answers to labelled ID samples that it orders.
 
     Args:
-        readings: the curves and answers of the score.
-        samples, groups, names: see :func:`measured_blocks`.
+        inside: the ID samples.
+        name: the name of the score.
+        id_scores: the score of each ID sample, [N]; None if the score is constant for a model of one member.
+        ood_scores: the scores of the samples of each OOD data set, [K] or None, by the name of the set.
     """
-    sets: dict[str, Blocks] = {}
-    for name, curve in readings.curves.items():
-        sets[name] = {"group": groups[name], "n": len(samples[name]), **ood_values(curve, names)}
-    blocks: Blocks = {"ood": sets, **group_averages(sets, names)}
-    if readings.answers is not None:
-        blocks["errors"] = {metric.key: metric(readings.answers) for metric in _asked_for("errors", names)}
-    return blocks
+
+    def __init__(
+        self, inside: Samples, name: str, id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
+    ) -> None:
+        self._inside = inside
+        self._name = name
+        self._id_scores = id_scores
+        self._ood_scores = ood_scores
+        self._drawn_curves: dict[str, DrawnCurve] = {}  # filled by the first draw
+
+    def curves(self, counts: Mapping[str, Counts] | None) -> dict[str, Curve | None]:
+        """Return the curve of each OOD set by its name; None if one of the two sides has no samples or no score.
+
+        Args:
+            counts: a draw, see :meth:`ModelFigures.blocks`; None for the data themselves.
+        """
+        curves: dict[str, Curve | None] = dict.fromkeys(self._ood_scores)
+        for name, scores in self._ood_scores.items():
+            if self._id_scores is None or scores is None:
+                continue
+            if counts is None:
+                curves[name] = curve_of(self._id_scores, scores)
+                continue
+            if name not in self._drawn_curves:
+                self._drawn_curves[name] = DrawnCurve(self._id_scores, scores)
+            curves[name] = self._drawn_curves[name].curve_of_draw(counts["id"], counts[name])
+        return curves
+
+    def answers(self, counts: Mapping[str, Counts] | None) -> Answers | None:
+        """Return the answers: None for data without labels, empty ones without a score or without samples."""
+        if counts is None or self._drawn_answers is None:
+            return answers_by_score(self._inside, self._name, self._id_scores)
+        return self._drawn_answers.answers_of_draw(counts["id"])
+
+    @cached_property
+    def _drawn_answers(self) -> DrawnAnswers | None:
+        """What answers are drawn from; None if there is nothing to draw."""
+        inside = self._inside
+        if inside.labels is None or self._id_scores is None or not len(inside):
+            return None
+        return DrawnAnswers(inside, self._name, self._id_scores)
+
+
+def _equals_leading_score(score: str, sets: Iterable[Samples]) -> bool:
+    """Return whether a score beside the leading one has the same meaning and, on all sets, the same values as it."""
+    for samples in sets:
+        if chance_of(score) != chance_of(samples.leading):
+            return False
+        leading_scores = samples.score
+        scores_beside = samples.scores[score]
+        if leading_scores is None or scores_beside is None:
+            return False
+        if not np.array_equal(leading_scores, scores_beside):
+            return False
+    return True
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowMetrics:
     """Return all metrics of one model, measured on its data; ``diversity`` includes each pair of members.
 
-    Args:
-        inside: the ID samples.
-        outside: the samples of each OOD data set, by its name.
-        groups: "near", "far" or None for each OOD data set.
+    The arguments are those of :class:`ModelFigures`.
     """
-    # The leading score: its curve against each OOD set, and the answers it orders.
-    leading_scores = {name: samples.score for name, samples in outside.items()}
-    leading = ScoreReadings(
-        curves=for_each_set(curve_of, inside.score, leading_scores),
-        answers=answers_by_score(inside, inside.leading, inside.score),
-    )
-
-    # The same for each score that is reported beside it.
-    beside: dict[str, ScoreReadings] = {}
-    for score, id_scores in inside.scores.items():
-        ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
-        beside[score] = ScoreReadings(
-            curves=for_each_set(curve_of, id_scores, ood_scores),
-            answers=answers_by_score(inside, score, id_scores),
-        )
-
-    # Measure them. A resample has no pairs, so those are added here.
-    sets = {"id": inside, **outside}
-    row = measured_blocks(sets, groups, leading, beside)
-    for name, samples in sets.items():
+    figures = ModelFigures(inside, outside, groups)
+    row = figures.blocks()
+    for name, samples in figures.sets.items():
         row["diversity"][name]["pairs"] = pairs(samples)
     return RowMetrics.model_validate(row)
-
-
-AnyCurve = TypeVar("AnyCurve")
-
-
-def for_each_set(
-    make: Callable[[Floats, Floats], AnyCurve], id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
-) -> dict[str, AnyCurve | None]:
-    """Make a curve of the ID scores [N] against the scores [K] of each OOD data set.
-
-    Args:
-        make: makes a curve from ID scores and OOD scores, e.g. ``curve_of``.
-        id_scores: the ID samples' scores; None if the score is constant for a model of one member.
-        ood_scores: the same score of the samples of each OOD data set, by the name of the set.
-
-    Returns:
-        The curve of each OOD data set, by its name; None if the scores of one side are None.
-    """
-    curves: dict[str, AnyCurve | None] = dict.fromkeys(ood_scores)
-    if id_scores is None:
-        return curves
-    for name, scores in ood_scores.items():
-        if scores is not None:
-            curves[name] = make(id_scores, scores)
-    return curves
 
 
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
