@@ -31,6 +31,7 @@ import numpy as np
 
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.drawn import Counts
+from hydractl.metrics.ood import auroc, curve_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import ModelFigures, Names
 from hydractl.metrics.samples import Samples
@@ -143,44 +144,35 @@ def resample_aurocs(
     Returns:
         For each score, by its name, the AUROC against each OOD data set; the keys are the names of the data sets.
     """
-    # An OOD set has an AUROC if it has samples, and the ID data have samples, too.
-    sizes = {"id": _number_of_samples(id_scores)}
-    sets_with_value = []
-    for name, scores in ood_scores.items():
-        sizes[name] = _number_of_samples(scores)
-        if sizes["id"] and sizes[name]:
-            sets_with_value.append(name)
-
-    aurocs_by_score = {}
+    resampled = {}
+    pairs_by_score = {}
     for score, inside in id_scores.items():
-        outside = {name: ood_scores[name][score] for name in sets_with_value}
-        aurocs_by_score[score] = _ScoreAurocs(inside, outside, rounds)
+        values: dict[str, float | None] = {}
+        outside = {}  # the scores of the sets that have samples, if the ID data have samples, too
+        for name, scores in ood_scores.items():
+            curve = curve_of(inside, scores[score])
+            values[name] = None if curve is None else float(auroc(curve))
+            if curve is not None:
+                outside[name] = scores[score]
+        pairs_by_score[score] = _Pairs(inside, outside)
+        resampled[score] = Resampled(values, {name: np.empty(rounds) for name in outside})
 
     # Measure all scores on the same draws, a block of rounds at a time, because the counts of all rounds may not fit
-    # into memory. `add` stores the block's AUROCs in its object.
+    # into memory.
+    sizes = {"id": _number_of_samples(id_scores)}
+    for name, scores in ood_scores.items():
+        sizes[name] = _number_of_samples(scores)
     draws = {name: draw(seed, name, size) for name, size in sizes.items()}
-    largest_size = max(1, *sizes.values())
-    rounds_in_block = max(1, _BLOCK // largest_size)
+    rounds_in_block = max(1, _BLOCK // max(1, *sizes.values()))
     for start in range(0, rounds, rounds_in_block):
         stop = min(rounds, start + rounds_in_block)
-        block = range(start, stop)
         counts = {}
         for name, draws_of_set in draws.items():
-            counts_of_rounds = [next(draws_of_set) for _ in block]
+            counts_of_rounds = [next(draws_of_set) for _ in range(start, stop)]
             counts[name] = np.stack(counts_of_rounds, axis=1)  # [N, rounds of the block]
-        for aurocs in aurocs_by_score.values():
-            aurocs.add(block, counts)
-
-    # Measure the data as they are: a single round in which each sample is drawn once.
-    counts_of_data = {}
-    for name, size in sizes.items():
-        counts_of_data[name] = np.ones((size, 1), dtype=np.int64)
-    resampled = {}
-    for score, aurocs in aurocs_by_score.items():
-        values: dict[str, float | None] = dict.fromkeys(ood_scores)  # None for a set without an AUROC
-        for name, auroc_of_data in aurocs.in_rounds(counts_of_data).items():
-            values[name] = float(auroc_of_data[0])
-        resampled[score] = Resampled(values, aurocs.rounds)
+        for score, pairs in pairs_by_score.items():
+            for name, aurocs in pairs.aurocs(counts).items():
+                resampled[score].rounds[name][start:stop] = aurocs
     return resampled
 
 
@@ -380,79 +372,40 @@ def _dotted_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{key}", value
 
 
-# --- many scores at once ---------------------------------------------------------------------------------------------
+# --- many rounds at once ----------------------------------------------------------------------------------------------
 
 
-class _ScoreAurocs:
-    """The AUROC of one score against each OOD data set, computed for many rounds at once.
+class _Pairs:
+    """The pairs of an ID and an OOD sample, of which the AUROC is the share with a higher OOD score; ties count half.
 
     Args:
         id_scores: the scores of the ID samples, [N].
         ood_scores: the scores of the samples of each OOD data set, [K], by its name.
-        rounds: R, the number of rounds.
-
-    Attributes:
-        rounds: the AUROC against each data set in each round, [R], by its name; filled by :meth:`add`.
     """
 
-    def __init__(self, id_scores: Floats, ood_scores: Mapping[str, Floats], rounds: int) -> None:
-        """Sort the ID scores once, and make room for the AUROC of each round."""
-        self._id_order = np.argsort(id_scores, kind="stable")
-        self._rising_id_scores = id_scores[self._id_order]
-        self._ood_scores = ood_scores
-        self.rounds: dict[str, Floats] = {name: np.empty(rounds) for name in ood_scores}
+    def __init__(self, id_scores: Floats, ood_scores: Mapping[str, Floats]) -> None:
+        self._order = np.argsort(id_scores, kind="stable")
+        rising = id_scores[self._order]
+        # For each OOD sample: the number of ID samples below it, and at or below it, [K].
+        self._below = {}
+        for name, scores in ood_scores.items():
+            self._below[name] = (np.searchsorted(rising, scores), np.searchsorted(rising, scores, side="right"))
 
-    def add(self, block: range, counts: Mapping[str, Counts]) -> None:
-        """Measure the rounds of a block, and store their AUROCs in :attr:`rounds`.
-
-        Args:
-            block: the indices of r successive rounds.
-            counts: for each data set, how often each sample is drawn in these rounds, [N, r]; the ID data are named
-                ``id``.
-        """
-        aurocs_in_block = self.in_rounds(counts)
-        for name, aurocs in aurocs_in_block.items():
-            in_all_rounds = self.rounds[name]
-            in_all_rounds[block.start : block.stop] = aurocs
-
-    def in_rounds(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
+    def aurocs(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
         """Return the AUROC against each data set in r rounds, [r], by its name.
 
         Args:
             counts: for each data set, how often each sample is drawn in these rounds, [N, r]; the ID data are named
                 ``id``.
         """
-        id_counts = counts["id"]
-        samples, rounds = id_counts.shape
+        samples, rounds = counts["id"].shape
         # Row i holds the number of drawn ID samples among the i samples of lowest score, [N + 1, r].
         drawn_among_first = np.zeros((samples + 1, rounds), dtype=np.int64)
-        np.cumsum(id_counts[self._id_order], axis=0, out=drawn_among_first[1:])
-
-        # The AUROC is the share of pairs (OOD sample, ID sample) in which the OOD sample scores higher; ties count
-        # half. Both counts are doubled, so that half a pair is an integer, too.
+        np.cumsum(counts["id"][self._order], axis=0, out=drawn_among_first[1:])
         aurocs = {}
-        for name, scores in self._ood_scores.items():
-            twice_u = self._twice_u(drawn_among_first, scores, counts[name])
-            twice_pairs = 2 * samples * len(scores)
-            aurocs[name] = twice_u / twice_pairs
+        for name, (below, at_or_below) in self._below.items():
+            # Twice the ID samples below each OOD sample, so that a tie, half a pair, is an integer, too: [K, r].
+            twice_below = drawn_among_first[below] + drawn_among_first[at_or_below]
+            twice_pairs_won = np.einsum("kr,kr->r", twice_below, counts[name])
+            aurocs[name] = twice_pairs_won / (2 * samples * len(below))
         return aurocs
-
-    def _twice_u(self, drawn_among_first: Counts, ood_scores: Floats, ood_counts: Counts) -> Counts:
-        """Return twice the Mann-Whitney U of the OOD samples in each round, [r].
-
-        U counts the pairs of drawn samples in which the OOD sample scores higher than the ID sample; ties count half.
-
-        Args:
-            drawn_among_first: row i: the number of drawn ID samples among the i samples of lowest score, [N + 1, r].
-            ood_scores: the scores of the OOD samples, [K].
-            ood_counts: how often each of them is drawn, [K, r].
-        """
-        # For each OOD sample: the number of ID samples below it, and at or below it, in the whole data.
-        ids_below = np.searchsorted(self._rising_id_scores, ood_scores, side="left")  # [K]
-        ids_at_or_below = np.searchsorted(self._rising_id_scores, ood_scores, side="right")
-        # These numbers are rows of ``drawn_among_first``, which tells how many of these ID samples are drawn.
-        lower = drawn_among_first[ids_below]  # [K, r]
-        lower_or_equal = drawn_among_first[ids_at_or_below]
-        twice_lower = lower + lower_or_equal  # twice the ID samples below each OOD sample, ties half: [K, r]
-        twice_u = np.einsum("kr,kr->r", twice_lower, ood_counts)
-        return np.asarray(twice_u, dtype=np.int64)

@@ -64,32 +64,6 @@ class ExpectedAccuracy:
         return share_interval(correct, self.samples).low
 
 
-@dataclass(frozen=True)
-class LabelOrder:
-    """An order of the classes in which the labels would fit the predictions.
-
-    Attributes:
-        words: the name of the order, in a sentence.
-        places: for each label, the class that it would stand for, ``[C]``.
-        accuracy: the accuracy in that order.
-    """
-
-    words: str
-    places: NDArray[np.int64]
-    accuracy: float
-
-    def __str__(self) -> str:
-        """Return the order as the end of a sentence: which labels stand for which classes, and the accuracy with it."""
-        # Name only labels that stand for another class than before.
-        unchanged = np.arange(len(self.places))
-        moved_labels = np.flatnonzero(self.places != unchanged)
-        moves = [f"{label} as {self.places[label]}" for label in moved_labels[:_MOST_SHOWN]]
-        if len(moved_labels) > _MOST_SHOWN:
-            moves.append("...")
-        listed = ", ".join(moves)
-        return f"with {self.words} (label {listed}) it would be {self.accuracy:.3f}"
-
-
 def accuracy_warning(
     predicted: NDArray[np.int64],
     labels: NDArray[np.int64],
@@ -127,7 +101,7 @@ def accuracy_warning(
         return _swapped_labels(_confusion(predicted, labels, classes), names) or drawn
 
     # The labels may be numbered in another order than the model's classes.
-    order = fitting_order(predicted, labels, classes, names)
+    order = _fitting_order(predicted, labels, classes)
     if order is None:
         return f"{warning}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
     return f"{warning}; {order}: give the labels by name, or in the order of the model's classes"
@@ -287,78 +261,38 @@ def _drawn_labels(
     )
 
 
-def fitting_order(
-    predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int, names: Sequence[str] | None
-) -> LabelOrder | None:
-    """Return the order of the classes in which the labels clearly fit the predictions; None if there is none.
+def _fitting_order(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> str | None:
+    """Return, as the end of a sentence, an order of the labels that clearly fits the predictions; None if none does.
 
-    If an order that people choose by mistake fits, it is returned with its name: reversed, or sorted by name. Otherwise
-    the best of all orders is returned. None also if the labels fit best as they are.
+    None also if the labels fit best as they are.
 
     Args:
         predicted, labels: classes ``[N]``.
         classes: C, the number of classes of the model.
-        names: the names of the model's classes; None if they are not known.
     """
     from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
-    confusion = _confusion(predicted, labels, classes)
-    every_label = np.arange(classes)
-    total = len(labels)
-
-    def correct_in(places: NDArray[np.int64]) -> int:
-        """Count the right predictions if label k stood for the class ``places[k]``."""
-        counts = confusion[every_label, places]
-        return int(counts.sum())
-
     # Find the best of all orders: the assignment of labels to classes with the most right predictions. A label that no
     # sample has gets an arbitrary class, which changes nothing.
-    label_order, best = linear_sum_assignment(confusion, maximize=True)
-    assert np.array_equal(label_order, every_label)
-    best_places = np.asarray(best, dtype=np.int64)
-    most_correct = correct_in(best_places)
+    confusion = _confusion(predicted, labels, classes)
+    every_label, places = linear_sum_assignment(confusion, maximize=True)
+    total = len(labels)
+    most_correct = int(confusion[every_label, places].sum())
 
     # Accept it only if its accuracy is clearly above guessing, and it is better than the labels as they are.
     low = share_interval(most_correct, total).low
     is_clear = low > max(_largest_share(labels), _CLEAR)
-    is_better = most_correct != correct_in(every_label)
+    is_better = most_correct != int(confusion.trace())
     if not is_clear or not is_better:
         return None
 
-    # A usual order is the likelier mistake, so prefer it if its accuracy is within the interval of the best one's.
-    for words, places in _usual_orders(classes, names):
-        accuracy = correct_in(places) / total
-        if accuracy >= low:
-            return LabelOrder(words, places, accuracy)
-    return LabelOrder("another order of the labels", best_places, most_correct / total)
-
-
-def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return the orders that people choose by mistake, each with its words in a sentence and its classes ``[C]``.
-
-    Entry k of an order is the class that label k would stand for.
-
-    Args:
-        classes: C, the number of classes of the model.
-        names: their names; None if they are not known.
-    """
-    reversed_order = np.arange(classes)[::-1]
-    orders = [("the labels in reversed order", reversed_order)]
-    if names is None or len(names) != classes:
-        return orders
-
-    # Example below: the classes are named (c, a, b), so sorted they are (a, b, c).
-    classes_by_name = sorted(range(classes), key=names.__getitem__)
-    by_name = np.array(classes_by_name, dtype=np.int64)
-
-    # Mistake 1: the labels count the sorted names. Label 0 is "a", which is class 1: the order is [1, 2, 0].
-    orders.append(("the labels counted in the order of the sorted names", by_name))
-
-    # Mistake 2, the inverse: the labels count the names as given, but the model was trained with the sorted names.
-    # Label 0 is "c", the last of the sorted names and so the model's class 2: the order is [2, 0, 1].
-    rank_of_name = np.argsort(by_name)  # argsort inverts a permutation
-    orders.append(("the model's classes taken in the order of the sorted names", rank_of_name))
-    return orders
+    # Name only labels that stand for another class than before.
+    moved_labels = np.flatnonzero(places != every_label)
+    moves = [f"{label} as {places[label]}" for label in moved_labels[:_MOST_SHOWN]]
+    if len(moved_labels) > _MOST_SHOWN:
+        moves.append("...")
+    listed = ", ".join(moves)
+    return f"with another order of the labels (label {listed}) it would be {most_correct / total:.3f}"
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

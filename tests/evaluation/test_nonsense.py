@@ -36,7 +36,7 @@ def right(models: Path) -> tuple[np.ndarray, np.ndarray]:
     ("change", "said"),
     [
         (lambda x, y: (x, y), None),
-        (lambda x, y: (x, 9 - y), "with the labels in reversed order (label 0 as 9, 1 as 8, "),
+        (lambda x, y: (x, 9 - y), "with another order of the labels (label 0 as 9, 1 as 8, "),
         (lambda x, y: (x, (y + 3) % 10), "with another order of the labels (label "),
         (lambda x, y: (x * 0, y), "64 of 64 images that were looked at are of one colour each"),
     ],

@@ -86,7 +86,7 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
         ({"group": "far"}, "b.st: group of ood o: None in a.st, 'far' now"),
         ({"called": "p"}, "b.st: samples of ood p: nothing in a.st, 2 now"),
         ({"model": {"batch_size": 32, "dtype": "float64"}}, "b.st: batch_size: 64 in a.st, 32 now"),
-        ({"model": {"labels": ["i", "j", "k"]}}, "b.st: labels: nothing in a.st"),
+        ({"model": {"labels": ["i", "j", "k"]}}, "b.st: labels: None in a.st"),
         ({"model": {"mc_dropout": {"p": 0.1, "passes": 2, "seed": 0}}}, "b.st: mc_dropout: nothing in a.st"),
     ],
 )
