@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
@@ -22,9 +22,6 @@ from hydractl.files.fingerprints import Entry, entry, incomparable, marked, othe
 from hydractl.files.model_records import DataSetRecord
 from hydractl.jsonio import Document
 from hydractl.model.matching import label_differences
-
-if TYPE_CHECKING:
-    from hydractl.evaluation.providers.interface import LogitsProvider
 
 ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
 
@@ -78,6 +75,22 @@ class EvalSet(SetEntry):
         )
 
 
+class Classifier(Protocol):
+    """The part of a ``LogitsProvider`` that opening data sets and the check for seen samples need."""
+
+    name: str
+    labels: Sequence[str] | None
+    classes: int
+    reads: str | None
+    seen: Sequence[Entry]
+
+    def stored_sets(self) -> list[EvalSet]:
+        """Return the test sets in a predictions file."""
+
+    def already_seen(self, dataset: EvalSet) -> int:
+        """Return how many samples of a set the model had seen when its predictions were stored; 0 if it runs now."""
+
+
 def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
     """Return an opened data set with a name and a role; OOD data get no labels, because their classes are others."""
     labels = None
@@ -108,7 +121,7 @@ class OpenedSets:
     notes: list[str] = field(default_factory=list)
 
 
-def open_sets(options: DataOptions, models: Sequence[LogitsProvider], *, tests: bool = True) -> OpenedSets:
+def open_sets(options: DataOptions, models: Sequence[Classifier], *, tests: bool = True) -> OpenedSets:
     """Open all data sets of a command. They are compared by :func:`check_apart` and :func:`seen_samples`.
 
     Without ``--test`` all models are predictions files, and the test sets are those in the first file.
@@ -159,7 +172,7 @@ class _Opening:
         InputError: if the models have different classes, or the map of labels cannot be read.
     """
 
-    def __init__(self, options: DataOptions, models: Sequence[LogitsProvider]) -> None:
+    def __init__(self, options: DataOptions, models: Sequence[Classifier]) -> None:
         self._options = options
         labels = _class_names(models) or []
         label_map = _label_map(options.label_map)
@@ -328,7 +341,7 @@ def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
     return dataset.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
 
 
-def _check_classes(dataset: EvalSet, model: LogitsProvider) -> None:
+def _check_classes(dataset: EvalSet, model: Classifier) -> None:
     """Raise an error if a label is not the number of one of the model's classes.
 
     Class names were already compared when the data set was opened; this also covers data and models without names.
@@ -364,7 +377,7 @@ def _label_map(document: Document | None) -> Mapping[str, str]:
     return names
 
 
-def _class_names(models: Sequence[LogitsProvider]) -> Sequence[str] | None:
+def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     """Return the class names of the first model that has names; None if no model has.
 
     All models are measured on the same labels, so they must have the same classes.
@@ -397,7 +410,7 @@ Seen = dict[str, dict[str, int]]
 """The number of seen samples by the name of the model and then by the name of the data set; zeros are left out."""
 
 
-def seen_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
+def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
     """Count the test samples that were already used: to train or fit a model, or for fitting in this command.
 
     Args:
@@ -437,7 +450,7 @@ def seen_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], *, a
     return seen
 
 
-def warnings_of_seen(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) -> list[str]:
+def warnings_of_seen(models: Sequence[Classifier], sets: Sequence[EvalSet]) -> list[str]:
     """Return a sentence for each model of which it is not certain whether it has seen test samples."""
     warnings = []
     for model in models:
@@ -486,7 +499,7 @@ def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
     return entries
 
 
-def _seen_count(model: LogitsProvider, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
+def _seen_count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
     """Return how many samples of a test set were seen, and a phrase that says by which command; 0 and "" if none were.
 
     Args:
