@@ -12,16 +12,13 @@ import functools
 import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
-
-if TYPE_CHECKING:
-    from hydractl.metrics.calibrators import Calibration
 
 Floats = NDArray[np.float64]
 
@@ -153,6 +150,17 @@ def _counts_of_labels(labels: np.ndarray, wrong_samples: NDArray[np.int64]) -> l
     return sentences
 
 
+class Scaling(Protocol):
+    """A calibration of the averaged prediction (:class:`hydractl.metrics.calibrators.Calibration`)."""
+
+    @property
+    def kind(self) -> str:
+        """``temperature``, which keeps the order of classes, or ``vector``, which may change it."""
+
+    def scaled(self, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
+        """Return logarithms [n, C] whose softmax is the calibrated p, from log p [n, C]."""
+
+
 class Block:
     """The logits of some samples, float64 [M, n, C] in C order, and every quantity computed from them.
 
@@ -167,7 +175,7 @@ class Block:
         arrays: the operations: on numpy arrays, or on tensors.
     """
 
-    def __init__(self, logits: Floats, calibration: Calibration | None = None, arrays: Arrays = ON_ARRAYS) -> None:
+    def __init__(self, logits: Floats, calibration: Scaling | None = None, arrays: Arrays = ON_ARRAYS) -> None:
         self.logits = logits
         self.calibration = calibration
         self.arrays = arrays
@@ -359,7 +367,7 @@ class Block:
         return without_class_axis
 
 
-def blocks(member_logits: np.ndarray, calibration: Calibration | None = None) -> Iterator[tuple[slice, Block]]:
+def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
     """Yield each block of samples as its slice and its :class:`Block`, in order; one empty block if N is 0.
 
     The logits are read once, a block at a time, and checked as they are read.
