@@ -10,11 +10,11 @@ from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, fitted_entries
 from hydractl.files.atomic import Output
-from hydractl.files.calibrate_answer import CalibrateAnswer, CalibratedModelRecord
+from hydractl.files.calibrate_answer import CalibrateAnswer, CalibratedModelRecord, Conformal
 from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE
 from hydractl.files.fingerprints import merged
-from hydractl.metrics.conformal import Conformal, stored_conformal
+from hydractl.metrics.conformal import stored_conformal
 from hydractl.model.laplace import START as POSTERIOR
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.options import FitOptions
-from hydractl.files.calibrate_answer import ComparedScoreRecord
+from hydractl.files.calibrate_answer import ComparedScoreRecord, Conformal
 from hydractl.files.model_records import CalibrationRecord, DataSetRecord, FittedOnRecord, ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import stored_score, stored_threshold
 

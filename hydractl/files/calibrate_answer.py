@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from hydractl.files.model_records import (
     FILE_HASH,
     CalibrationRecord,
@@ -39,6 +41,17 @@ class ChosenConformalRecord(Record):
     alpha: Annotated[float, told("The error rate asked for.")]
     qhat: Annotated[float, told("The threshold from the validation data.")]
     n_val: Annotated[Count, told("Number of validation samples.")]
+
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Conformal(ChosenConformalRecord):
+    """A fitted threshold of prediction sets: a class is in a set if its nonconformity score is at most ``qhat``."""
+
+    method: Literal["lac", "aps"]
+    alpha: _Share
+    qhat: _Share
 
 
 class CalibrateAnswer(Result):

@@ -154,6 +154,14 @@ class ThresholdRecord(Record):
     rule: str | None = optional("How it was chosen.")
 
 
+class StoredThreshold(ThresholdRecord):
+    """A threshold as a file must hold it, with all of its fields."""
+
+    score: str
+    value: Annotated[float, Field(gt=-1e300, lt=1e300)]
+    rule: str
+
+
 class MeasuredThreshold(ThresholdRecord):
     """A threshold and what it flags."""
 

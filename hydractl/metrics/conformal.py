@@ -12,14 +12,13 @@ Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, t
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from hydractl.errors import InputError
-from hydractl.files.calibrate_answer import ChosenConformalRecord
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.eval_answer import ConformalSets
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.calibrators import Calibration
@@ -33,17 +32,6 @@ CONVENTIONS = {
     " classes before it by falling p, no randomisation. coverage: share of sets that hold the label; mean_size: classes"
     " in a set; empty: share of sets with none.",
 }
-
-
-_Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Conformal(ChosenConformalRecord):
-    """A fitted threshold of prediction sets: a class is in a set if its nonconformity score is at most ``qhat``."""
-
-    method: Literal["lac", "aps"]
-    alpha: _Share
-    qhat: _Share
 
 
 def stored_conformal(entry: Any) -> Conformal | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.metrics.calibrators import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
@@ -20,7 +21,6 @@ from hydractl.metrics.calibrators import (
     temperature_interval,
 )
 from hydractl.metrics.confidence import mean_interval, share_interval
-from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.requested import Threshold
 from hydractl.metrics.threshold import flagged

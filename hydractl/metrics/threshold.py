@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from hydractl.errors import InputError
-from hydractl.files.model_records import MeasuredThreshold, ThresholdRecord
+from hydractl.files.model_records import MeasuredThreshold, StoredThreshold, ThresholdRecord
 from hydractl.jsonio import shown
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.probabilities import check_finite
@@ -21,14 +20,6 @@ CONVENTIONS = {
     " flags at least the share S of the OOD validation samples, ties included; id:S the lowest that flags at most the"
     " share S of the ID validation samples.",
 }
-
-
-class StoredThreshold(ThresholdRecord):
-    """A threshold as a file must hold it, with all of its fields."""
-
-    score: str
-    value: Annotated[float, Field(gt=-1e300, lt=1e300)]
-    rule: str
 
 
 def stored_threshold(entry: Any) -> ThresholdRecord | None:

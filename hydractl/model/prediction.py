@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.conformal import Conformal, prediction_sets, stored_conformal
+from hydractl.metrics.conformal import prediction_sets, stored_conformal
 from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import Floats, blocks
 from hydractl.metrics.threshold import stored_score, stored_threshold

@@ -23,10 +23,10 @@ from hydractl.exports.formats import Onnx
 from hydractl.exports.graph import Graph, graph_answer_of, normalised, random_uint8_images, traced
 from hydractl.exports.graph_arrays import IN_GRAPH
 from hydractl.exports.targets import plan_exports
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.checkpoint import FileTensors
 from hydractl.metrics.arrays import ON_ARRAYS
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.feature_scores import vilu
 from hydractl.metrics.feature_scores.layers import add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining

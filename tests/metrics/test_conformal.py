@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.conformal import Conformal, SetCounts, fit_conformal, nonconformity, quantile
+from hydractl.metrics.conformal import SetCounts, fit_conformal, nonconformity, quantile
 
 
 def counted(

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.metrics.calibrators import fit_temperature
 from hydractl.metrics.confidence import share_interval
-from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
     accuracy_warning,
