@@ -354,8 +354,8 @@ MUTATIONS = (
     Mutation(
         "the threshold of another score than the one chosen",
         "hydractl/evaluation/fitting.py",
-        "threshold=fitting.threshold(score, calibration, outside),",
-        "threshold=fitting.threshold(scores.leading, calibration, outside),",
+        "_threshold(model, what, score, inside, list(outside.values()), warnings)",
+        "_threshold(model, what, scores.leading, inside, list(outside.values()), warnings)",
         "tests/evaluation/test_calibrate.py",
     ),
     Mutation(
