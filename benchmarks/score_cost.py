@@ -84,7 +84,7 @@ def main() -> None:
             except InputError as error:  # ddu, of classes with too few samples
                 print(f"{name:12} {error}")
                 continue
-            of_layers = FEATURE_SCORES[name].of_layers
+            of_layers = name in OF_LAYERS
             fit = f"{time.process_time() - start + summed * of_layers:.2f}"
             given = layers_of_batch if of_layers else batch
             taken = timed(partial(FEATURE_SCORES[name].score, fitted, given, logits), asked.rounds)

@@ -152,8 +152,10 @@ OF_STUDY = ("mahalanobis", "rmd", "mahalanobis-layers", "knn", "vim", "react", "
 """Scores that a study chooses from by default, where their sums over layers may have the memory that they need."""
 HEDGE = "hedge"
 """The score that a study takes where it has no OOD samples to choose one by."""
-OF_LAYERS = ("mahalanobis-layers",)
-"""Scores that take what every block gives, beside the features."""
+LAYERS = "mahalanobis-layers"
+OF_LAYERS = {LAYERS: "centre.0", HEDGE: f"{LAYERS}.centre.0"}
+"""Scores that take what every block gives, beside the features, and the array with an entry for each feature that only
+those keep that do. ``hedge`` does without where the sums of all layers need too much memory."""
 BY_NAME_ALONE = ("ddu", "hedge")
 """Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, and
 ``hedge`` is a sum of others."""

@@ -22,6 +22,7 @@ from hydractl.metrics.feature_scores.scores import (
     FEATURE_SCORES,
     MemberTraining,
     Statistics,
+    held_out_of,
     smaller_bank,
     unit,
 )
@@ -226,7 +227,8 @@ class Detector:
     @property
     def takes_layers(self) -> bool:
         """Whether a score takes what each block gives (``layers`` of :func:`read_features`)."""
-        return takes_layers(self.names)
+        fitted_of_member = self.members[0]
+        return any(array in fitted_of_member.get(name, ()) for name, array in OF_LAYERS.items())
 
     @property
     def constant(self) -> list[str]:
@@ -266,9 +268,8 @@ class Detector:
                 if not self.saw_negative:
                     self.saw_negative = bool((features_of_member < 0).any())
                 for name, fitted in fitted_of_member.items():
-                    score = FEATURE_SCORES[name]
-                    taken = all_layers if score.of_layers else features_of_member
-                    scores[name][member] = score.score(fitted, taken, logits_of_member)
+                    taken = all_layers if name in OF_LAYERS else features_of_member
+                    scores[name][member] = FEATURE_SCORES[name].score(fitted, taken, logits_of_member)
         except (LookupError, ValueError):  # statistics are missing, or have other shapes
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
         return scores
@@ -303,11 +304,6 @@ class Detector:
         return tensors
 
 
-def takes_layers(names: Iterable[str]) -> bool:
-    """Return whether one of these scores takes what each block gives."""
-    return any(name in OF_LAYERS for name in names)
-
-
 def _width_of_features(fitted: Mapping[str, Statistics], width: int) -> int:
     """Return how many of the columns that a member's scores get are its features; others follow from its blocks.
 
@@ -315,9 +311,9 @@ def _width_of_features(fitted: Mapping[str, Statistics], width: int) -> int:
         fitted: the statistics of each score of the member.
         width: the number of columns.
     """
-    for name in OF_LAYERS:
-        if name in fitted:
-            return len(fitted[name]["centre.0"])
+    for name, array in OF_LAYERS.items():
+        if array in fitted.get(name, ()):
+            return len(fitted[name][array])
     return width
 
 
@@ -370,18 +366,21 @@ class TrainingFeatures:
         features: for each member float32 ``[N, D]``, in the order of the rows.
         highest: for each member the highest logit of each sample, float64 ``[N]``.
         layers: for each member the sums of its layers; empty if they were not asked for.
+        held_out: for each member what its layers give for the samples that ``hedge`` holds out, float32
+            ``[n, sum of widths]``; empty if they were not asked for.
     """
 
     rows: npt.NDArray[np.int64]
     features: Sequence[npt.NDArray[np.float32]]
     highest: Sequence[Floats]
     layers: Sequence[Sequence[LayerSums]] = ()
+    held_out: Sequence[npt.NDArray[np.float32]] = ()
 
     @property
     def nbytes(self) -> int:
         """The bytes that features and sums take."""
-        taken = sum(array.nbytes for array in self.features)
-        taken += sum(array.nbytes for array in self.highest)
+        taken = sum(array.nbytes for array in self.highest)
+        taken += sum(array.nbytes for array in (*self.features, *self.held_out))
         for layers in self.layers:
             taken += sum(sums.nbytes for sums in layers)
         return taken
@@ -391,6 +390,8 @@ def read_training(
     models: Sequence[Network],
     batches: Iterable[tuple[Sequence[int], Any]],
     labels: npt.NDArray[np.int64] | None = None,
+    *,
+    holds_out: bool = False,
 ) -> TrainingFeatures:
     """Run the training data once, and keep the features that enter each classifier and the highest logits.
 
@@ -398,6 +399,7 @@ def read_training(
         models: the models whose members make up the ensemble.
         batches: the training data, each batch as the indices of its samples and their inputs.
         labels: the labels of all samples, ``[N]``; they ask for sums of what each block gives. None: without.
+        holds_out: whether what each block gives is kept of the samples that ``hedge`` holds out.
 
     Raises:
         InputError: if logits are no linear function of the features, or sums need too much memory.
@@ -418,6 +420,11 @@ def read_training(
     layers: list[list[LayerSums]] = []
     if labels is not None:
         layers = _empty_sums(models, classifiers_of_members)
+    is_held_out = np.zeros(0, dtype=bool)
+    held_out: list[list[npt.NDArray[np.float32]]] = []
+    if labels is not None and holds_out:
+        is_held_out = held_out_of(len(labels))
+        held_out = [[] for _ in classifiers_of_members]
     rows: list[int] = []
     for rows_of_batch, inputs in batches:
         rows += rows_of_batch
@@ -432,12 +439,16 @@ def read_training(
             highest[member].append(_in_float64(highest_logits))
             if labels is not None:
                 add_to_sums(layers[member], _in_float64(features_of_members[member]), labels[rows_of_batch])
+            if held_out:
+                of_held_out = features_of_members[member].float().cpu().numpy()[is_held_out[rows_of_batch]]
+                held_out[member].append(of_held_out)
         is_to_be_checked = False
     return TrainingFeatures(
         rows=np.asarray(rows, dtype=np.int64),
         features=[np.concatenate(arrays) for arrays in features],
         highest=[np.concatenate(arrays) for arrays in highest],
         layers=layers,
+        held_out=[np.concatenate(arrays) for arrays in held_out],
     )
 
 
@@ -498,6 +509,7 @@ def fit_detector(
 
     # The labels of the samples that were read.
     labels_of_rows = None if labels is None else labels[read.rows]
+    held_out = None if labels is None else held_out_of(len(labels))[read.rows]
 
     # Everything that a score may be fitted to, for each member.
     training_of_members = []
@@ -505,10 +517,20 @@ def fit_detector(
         features = read.features[member].astype(np.float64)
         highest = read.highest[member]
         texts = texts_of_members[member]
-        layers = read.layers[member] if read.layers else ()
 
         # Each score takes what it needs of this.
-        training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours, texts, layers)
+        training = MemberTraining(
+            features,
+            labels_of_rows,
+            highest,
+            weight,
+            bias,
+            neighbours,
+            texts,
+            layers=read.layers[member] if read.layers else (),
+            held_out=held_out,
+            layers_held_out=read.held_out[member].astype(np.float64) if read.held_out else None,
+        )
         training_of_members.append(training)
     return detector_of(names, training_of_members, fitted_on)
 

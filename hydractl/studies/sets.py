@@ -21,7 +21,7 @@ from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.files.fingerprints import Entry, incomparable, marked, who_saw
 from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
-from hydractl.metrics.ood_scores import OF_LAYERS
+from hydractl.metrics.ood_scores import LAYERS
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.matching import check_labels_are_classes, named_by_data
@@ -213,7 +213,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
             warnings.append(doubt)
     layers_fit = not layers_may_not_fit([named_by_data(source, request.val, None)] * _MOST_MEMBERS)
     if fit is not None and not layers_fit:
-        warnings.append(f"{', '.join(OF_LAYERS)} is left out: its sums over all layers may need too much memory")
+        warnings.append(f"{LAYERS} is left out: its sums over all layers may need too much memory")
 
     fingerprints = {}
     for given_set in sets.every:

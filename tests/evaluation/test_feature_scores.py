@@ -118,9 +118,18 @@ def test_all_scores_are_without_those_of_layers_that_need_too_much_memory(
     monkeypatch.setattr("hydractl.model.layers.MOST_BYTES", 2 * most_needed - 1)
     scores = evaluated("t0.st+t1.st", *asked)["models"][0]["scores"]
     assert LAYERS not in scores and "mahalanobis" in scores
-    monkeypatch.setattr("hydractl.metrics.feature_scores.layers.MOST_BYTES", 1)
-    run("eval", "t0.st", *TEST, *TRAIN, "--ood-score", LAYERS, "-o", "a.json", code=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("hydractl.metrics.feature_scores.layers.MOST_BYTES", 1)
+        run("eval", "t0.st", *TEST, *TRAIN, "--ood-score", LAYERS, "-o", "a.json", code=3)
     assert "mahalanobis-layers needs" in capsys.readouterr().err
+    monkeypatch.setattr("hydractl.model.layers.MOST_BYTES", most_needed - 1)
+    run("calibrate", "t0.st", *TRAIN, "--ood-score", "hedge", "-o", "k.st")
+    assert "hedge is without mahalanobis-layers, whose sums over all layers may need" in capsys.readouterr().err
+    monkeypatch.setattr("hydractl.model.layers.MOST_BYTES", most_needed)
+    run("calibrate", "t0.st", *TRAIN, "--ood-score", "hedge", "-o", "seven.st")
+    parts = [safetensors.numpy.load_file(name)["hydractl.ood.0.means"].shape for name in ("k.st", "seven.st")]
+    assert parts == [(6,), (7,)]
+    assert evaluated("k.st", *TEST)["models"][0]["ood"] != evaluated("seven.st", *TEST)["models"][0]["ood"]
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import torch
 from hydractl.errors import InputError
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.metrics.feature_scores.layers import LayerSums, add_to_sums, empty_sums
-from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, smaller_bank
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, held_out_of, smaller_bank
 from hydractl.metrics.ood_scores import ON_FEATURES
 
 CLASSES, WIDTH = 4, 12
@@ -187,6 +187,43 @@ def test_the_hedge_is_the_sum_of_its_parts_standardised_on_samples_that_these_ha
     on_unseen = parts(data.features[unseen])
     standard = (parts(samples) - on_unseen.mean(axis=1)[:, None]) / on_unseen.std(axis=1)[:, None]
     assert ours("hedge", data, samples, logits) == pytest.approx(standard.sum(axis=0), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [300, 49])
+def test_the_hedge_of_all_layers_has_one_part_more(n: int) -> None:
+    """Its mean and deviation, too, are of samples that no Gaussian was fitted to; plain numpy on the vectors."""
+    data, samples, logits = case(n)
+    assert data.labels is not None
+    draw = np.random.default_rng(1)
+    width = data.features.shape[1]
+    of_training = np.concatenate([data.features, draw.normal(size=(n, 5)), 3 + draw.normal(size=(n, 4))], axis=1)
+    of_samples = np.concatenate([samples, draw.normal(size=(len(samples), 9))], axis=1)
+    (sums,) = empty_sums([[width, 5, 4]], len(data.weight))
+    for start in range(0, n, 20):
+        batch = slice(start, start + 20)
+        add_to_sums(sums, of_training[batch], data.labels[batch])
+    unseen = held_out_of(n)
+    seen = np.ones(n, dtype=bool) if n < 50 else ~unseen
+    assert unseen.sum() == (60 if n == 300 else 49)
+    six = FEATURE_SCORES["hedge"].fit(data)
+    seven = FEATURE_SCORES["hedge"].fit(replace(data, layers=sums, layers_held_out=of_training[unseen]))
+    assert all(np.array_equal(seven[name], six[name]) for name in six if name not in ("means", "deviations"))
+
+    def distance(x: np.ndarray) -> np.ndarray:
+        total = np.zeros(len(x))
+        for start, stop in ((0, width), (width, width + 5), (width + 5, width + 9)):
+            fit = of_training[seen, start:stop]
+            means = {label: fit[data.labels[seen] == label].mean(axis=0) for label in set(data.labels[seen])}
+            centred = np.stack([vector - means[label] for vector, label in zip(fit, data.labels[seen], strict=True)])
+            precision = np.linalg.pinv(centred.T @ centred / len(fit), rcond=1e-12, hermitian=True)
+            total += [min((v - m) @ precision @ (v - m) for m in means.values()) for v in x[:, start:stop]]
+        return total
+
+    of_unseen = distance(of_training[unseen])
+    part = (distance(of_samples) - of_unseen.mean()) / of_unseen.std()
+    score = FEATURE_SCORES["hedge"].score
+    difference = score(seven, of_samples, logits) - score(six, samples, logits)
+    assert difference == pytest.approx(part, rel=1e-7, abs=1e-7)
 
 
 @pytest.fixture

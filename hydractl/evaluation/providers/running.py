@@ -32,7 +32,7 @@ from hydractl.files.predictions_header import (
 from hydractl.files.training_history import trainings_of
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
 from hydractl.model.cost import dense_macs, macs, parameters
@@ -42,8 +42,8 @@ from hydractl.model.detection import (
     ensemble_features,
     fit_detector,
     read_training,
-    takes_layers,
 )
+from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
@@ -316,30 +316,45 @@ class RunningModel(LogitsProvider):
         negative_words = words_for(names, self._fit)
         models = models_of(self.loaded())
         with torch.inference_mode():
-            labels_of_layers = labels if takes_layers(names) else None
-            features = self._training_features(models, data, labels_of_layers)
+            features = self._training_features(models, data, labels, self._of_layers(names))
             fitted_on = self.fit_record(names, data, neighbours)  # whose fingerprint is known when they were read
             return fit_detector(names, models, features, labels, neighbours, fitted_on, negative_words)
 
+    def _of_layers(self, names: Sequence[str]) -> list[str]:
+        """Return those of some scores that take what each block gives; ``hedge`` does so only where the sums fit."""
+        names = [name for name in names if name in OF_LAYERS]
+        if names == [HEDGE] and layers_may_not_fit(self.argument.sources):
+            self._log.warn(f"{HEDGE} is without {LAYERS}, whose sums over all layers may need too much memory")
+            return []
+        return names
+
     def _training_features(
-        self, models: Sequence[HydraModel], data: EvalSet | None, labels: npt.NDArray[np.int64] | None
+        self,
+        models: Sequence[HydraModel],
+        data: EvalSet | None,
+        labels: npt.NDArray[np.int64] | None,
+        of_layers: Sequence[str],
     ) -> TrainingFeatures:
         """Return the members' features of the training data; in a study those that were kept, if there are some.
 
         Args:
             models: the models that run one after another, with their weights.
             data: the training data; None gives empty features, for scores that need none.
-            labels: the labels of the data, if a score takes what each block gives; else None.
+            labels: the labels of the data; None without any.
+            of_layers: the scores that take what each block gives.
         """
+        if not of_layers:
+            labels = None
+        holds_out = HEDGE in of_layers
         kept = kept_features()
         if data is None or kept is None:
-            return read_training(models, self._fitting_inputs(data), labels)
+            return read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
         # Everything that decides the features.
         made_with = {"sha256": self.sha256, "data": data.fingerprint, **self.decisive().to_dict()}
         key = canonical_json(made_with)
-        if key in kept and (labels is None or kept[key].layers):
+        if key in kept and (labels is None or kept[key].layers) and (not holds_out or kept[key].held_out):
             return kept[key]
-        computed = read_training(models, self._fitting_inputs(data), labels)
+        computed = read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
         # A run reports samples that cannot be read. The next one could not, if it did not try to read them.
         if len(computed.rows) == len(data):
             keep_features(key, computed)

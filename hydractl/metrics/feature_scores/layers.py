@@ -52,6 +52,18 @@ class LayerSums:
         np.add.at(self.sums, labels, from_origin)
         self.products += from_origin.T @ from_origin
 
+    def without(self, vectors: Floats, labels: NDArray[np.int64]) -> LayerSums:
+        """Return the sums without the vectors [B, d] of samples with these labels, [B], which are among them."""
+        from_origin = vectors - self.origin
+        sums = self.sums.copy()
+        np.subtract.at(sums, labels, from_origin)
+        return LayerSums(
+            origin=self.origin,
+            counts=self.counts - np.bincount(labels, minlength=len(self.counts)),
+            sums=sums,
+            products=self.products - from_origin.T @ from_origin,
+        )
+
     def gaussians(self) -> tuple[Floats, Floats, Floats]:
         """Return the mean of all vectors [d], those of the classes with samples [K, d], and the covariance in classes.
 

@@ -7,7 +7,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from hydractl.errors import InputError
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.feature_scores.layers import LayerSums
 from hydractl.metrics.feature_scores.vilu import fit_vilu, vilu_probabilities
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, ON_FEATURES, SCORES
 from hydractl.metrics.probabilities import Block, Floats
 
 Statistics = Mapping[str, Floats]
@@ -47,6 +47,9 @@ class MemberTraining:
         neighbours: k of ``knn`` and ``nnguide``.
         words: for a zero-shot model, the features of texts of words that name no class, [W, D]; None without words.
         layers: sums over the samples, of the features and then of what each block gives; empty if no score takes them.
+        held_out: whether ``hedge`` holds out each sample, [N]; None for :func:`held_out_of`.
+        layers_held_out: of these samples the features and what each block gives, side by side, [n, sum of widths]; None
+            without ``layers``, or without ``hedge``.
     """
 
     features: Floats
@@ -57,6 +60,8 @@ class MemberTraining:
     neighbours: int = 50
     words: Floats | None = None
     layers: Sequence[LayerSums] = ()
+    held_out: NDArray[np.bool_] | None = None
+    layers_held_out: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -69,21 +74,19 @@ class FeatureScore:
             and the logits [n, C] in float64.
         convention: the sentence that defines it.
         numbers: the names of kept arrays that hold a single number, [1].
-        of_layers: whether the features that it takes are those of all layers, side by side.
     """
 
     fit: Callable[[MemberTraining], Statistics]
     function: Score
     convention: str
     numbers: tuple[str, ...] = ()
-    of_layers: bool = False
 
     def score(self, fitted: Statistics, features: Floats, logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
         """Return the scores, float64 [n].
 
         Args:
             fitted: the arrays that ``fit`` returned.
-            features: [n, D] in float64.
+            features: [n, D] in float64; for one of ``OF_LAYERS`` those of all layers, side by side.
             logits: [n, C] in float64.
             arrays: the operations: on numpy arrays, or on tensors of an exported graph.
         """
@@ -100,7 +103,6 @@ def _declare(
     fit: Callable[[MemberTraining], Statistics],
     *,
     numbers: tuple[str, ...] = (),
-    of_layers: bool = False,
 ) -> Callable[[Score], Score]:
     """Return a decorator that declares a function as the score of a name.
 
@@ -109,13 +111,12 @@ def _declare(
         convention: its definition, without "OOD score:" before it and "mean over members" after it.
         fit: fits it to training data.
         numbers: the names of kept arrays that hold a single number.
-        of_layers: whether it takes the features of all layers.
     """
     assert name in ON_FEATURES
 
     def declare(score: Score) -> Score:
         sentence = f"OOD score: {convention}; mean over members."
-        FEATURE_SCORES[name] = FeatureScore(fit, score, sentence, numbers, of_layers)
+        FEATURE_SCORES[name] = FeatureScore(fit, score, sentence, numbers)
         return score
 
     return declare
@@ -248,8 +249,13 @@ def _fit_layers(data: MemberTraining) -> dict[str, Floats]:
     Returns:
         For layer i what that function returns, as ``centre.i``, ``whitening.i`` and ``means.i``.
     """
+    return _fit_sums(data.layers)
+
+
+def _fit_sums(layers: Iterable[LayerSums]) -> dict[str, Floats]:
+    """Return what :func:`_fit_layers` does, from the sums of each layer."""
     fitted = {}
-    for place, sums in enumerate(data.layers):
+    for place, sums in enumerate(layers):
         centre, means, covariance = sums.gaussians()
         whitening = _whitening_of(covariance)
         fitted[f"centre.{place}"] = centre
@@ -259,10 +265,9 @@ def _fit_layers(data: MemberTraining) -> dict[str, Floats]:
 
 
 @_declare(
-    "mahalanobis-layers",
+    LAYERS,
     "sum of the squared Mahalanobis distances to the nearest class mean, of the features and of what each block gives",
     _fit_layers,
-    of_layers=True,
 )
 def _mahalanobis_layers(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Return the sum over layers of the squared distance to the nearest class mean, [n].
@@ -634,59 +639,87 @@ def _factor(arrays: Arrays, features: Floats, highest: Floats) -> Floats:
 # --- several scores together ------------------------------------------------------------------------------------------
 
 _HEDGED = ("mahalanobis", "rmd", "knn", "vim")
-"""The scores on features that ``hedge`` sums, beside two on logits."""
+"""The scores on the features alone that ``hedge`` sums, beside two on logits and that of all layers."""
 _HELD_OUT = 5
 """One training sample of so many is not fitted to, and tells the mean and the deviation of each part of ``hedge``."""
+_MOST_HELD_OUT = 1000
 _FEWEST_HELD_OUT = 10
 """With fewer, means and deviations are those of the samples that the parts are fitted to."""
 
 
+def held_out_of(samples: int) -> NDArray[np.bool_]:
+    """Return which of so many training samples tell the means and deviations of ``hedge``; all if they are few."""
+    count = min(samples // _HELD_OUT, _MOST_HELD_OUT)
+    if count < _FEWEST_HELD_OUT:
+        return np.ones(samples, dtype=bool)
+    held_out = np.zeros(samples, dtype=bool)
+    held_out[np.random.default_rng(0).permutation(samples)[:count]] = True
+    return held_out
+
+
 def _fit_hedge(data: MemberTraining) -> dict[str, Floats]:
-    """Fit the parts to four of five training samples, and take their means and deviations from the others.
+    """Fit the parts to most training samples, and take their means and deviations from the others.
 
     Returns:
-        What each score of :data:`_HEDGED` keeps, as ``NAME.ARRAY``; ``means`` and ``deviations`` of the parts, [6].
+        What each part on features keeps, as ``NAME.ARRAY``; ``means`` and ``deviations`` of all parts, [6], or [7] with
+        that of all layers.
     """
-    samples = len(data.features)
-    drawn = np.random.default_rng(0).permutation(samples)
-    held_out = drawn[: samples // _HELD_OUT]
-    kept = np.sort(drawn[len(held_out) :])
-    if len(held_out) < _FEWEST_HELD_OUT:
-        held_out = kept = np.arange(samples)
     assert data.labels is not None  # checked when --train is opened
+    samples = len(data.features)
+    held_out = held_out_of(samples) if data.held_out is None else data.held_out
+    fitted_to = held_out if held_out.all() else ~held_out
     training = replace(
         data,
-        features=data.features[kept],
-        labels=data.labels[kept],
-        highest=data.highest[kept],
-        neighbours=max(1, data.neighbours * len(kept) // max(1, samples)),
+        features=data.features[fitted_to],
+        labels=data.labels[fitted_to],
+        highest=data.highest[fitted_to],
+        neighbours=max(1, data.neighbours * int(fitted_to.sum()) // max(1, samples)),
     )
     fitted = {}
     for name in _HEDGED:
         for array, values in FEATURE_SCORES[name].fit(training).items():
             fitted[f"{name}.{array}"] = values
-    logits = data.features[held_out] @ data.weight.T + data.bias
-    parts = np.stack(_parts_of_hedge(ON_ARRAYS, fitted, data.features[held_out], logits))  # [6, n]
+
+    features = data.features[held_out]
+    logits = features @ data.weight.T + data.bias
+    if data.layers_held_out is not None:
+        features = data.layers_held_out
+        layers = data.layers if held_out.all() else _layers_without(data.layers, features, data.labels[held_out])
+        for array, values in _fit_sums(layers).items():
+            fitted[f"{LAYERS}.{array}"] = values
+    parts = np.stack(_parts_of_hedge(ON_ARRAYS, fitted, features, logits))  # [6 or 7, n]
     fitted["means"] = parts.mean(axis=1)
     fitted["deviations"] = np.maximum(parts.std(axis=1), _SHORTEST)
     return fitted
 
 
+def _layers_without(layers: Iterable[LayerSums], vectors: Floats, labels: NDArray[np.int64]) -> Iterator[LayerSums]:
+    """Yield the sums of each layer without some samples, whose vectors of all layers stand side by side."""
+    start = 0
+    for sums in layers:
+        stop = start + len(sums.products)
+        yield sums.without(vectors[:, start:stop], labels)
+        start = stop
+
+
 def _parts_of_hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> list[Floats]:
-    """Return the scores that ``hedge`` sums, [n] each: ``gen``, ``energy``, and those of :data:`_HEDGED`."""
+    """Return the scores that ``hedge`` sums, [n] each: ``gen``, ``energy``, and those on features that it keeps."""
     block = Block(logits[None], None, arrays)
     parts = [SCORES["gen"](block), SCORES["energy"](block)]
-    for name in _HEDGED:
+    of_classifier = features[:, : len(fitted["mahalanobis.centre"])]
+    names = [*_HEDGED, LAYERS] if OF_LAYERS[HEDGE] in fitted else _HEDGED
+    for name in names:
         start = f"{name}."
         of_part = {key.removeprefix(start): values for key, values in fitted.items() if key.startswith(start)}
-        parts.append(FEATURE_SCORES[name].score(of_part, features, logits, arrays))
+        taken = features if name == LAYERS else of_classifier
+        parts.append(FEATURE_SCORES[name].score(of_part, taken, logits, arrays))
     return parts
 
 
 @_declare(
-    "hedge",
-    "sum of gen and energy of the member's logits, mahalanobis, rmd, knn and vim, each less its mean and over its"
-    " deviation on training samples that it is not fitted to",
+    HEDGE,
+    "sum of gen and energy of the member's logits, mahalanobis, rmd, knn, vim and mahalanobis-layers, each less its"
+    " mean and over its deviation on training samples that it is not fitted to",
     _fit_hedge,
     numbers=("knn.k", "vim.alpha"),
 )
