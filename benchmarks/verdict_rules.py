@@ -94,7 +94,7 @@ class Validation:
     Attributes:
         candidates: C of them, rows in the order of the table, scores in theirs; the first is single + MSP.
         prices: (mult-adds, members, place in the table) of each row.
-        within: whether each row is within the limits of accuracy and NLL.
+        within: whether each row keeps to the limits of accuracy and NLL, see :func:`keeps_to`.
         points: AUROC of each candidate on each of S sets [C, S].
         resampled: the same on R resamples [C, S, R].
     """
@@ -130,6 +130,18 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the 95 % interval over the last axis."""
     low, high = np.quantile(values, (0.025, 0.975), axis=-1)
     return low, high
+
+
+def keeps_to(limit: float, loss: float, resampled: np.ndarray) -> bool:
+    """Return whether a row keeps to a limit: not where its loss is above it, and significantly above 0.
+
+    Args:
+        limit: how much worse than the single model it may be.
+        loss: how much worse it is.
+        resampled: the same on R resamples [R].
+    """
+    low, _ = interval(resampled)
+    return bool(loss <= limit + 1e-9 or low <= 0)
 
 
 def voting_sets(validation: Validation, sets: Sequence[int], blind: float) -> tuple[int, ...]:
@@ -338,17 +350,18 @@ class Case:
                 outside = self.values(candidate, name)[kept[name]]
                 points[place, number] = auroc(inside, outside)
                 resampled[place, number] = auroc_resampled(inside, outside, counts["val"], counts[name])
-        return Validation(candidates, self.prices(), self.within(kept["val"]), points, resampled)
+        return Validation(candidates, self.prices(), self.within(kept["val"], counts["val"]), points, resampled)
 
-    def within(self, places: np.ndarray) -> list[bool]:
-        """Return which rows lose no more accuracy and NLL than the limits say."""
+    def within(self, places: np.ndarray, counts: np.ndarray) -> list[bool]:
+        """Return which rows keep to both limits, on samples that are drawn as often as counts say [R, N]."""
         passed = []
         for row in self.rows:
-            lost = []
-            for what in ("correct", "nll"):
-                own = self.arrays[f"{row['name']}|{what}|val"][places].mean()
-                lost.append(own - self.arrays[f"single|{what}|val"][places].mean())
-            passed.append(bool(-lost[0] <= ACCURACY_LIMIT + 1e-9 and lost[1] <= NLL_LIMIT))
+            kept = []
+            for what, sign, limit in (("correct", -1, ACCURACY_LIMIT), ("nll", 1, NLL_LIMIT)):
+                own, single = (self.arrays[f"{name}|{what}|val"][places] for name in (row["name"], "single"))
+                lost = sign * (own.astype(np.float64) - single)  # of each sample
+                kept.append(keeps_to(limit, lost.mean(), counts @ lost / len(places)))
+            passed.append(all(kept))
         return passed
 
     def test_aurocs(self) -> np.ndarray:
