@@ -69,22 +69,21 @@ class ValidatedRow:
     def candidates(self, rounds: int, seed: int) -> list[Candidate]:
         """Return the row with each of its scores, measured on the data and on their resamples."""
         measured = self.measured
-        accuracy_and_nll = measured.accuracy_and_nll(rounds, seed)
-        candidates = []
         # The score that is taken blind is no candidate: what OOD samples choose is better.
         scores = [score for score in measured.scores if score != HEDGE]
-        for score, aurocs in measured.aurocs(scores, rounds, seed).items():
-            candidate = Candidate(
+        inside = measured.accuracy_and_nll(rounds, seed)
+        return [
+            Candidate(
                 row=self.row.name,
                 score=score,
                 members=measured.members,
                 macs=measured.macs,
-                inside=accuracy_and_nll,
+                inside=inside,
                 outside=aurocs,
                 eligible=self.row.stored,
             )
-            candidates.append(candidate)
-        return candidates
+            for score, aurocs in measured.aurocs(scores, rounds, seed).items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,9 @@ class Chosen:
     @property
     def ruled_out(self) -> dict[str, str]:
         """By row, why it does not run on the test data: validation data rule it out, and nobody named it."""
-        reasons = {}
-        for row, reason in self.choice.ruled_out.items():
-            kind, _, _ = row.partition("@")  # without the number of heads
-            if kind not in self.plan.request.rows:
-                reasons[row] = reason
-        return reasons
+        named = self.plan.request.rows
+        # The name of a row is that of its kind, perhaps with the number of heads behind an @.
+        return {row: why for row, why in self.choice.ruled_out.items() if row.partition("@")[0] not in named}
 
     def rung(self, index: int) -> Rung:
         """Return the row and the score of the candidate at ``index``."""
@@ -143,9 +139,7 @@ class Chosen:
     @property
     def ladder(self) -> list[Rung]:
         """The choice, and below it the rungs (rows with a score) that test data may lead to."""
-        single_with_its_own_score = Rung(SINGLE, self.common_score)
-        single_with_msp = Rung(SINGLE, REFERENCE)
-        return ladder(self.taken, single_with_its_own_score, single_with_msp)
+        return ladder(self.taken, Rung(SINGLE, self.common_score), Rung(SINGLE, REFERENCE))
 
     def own_candidate(self, row: str) -> Candidate:
         """Return a row with the score that suits it best (see :func:`index_under_own_score`)."""
@@ -171,13 +165,11 @@ class Chosen:
 
         None if there is nothing else, or no OOD validation set has a vote.
         """
-        others = []
-        for index in self.choice.admissible:
-            if self.choice.telling and self.rung(index).row not in (self.taken.row, used.row):
-                others.append(index)
-        if not others:
+        if not self.choice.telling:
             return None
-        return self.rung(max(others, key=self.mean_auroc))  # of equals the cheapest
+        others = [index for index in self.choice.admissible if self.rung(index).row not in (self.taken.row, used.row)]
+        best = max(others, key=self.mean_auroc, default=None)  # of equals the cheapest
+        return None if best is None else self.rung(best)
 
     def rivals_of(self, rung: Rung) -> list[str]:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
@@ -208,7 +200,6 @@ class Chosen:
     def document(self) -> dict[str, object]:
         """Return the JSON document of the choice (``hydractl.study-choice/2``), which needs only validation data."""
         taken = self.taken
-        indices = range(len(self.evidence.candidates))
         return {
             "schema": "hydractl.study-choice/2",
             "rule": self.rule,
@@ -220,7 +211,7 @@ class Chosen:
             "rivals": self.rivals_of(taken),
             "ladder": [asdict(rung) for rung in self.ladder],
             "stability": self.stability.to_dict(),
-            "candidates": [self._candidate_document(index) for index in indices],
+            "candidates": [self._candidate_document(index) for index, _ in enumerate(self.evidence.candidates)],
         }
 
     def _candidate_document(self, index: int) -> dict[str, object]:
@@ -245,18 +236,16 @@ def choose(plan: Plan, given_score: str | None, log: Log) -> Chosen:
     Args:
         plan: the plan of the study, whose steps up to the choice are done.
         given_score: the OOD score that the studied model was given with; None without one.
-        log: receives the progress, and warnings of rows that only guess.
+        log: receives warnings of rows that only guess.
     """
     rows = {}
     candidates: list[Candidate] = []
-    with log.progress("choosing", len(plan.rows), "rows") as progress:
-        for row in plan.rows:
-            path = plan.predictions(row, "choose")
-            calibration = fitted_temperature(plan.calibration_file(row))
-            validated = ValidatedRow(row, calibration, measure_row(path, calibration, given_score=given_score))
-            rows[row.name] = validated
-            candidates += validated.candidates(plan.request.bootstrap, plan.request.seed)
-            progress.advance(1, row.name)
+    for row in plan.rows:
+        path = plan.predictions(row, "choose")
+        calibration = fitted_temperature(plan.calibration_file(row))
+        validated = ValidatedRow(row, calibration, measure_row(path, calibration, given_score=given_score))
+        rows[row.name] = validated
+        candidates += validated.candidates(plan.request.bootstrap, plan.request.seed)
     chosen = Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val), given_score)
     log.warn_all(chosen.doubts_of_guessing)
     return chosen

@@ -87,15 +87,12 @@ def _value(resampled: Resampled, key: str) -> float:
 
 def _readings(resampled: Resampled, key: str) -> Floats:
     """Return a figure on the data, followed by its value in every round of the bootstrap, [1 + rounds]."""
-    on_data = _value(resampled, key)
-    in_rounds = resampled.rounds[key]
-    return np.concatenate([[on_data], in_rounds])
+    return np.concatenate([[_value(resampled, key)], resampled.rounds[key]])
 
 
 def _aurocs(candidate: Candidate, sets: Sequence[str]) -> Floats:
     """Return the AUROC of a candidate against each of the OOD sets in every reading, [sets, readings]."""
-    by_set = [_readings(candidate.outside, name) for name in sets]
-    return np.stack(by_set)
+    return np.stack([_readings(candidate.outside, name) for name in sets])
 
 
 @dataclass(frozen=True)
@@ -133,8 +130,8 @@ class Evidence:
 
         # The figures of all candidates as arrays. A reading is one way to measure them: reading 0 is the data
         # themselves, and each other reading is a round of the bootstrap.
-        aurocs = [_aurocs(candidate, self.sets) for candidate in self.candidates]
-        self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
+        self._aurocs = np.stack([_aurocs(candidate, self.sets) for candidate in self.candidates])
+        # [candidates, sets, readings]
         self._inside = {}  # by metric, [candidates, readings]
         for metric in (ACCURACY, NLL):
             self._inside[metric] = np.stack([_readings(candidate.inside, metric) for candidate in self.candidates])
@@ -146,8 +143,7 @@ class Evidence:
     @property
     def readings(self) -> int:
         """The number of readings, the data themselves included."""
-        _, _, readings = self._aurocs.shape
-        return int(readings)
+        return int(self._aurocs.shape[-1])
 
     @cached_property
     def rows(self) -> dict[str, list[int]]:
@@ -159,10 +155,8 @@ class Evidence:
 
     def index_under(self, row: str, score: str) -> int | None:
         """Return the index of the candidate of a row with a score; None if the row does not have that score."""
-        for index in self.rows[row]:
-            if self.candidates[index].score == score:
-                return index
-        return None
+        found = (index for index in self.rows[row] if self.candidates[index].score == score)
+        return next(found, None)
 
     @cached_property
     def reference(self) -> int:
@@ -178,19 +172,15 @@ class Evidence:
         # The interval of an AUROC keeps the width that it has on the data, and moves along with the AUROC of the
         # reading.
         aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]
-        lower_ends = aurocs_of_single + self._auroc_spreads  # [scores, sets]
-        highest_lower_ends = lower_ends.max(axis=0)  # [sets]
-        sets = np.flatnonzero(highest_lower_ends > BLIND)
-        return tuple(sets.tolist())
+        highest_lower_ends = (aurocs_of_single + self._auroc_spreads).max(axis=0)  # [sets]
+        return tuple(np.flatnonzero(highest_lower_ends > BLIND).tolist())
 
     @cached_property
     def _auroc_spreads(self) -> Floats:
         """For each AUROC of the single model, the lower end of its interval minus its value, [scores, sets]."""
         aurocs = self._aurocs[self.rows[SINGLE]]  # [scores, sets, readings]
-        on_data = aurocs[..., 0]
-        in_rounds = aurocs[..., 1:]
-        lower_ends: Floats = np.quantile(in_rounds, 0.025, axis=-1)
-        return lower_ends - on_data
+        lower_ends: Floats = np.quantile(aurocs[..., 1:], 0.025, axis=-1)
+        return lower_ends - aurocs[..., 0]
 
     def inside(self, metric: str, index: int, reading: int) -> float:
         """Return the accuracy or the NLL of a candidate in a reading."""
@@ -204,16 +194,12 @@ class Evidence:
 
     def mean(self, index: int, sets: tuple[int, ...], reading: int) -> float:
         """Return the mean AUROC of a candidate over ``sets`` in a reading; 0 without sets."""
-        if not sets:
-            return 0.0
-        means = self._mean_aurocs(sets)
-        return float(means[index, reading])
+        return float(self._mean_aurocs(sets)[index, reading]) if sets else 0.0
 
     def _mean_aurocs(self, sets: tuple[int, ...]) -> Floats:
         """Return the mean AUROC over ``sets``, [candidates, readings]; it is computed once for each choice of sets."""
         if sets not in self._means:
-            aurocs = self._aurocs[:, list(sets)]  # [candidates, sets, readings]
-            self._means[sets] = aurocs.mean(axis=1)
+            self._means[sets] = self._aurocs[:, list(sets)].mean(axis=1)
         return self._means[sets]
 
     def difference(self, index: int, other: int, sets: tuple[int, ...], reading: int) -> Difference:
@@ -254,15 +240,14 @@ class ReadingDecision:
 
     Attributes:
         voting_sets: the indices of the OOD validation sets that have a vote.
-        compared: by row, the index of its candidate with the score of the single model. Rows for which that candidate
-            does harm, or does not exist, are left out.
-        admissible: the rows that may be taken, cheapest first.
+        common_score: the score of the single model, under which all rows are compared.
+        admissible: the indices of the candidates with that score that may be taken, cheapest first.
         chosen: the index of the candidate that is taken.
     """
 
     voting_sets: tuple[int, ...]
-    compared: dict[str, int]
-    admissible: list[str]
+    common_score: str
+    admissible: list[int]
     chosen: int
 
 
@@ -278,56 +263,41 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
         reading: 0 for the data themselves, else the number of a round.
     """
     voting_sets = evidence.voting_sets(reading)
+    own_index = index_under_own_score(evidence, SINGLE, voting_sets, reading)
+    common_score = evidence.candidates[own_index].score
 
-    # Find the rows that do no harm under the score of the single model.
-    index_of_single = index_under_own_score(evidence, SINGLE, voting_sets, reading)
-    common_score = evidence.candidates[index_of_single].score
-    compared = {}
+    # Find the rows that do no harm under that score, and that may be taken. Sort them by cost, cheapest first.
+    admissible = []
     for row in evidence.rows:
         index = evidence.index_under(row, common_score)
-        if index is None:
+        if index is None or harm_done_by(evidence, index, voting_sets, reading):
             continue
-        if harm_done_by(evidence, index, voting_sets, reading):
-            continue
-        compared[row] = index
-
-    # Keep the rows that may be taken, and sort them by cost, cheapest first.
-    admissible = []
-    for row, index in compared.items():
         if not why_not_eligible(evidence, index, max_drop, reading):
-            admissible.append(row)
-
-    def price(row: str) -> tuple[float, int]:
-        index = compared[row]
-        return evidence.candidates[index].price
-
-    admissible.sort(key=price)  # stable: rows of the same price stay in the order of the table
+            admissible.append(index)
+    # This is stable: rows of the same price stay in the order of the table.
+    admissible.sort(key=lambda index: evidence.candidates[index].price)
 
     # Take the first row for which no dearer row is clearly better.
-    for number_of_cheaper, row in enumerate(admissible):
-        index = compared[row]
-        dearer_rows = admissible[number_of_cheaper + 1 :]
-        dearer = [compared[dearer_row] for dearer_row in dearer_rows]
-        better = _first_clearly_better(evidence, index, dearer, voting_sets, reading)
-        if better is None:
-            return ReadingDecision(voting_sets, compared, admissible, index)
+    for place, index in enumerate(admissible):
+        if _first_clearly_better(evidence, index, admissible[place + 1 :], voting_sets, reading) is None:
+            return ReadingDecision(voting_sets, common_score, admissible, index)
     raise AssertionError("the single model is always admissible")
 
 
 def _first_clearly_better(
     evidence: Evidence, index: int, others: Sequence[int], voting_sets: tuple[int, ...], reading: int
 ) -> int | None:
-    """Return the index of the first of some other candidates that is clearly better; None if none of them is.
+    """Return the index of the first of some other candidates that is better by more than the margin, significantly.
 
     Args:
         evidence: the figures of all candidates.
         index: the index of the candidate to compare with.
         others: the indices of the other candidates.
-        voting_sets: the indices of the OOD validation sets with a vote.
+        voting_sets: the indices of the OOD validation sets with a vote, whose mean counts; without any none is better.
         reading: 0 for the data themselves, else the number of a round of the bootstrap.
     """
     for other in others:
-        if clearly_better(evidence, other, index, voting_sets, reading):
+        if voting_sets and evidence.difference(other, index, voting_sets, reading).exceeds(AUROC_MARGIN):
             return other
     return None
 
@@ -342,10 +312,7 @@ def index_under_own_score(evidence: Evidence, row: str, voting_sets: tuple[int, 
     if not admissible:
         return indices[0]
 
-    def mean_auroc(index: int) -> float:
-        return evidence.mean(index, voting_sets, reading)
-
-    return max(admissible, key=mean_auroc)
+    return max(admissible, key=lambda index: evidence.mean(index, voting_sets, reading))
 
 
 def harm_done_by(evidence: Evidence, index: int, voting_sets: tuple[int, ...], reading: int) -> str:
@@ -369,9 +336,7 @@ def harm_done_by(evidence: Evidence, index: int, voting_sets: tuple[int, ...], r
     # On no set alone may it be worse. difference() takes the mean over several sets, here over one.
     for set_index in voting_sets:
         gain = evidence.difference(index, reference, (set_index,), reading)
-        is_large_loss = gain.value < -AUROC_MARGIN - _ROUNDING
-        is_significant_loss = gain.high < 0
-        if is_large_loss or is_significant_loss:
+        if gain.value < -AUROC_MARGIN - _ROUNDING or gain.high < 0:
             return f"AUROC on {evidence.sets[set_index]} below that of the single model with MSP ({gain.value:+.4f})"
 
     # Over all sets it must be better.
@@ -428,16 +393,6 @@ def doubtful_losses(evidence: Evidence, index: int, max_drop: float) -> dict[str
     return doubtful
 
 
-def clearly_better(evidence: Evidence, index: int, other: int, voting_sets: tuple[int, ...], reading: int) -> bool:
-    """Return whether the mean AUROC of ``index`` is above that of ``other`` by more than the margin, and significantly.
-
-    The mean is over the sets with a vote; without such sets, no candidate is better.
-    """
-    if not voting_sets:
-        return False
-    return evidence.difference(index, other, voting_sets, reading).exceeds(AUROC_MARGIN)
-
-
 @dataclass(frozen=True)
 class StudyChoice:
     """The decisions made before any test sample is read.
@@ -474,37 +429,22 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
     # if the interval of its difference to the best one reaches 0.
     rivals = []
     for index in evidence.rows[SINGLE]:
-        if index == evidence.reference:
+        if index == evidence.reference or harm_done_by(evidence, index, voting_sets, 0):
             continue
-        if harm_done_by(evidence, index, voting_sets, 0):
-            continue
-        to_best = evidence.difference(index, own_candidates[SINGLE], voting_sets, 0)
-        if to_best.high >= 0:
+        if evidence.difference(index, own_candidates[SINGLE], voting_sets, 0).high >= 0:
             rivals.append(index)
-
-    # Split the sets into those with a vote ("telling"), on which some score of the single model tells OOD from ID
-    # samples, and those without ("blind").
-    telling_names = []
-    blind_names = []
-    for set_index, name in enumerate(evidence.sets):
-        if set_index in voting_sets:
-            telling_names.append(name)
-        else:
-            blind_names.append(name)
 
     # Explain the choice.
     indices = range(len(evidence.candidates))
-    reasons = [_why_not_taken(evidence, decision, index, max_drop) for index in indices]
-    limits = {row: why_not_eligible(evidence, index, max_drop, 0) for row, index in own_candidates.items()}
     return StudyChoice(
         chosen=decision.chosen,
-        admissible=[decision.compared[row] for row in decision.admissible],
+        admissible=decision.admissible,
         own_candidates=own_candidates,
-        telling=telling_names,
-        blind=blind_names,
+        telling=[name for index, name in enumerate(evidence.sets) if index in voting_sets],
+        blind=[name for index, name in enumerate(evidence.sets) if index not in voting_sets],
         rivals=rivals,
-        reasons=reasons,
-        limits=limits,
+        reasons=[_why_not_taken(evidence, decision, index, max_drop) for index in indices],
+        limits={row: why_not_eligible(evidence, index, max_drop, 0) for row, index in own_candidates.items()},
         ruled_out=_ruled_out(evidence, decision, max_drop),
     )
 
@@ -514,10 +454,9 @@ def _ruled_out(evidence: Evidence, decision: ReadingDecision, max_drop: float) -
 
     Rows that are compared only, or do not have that score, are not ruled out by harm.
     """
-    common_score = evidence.candidates[index_under_own_score(evidence, SINGLE, decision.voting_sets)].score
     reasons = {}
     for row, indices in evidence.rows.items():
-        index = evidence.index_under(row, common_score)
+        index = evidence.index_under(row, decision.common_score)
         reason = _beyond_limit(evidence, indices[0], max_drop, 0)
         if not reason and index is not None and evidence.candidates[index].eligible:
             reason = harm_done_by(evidence, index, decision.voting_sets, 0)
@@ -547,27 +486,16 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, ma
     if limit:
         return limit
 
-    # The row is admissible, like the chosen one. These rows are sorted by price, so the rank tells which is cheaper.
-    rank = decision.admissible.index(candidate.row)
-    rank_of_chosen = decision.admissible.index(chosen.row)
-    if rank < rank_of_chosen:  # a cheaper row is passed over only for a dearer one that is clearly better
-        dearer_rows = decision.admissible[rank + 1 :]
-        return _better_row(evidence, decision, index, dearer_rows)
-    price = "which costs less"
-    if candidate.price == chosen.price:
-        price = "of the same cost"
+    # The row is admissible, like the chosen one. A cheaper one is passed over only for a dearer one that is better.
+    rank = decision.admissible.index(index)
+    if rank < decision.admissible.index(decision.chosen):
+        dearer = decision.admissible[rank + 1 :]
+        better = _first_clearly_better(evidence, index, dearer, decision.voting_sets, 0)
+        assert better is not None
+        gain = evidence.difference(better, index, decision.voting_sets, 0)
+        return f"{evidence.candidates[better].row} is better ({gain.value:+.4f})"
+    price = "of the same cost" if candidate.price == chosen.price else "which costs less"
     return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row}, {price}"
-
-
-def _better_row(evidence: Evidence, decision: ReadingDecision, index: int, dearer_rows: Sequence[str]) -> str:
-    """Return the name of the first of some dearer rows that is clearly better than a candidate, with its gain."""
-    dearer_indices = [decision.compared[row] for row in dearer_rows]
-    better_index = _first_clearly_better(evidence, index, dearer_indices, decision.voting_sets, 0)
-    if better_index is None:
-        raise AssertionError("a cheaper row is left only for a better one")
-    gain = evidence.difference(better_index, index, decision.voting_sets, 0)
-    row = evidence.candidates[better_index].row
-    return f"{row} is better ({gain.value:+.4f})"
 
 
 def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> StabilityRecord:
@@ -585,16 +513,13 @@ def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> Stabi
     differences = []
     rounds = range(1, evidence.readings)  # reading 0 is the data themselves, which the choice was made on
     for reading in rounds:
-        decision = decide(evidence, max_drop, reading)
-        chosen_again = evidence.candidates[decision.chosen]
-        if chosen_again.row == chosen.row:
-            same_row += 1
-        if chosen_again.score == chosen.score:
-            same_score += 1
-        if decision.chosen != choice.chosen:
-            differences.append(evidence.difference(decision.chosen, choice.chosen, sets, 0).value)
+        index = decide(evidence, max_drop, reading).chosen
+        same_row += evidence.candidates[index].row == chosen.row
+        same_score += evidence.candidates[index].score == chosen.score
+        if index != choice.chosen and sets:
+            differences.append(evidence.difference(index, choice.chosen, sets, 0).value)
     return StabilityRecord(
         row=same_row / len(rounds),
         score=same_score / len(rounds),
-        difference=float(np.mean(differences)) if differences and sets else None,
+        difference=float(np.mean(differences)) if differences else None,
     )

@@ -23,9 +23,7 @@ class Rung:
 
 def ladder(chosen: Rung, own_rung: Rung, reference: Rung) -> list[Rung]:
     """Return the choice, the single model with its own score, and the single model with MSP, without repetition."""
-    rungs = [chosen, own_rung, reference]
-    without_repeats = dict.fromkeys(rungs)
-    return list(without_repeats)
+    return list(dict.fromkeys([chosen, own_rung, reference]))
 
 
 def end_of(steps: Sequence[Finding]) -> int:
@@ -38,9 +36,7 @@ def end_of(steps: Sequence[Finding]) -> int:
         steps: the difference of each rung, except the last, to the next one.
     """
     for index, step in enumerate(steps):
-        if step.kind in GAINS:
-            return index
-        if step.kind == CANNOT_TELL:
+        if step.kind in (*GAINS, CANNOT_TELL):
             return index
     return len(steps)
 
@@ -54,31 +50,13 @@ class AgainstSingle:
         others: the differences to all other scores of the single model, which were seen only afterwards, by score.
     """
 
-    rivals: Mapping[str, Finding]
-    others: Mapping[str, Finding]
+    rivals: dict[str, Finding]
+    others: dict[str, Finding]
 
     @property
     def hardest(self) -> str | None:
         """The rival score with the lowest lower end of its interval, the first of equals; None without rivals."""
-        if not self.rivals:
-            return None
-
-        def lower_end(score: str) -> float:
-            """Return the lower end of the interval of the difference to a rival score."""
-            low, _ = self.rivals[score].ci
-            return low
-
-        return min(self.rivals, key=lower_end)
-
-    @property
-    def better_rivals(self) -> dict[str, Finding]:
-        """By score, the differences to those of :attr:`rivals` that did significantly better, largest lead first."""
-        return _ahead(self.rivals)
-
-    @property
-    def better_afterwards(self) -> dict[str, Finding]:
-        """By score, the differences to those of :attr:`others` that did significantly better, largest lead first."""
-        return _ahead(self.others)
+        return min(self.rivals, key=lambda score: self.rivals[score].ci[0], default=None)
 
     @property
     def unbeaten(self) -> str | None:
@@ -90,17 +68,7 @@ class AgainstSingle:
         return min(not_beaten, key=lambda score: self.others[score].value, default=None)
 
 
-def _ahead(findings: Mapping[str, Finding]) -> dict[str, Finding]:
-    """Return those findings, by score, that are significantly below 0, the largest lead of the score first."""
-    ahead = []
-    for score, finding in findings.items():
-        _, high = finding.ci
-        if high < 0:
-            ahead.append(score)
-
-    def value_of(score: str) -> float:
-        """Return the difference to a score."""
-        return findings[score].value
-
-    ahead.sort(key=value_of)  # the most negative difference is the largest lead
-    return {score: findings[score] for score in ahead}
+def ahead(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+    """Return those differences to free scores that are significantly below 0, by score, the largest lead first."""
+    leads = {score: finding for score, finding in findings.items() if finding.ci[1] < 0}
+    return dict(sorted(leads.items(), key=lambda lead: lead[1].value))

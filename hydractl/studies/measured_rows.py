@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,54 +47,30 @@ class MeasuredRow:
     @property
     def scores(self) -> list[str]:
         """The names of the OOD scores that the row has."""
-        names = []
-        for name, values in self.inside.scores.items():
-            if values is not None:
-                names.append(name)
-        return names
+        return [name for name, values in self.inside.scores.items() if values is not None]
 
-    def _samples_under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
+    def _under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
         """Return the ID samples, and by name those of each OOD set, with ``score`` as their only score."""
-        inside = _with_score_alone(self.inside, score)
-        outside = {}
-        for name, samples in self.outside.items():
-            outside[name] = _with_score_alone(samples, score)
-        return inside, outside
+        outside = {name: _with_score_alone(samples, score) for name, samples in self.outside.items()}
+        return _with_score_alone(self.inside, score), outside
 
     def metrics(self, score: str) -> RowMetrics:
         """Return every metric under ``score``."""
-        inside, outside = self._samples_under(score)
-        return row_blocks(inside, outside, self.groups)
+        return row_blocks(*self._under(score), self.groups)
 
-    def resampled(
-        self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
-    ) -> Resampled:
-        """Return the metrics that a verdict judges, under ``score``, on the data and on their resamples.
+    def resampled(self, score: str, rounds: int, seed: int) -> Resampled:
+        """Return the metrics that a verdict judges, under ``score``, on the data and on their resamples."""
+        names = {key.rpartition(".")[2] for key in KINDS}
+        return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, names=names)
 
-        Args:
-            score: the OOD score.
-            rounds: the number of resamples.
-            seed: the seed of the resamples.
-            advance: called with the number of resamples just finished.
-        """
-        inside, outside = self._samples_under(score)
-        names = set()
-        for key in KINDS:
-            _, _, metric = key.rpartition(".")
-            names.add(metric)
-        return resample(inside, outside, self.groups, rounds=rounds, seed=seed, names=names, advance=advance)
-
-    def aurocs(self, scores: Sequence[str], rounds: int, seed: int) -> dict[str, Resampled]:
+    def aurocs(self, scores: Collection[str], rounds: int, seed: int) -> dict[str, Resampled]:
         """Return, by score, the AUROC against each OOD set (by its name), on the data and on their resamples."""
-        id_scores = _values_of(self.inside, scores)
-        ood_scores = {}
-        for name, samples in self.outside.items():
-            ood_scores[name] = _values_of(samples, scores)
-        return resample_aurocs(id_scores, ood_scores, rounds=rounds, seed=seed)
+        outside = {name: _values_of(samples, scores) for name, samples in self.outside.items()}
+        return resample_aurocs(_values_of(self.inside, scores), outside, rounds=rounds, seed=seed)
 
     def errors_resampled(self, score: str, rounds: int, seed: int) -> Resampled:
         """Return the AUROC with which a score finds wrong answers (``errors.auroc``), on ID data and resamples."""
-        inside, _ = self._samples_under(score)
+        inside = _with_score_alone(self.inside, score)
         return resample(inside, {}, {}, rounds=rounds, seed=seed, names={"auroc"})
 
     def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
@@ -104,18 +80,12 @@ class MeasuredRow:
 
 def _with_score_alone(samples: Samples, score: str) -> Samples:
     """Return the samples with ``score`` as their leading score, and without other scores."""
-    values = samples.scores[score]
-    return replace(samples, score=values, scores={}, leading=score)
+    return replace(samples, score=samples.scores[score], scores={}, leading=score)
 
 
-def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
-    """Return the values of some scores, ``[N]`` each, by score; the samples must have all of them."""
-    values = {}
-    for score in scores:
-        values_of_score = samples.scores[score]
-        assert values_of_score is not None  # the scores are among MeasuredRow.scores
-        values[score] = values_of_score
-    return values
+def _values_of(samples: Samples, scores: Collection[str]) -> dict[str, Floats]:
+    """Return the values of some scores, ``[N]`` each, by score."""
+    return {name: values for name, values in samples.scores.items() if values is not None and name in scores}
 
 
 def fitted_temperature(path: Path) -> Calibration:
@@ -140,10 +110,8 @@ def measure_row(
         given_score: the score that the model of the study was given with; it is measured even if it is of another
             package, and its declaration does not ask for studies.
     """
-    predictions = row
-    if isinstance(predictions, Path):
-        predictions = read_predictions(predictions)
-    id_role, ood_role = roles
+    predictions = read_predictions(row) if isinstance(row, Path) else row
+    id_role, _ = roles
 
     scores = SCORES.of_studies()
     if given_score is not None and given_score in SCORES and given_score not in scores:
@@ -161,12 +129,12 @@ def measure_row(
         labels = entry.labels if entry.role == id_role else None  # labels of OOD sets, if any, name other classes
         data_set = EvalSet(**{**vars(entry), "labels": labels})
         batches = predictions.batches(index)
-        gathered = gather(batches, data_set, name, scores=all_scores, calibration=calibration, pairs=False)
-        if entry.role == ood_role:
-            outside[entry.name] = gathered.samples
-            groups[entry.name] = entry.group
+        samples = gather(batches, data_set, name, scores=all_scores, calibration=calibration, pairs=False).samples
+        if entry.role == id_role:
+            id_sets.append(samples)
         else:
-            id_sets.append(gathered.samples)
+            outside[entry.name] = samples
+            groups[entry.name] = entry.group
     (id_samples,) = id_sets
 
     members, _, _ = predictions.shape(0)

@@ -2,102 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from hydractl.files.study_answer import MistakesRecord
 from hydractl.metrics.bootstrap import paired_differences
 from hydractl.metrics.errors import answers_by_score, auroc
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
-from hydractl.studies.choosing import REFERENCE
+from hydractl.studies.choosing import REFERENCE, SINGLE
 from hydractl.studies.measured_rows import MeasuredRow
 
 _AUROC = "errors.auroc"
 
 
-@dataclass(frozen=True)
-class Mistakes:
-    """Which score finds the wrong answers of a row, by validation and test data.
-
-    Attributes:
-        called: the name of the row in a sentence.
-        row: the name of the row.
-        best: the score with the highest AUROC of wrong answers on the validation data (MSP if several are equal); None
-            if the validation data have no wrong or no right answers.
-        aurocs: the AUROC of ``best`` and that of MSP on the test data; None if they were not measured, or if the test
-            data have no wrong or no right answers.
-        ci: the paired 95 % interval of their difference; None if there is none.
-    """
-
-    called: str
-    row: str
-    best: str | None
-    aurocs: tuple[float, float] | None = None
-    ci: tuple[float, float] | None = None
-
-    @property
-    def trusted(self) -> str:
-        """The score to trust: ``best`` if it is significantly better than MSP on the test data, else MSP."""
-        if self.best is None or self.ci is None:
-            return REFERENCE
-        low, _ = self.ci
-        return self.best if low > 0 else REFERENCE
-
-    @property
-    def line(self) -> str:
-        """The sentence of the verdict: the score to trust, or why no score is shown to be better than MSP."""
-        if self.trusted != REFERENCE:
-            return (
-                f"For mistakes of {self.called} trust the score {self.trusted}, chosen on validation data: it finds "
-                f"wrong answers better than MSP, with {self._figures}."
-            )
-        no_better = f"For mistakes of {self.called} no score is shown to be better than MSP"
-        if self.best is None:
-            return f"{no_better}: the validation data do not have both right and wrong answers."
-        if self.best == REFERENCE:
-            return f"{no_better}: it is the best on validation data."
-        if self.aurocs is None:
-            return f"{no_better}: the test data do not have both right and wrong answers."
-        return f"{no_better}: {self.best}, the best on validation data, has {self._figures}."
-
-    @property
-    def _figures(self) -> str:
-        """Both AUROCs of wrong answers on the test data, and the interval of their difference if there is one."""
-        assert self.aurocs is not None  # line() uses this text only if there are AUROCs
-        of_best, of_msp = self.aurocs
-        text = f"an AUROC of {number(of_best)} against {number(of_msp)} on test data"
-        if self.ci is None:
-            return f"{text} (too few wrong or right answers for an interval)"
-        low, high = self.ci
-        return f"{text} ({signed_number(of_best - of_msp)}, {signed_number(low)} to {signed_number(high)})"
-
-    def record(self) -> MistakesRecord:
-        """Return the same as a record of the document."""
-        auroc_of_best = None
-        auroc_of_msp = None
-        if self.aurocs is not None:
-            auroc_of_best, auroc_of_msp = self.aurocs
-        ci = None
-        if self.ci is not None:
-            ci = list(self.ci)
-        return MistakesRecord(
-            row=self.row,
-            score=self.trusted,
-            best=self.best,
-            auroc=auroc_of_best,
-            auroc_msp=auroc_of_msp,
-            ci=ci,
-        )
-
-
-def mistakes_of(
-    row: str, called: str, validation: MeasuredRow, test: MeasuredRow, rounds: int, seed: int
-) -> Mistakes | None:
+def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow, rounds: int, seed: int) -> MistakesRecord | None:
     """Choose the score for mistakes of a row on validation data, and compare it with MSP on test data.
 
     Args:
         row: the name of the row.
-        called: its name in a sentence.
         validation, test: the row, measured on both data.
         rounds, seed: the rounds and the seed of the bootstrap.
 
@@ -108,20 +30,55 @@ def mistakes_of(
         return None
     best = _best_on(validation)
     if best is None or best == REFERENCE:
-        return Mistakes(called, row, best)
+        return MistakesRecord(row=row, score=REFERENCE, best=best)
 
-    resampled_best = test.errors_resampled(best, rounds, seed)
-    resampled_msp = test.errors_resampled(REFERENCE, rounds, seed)
-    value_of_best = resampled_best.values[_AUROC]
-    value_of_msp = resampled_msp.values[_AUROC]
-    if value_of_best is None or value_of_msp is None:
-        return Mistakes(called, row, best)
-    difference = paired_differences(resampled_msp, resampled_best)[_AUROC]
-    ci = None
-    if difference["ci"] is not None:
-        low, high = difference["ci"]
-        ci = (low, high)
-    return Mistakes(called, row, best, (value_of_best, value_of_msp), ci)
+    of_best = test.errors_resampled(best, rounds, seed)
+    of_msp = test.errors_resampled(REFERENCE, rounds, seed)
+    difference = paired_differences(of_msp, of_best)[_AUROC]
+    if difference["value"] is None:
+        return MistakesRecord(row=row, score=REFERENCE, best=best)
+    return MistakesRecord(
+        row=row,
+        score=trusted(best, difference["ci"]),
+        best=best,
+        auroc=of_best.values[_AUROC],
+        auroc_msp=of_msp.values[_AUROC],
+        ci=difference["ci"],
+    )
+
+
+def trusted(best: str, ci: Sequence[float] | None) -> str:
+    """Return the score to trust: ``best`` if it is significantly better than MSP on the test data, else MSP."""
+    is_better = ci is not None and ci[0] > 0
+    return best if is_better else REFERENCE
+
+
+def sentence_on_mistakes(mistakes: MistakesRecord) -> str:
+    """Return the sentence of the verdict: the score to trust, or why no score is shown to be better than MSP."""
+    name = "the single model" if mistakes.row == SINGLE else mistakes.row
+    if mistakes.score != REFERENCE:
+        return (
+            f"For mistakes of {name} trust the score {mistakes.score}, chosen on validation data: it finds wrong "
+            f"answers better than MSP, with {_figures(mistakes)}."
+        )
+    no_better = f"For mistakes of {name} no score is shown to be better than MSP"
+    if mistakes.best is None:
+        return f"{no_better}: the validation data do not have both right and wrong answers."
+    if mistakes.best == REFERENCE:
+        return f"{no_better}: it is the best on validation data."
+    if mistakes.auroc is None:
+        return f"{no_better}: the test data do not have both right and wrong answers."
+    return f"{no_better}: {mistakes.best}, the best on validation data, has {_figures(mistakes)}."
+
+
+def _figures(mistakes: MistakesRecord) -> str:
+    """Return both AUROCs of wrong answers on the test data, and the interval of their difference if there is one."""
+    assert mistakes.auroc is not None and mistakes.auroc_msp is not None
+    text = f"an AUROC of {number(mistakes.auroc)} against {number(mistakes.auroc_msp)} on test data"
+    if mistakes.ci is None:
+        return f"{text} (too few wrong or right answers for an interval)"
+    difference, low, high = map(signed_number, (mistakes.auroc - mistakes.auroc_msp, *mistakes.ci))
+    return f"{text} ({difference}, {low} to {high})"
 
 
 def _best_on(validation: MeasuredRow) -> str | None:
@@ -129,8 +86,7 @@ def _best_on(validation: MeasuredRow) -> str | None:
     best = None
     highest = -1.0
     # MSP comes first, so that it wins against equal scores.
-    scores = [REFERENCE, *(name for name in validation.scores if name != REFERENCE)]
-    for name in scores:
+    for name in dict.fromkeys([REFERENCE, *validation.scores]):
         answers = answers_by_score(validation.inside, name, validation.inside.scores[name])
         assert answers is not None  # the validation data of a study have labels
         value = auroc(answers)

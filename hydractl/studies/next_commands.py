@@ -5,7 +5,7 @@ If the single model is as good with a free score, one more command writes that m
 
 from __future__ import annotations
 
-from hydractl.files.study_answer import NextCommandRecord
+from hydractl.files.study_answer import NextCommandRecord, Purpose
 from hydractl.options.command import Command
 from hydractl.studies.plan import Plan, Row
 
@@ -37,12 +37,7 @@ def next_commands(plan: Plan, row: Row, score: str, free_score: str | None) -> l
     as_before = {**running, **request.given_of(_WHICH_SAMPLES), **plan.calibration(row, score)}
     recalibrate = Command("calibrate", (best,), {**as_before, "output": str(plan.folder / "recalibrated.st")})
 
-    commands = [
-        NextCommandRecord(purpose="predict", command=predict.words()),
-        NextCommandRecord(purpose="export", command=export.words()),
-        NextCommandRecord(purpose="recalibrate", command=recalibrate.words()),
-    ]
+    commands: dict[Purpose, Command] = {"predict": predict, "export": export, "recalibrate": recalibrate}
     if free_score is not None:
-        free = plan.free_command(free_score)
-        commands.append(NextCommandRecord(purpose="free score", command=free.words()))
-    return commands
+        commands["free score"] = plan.free_command(free_score)
+    return [NextCommandRecord(purpose=purpose, command=command.words()) for purpose, command in commands.items()]

@@ -163,10 +163,7 @@ class Plan:
         It removes as many heads as the row that needs most; the other rows use only its first removals.
         """
         objectives = self.scale.objectives
-        if len(objectives) == 1:
-            return self._search(objectives, self.share(1 / 4), {}, ["circuit.json"], "circuit.json")
-        outputs = [f"circuit.{objective}.json" for objective in objectives]
-        return self._search(objectives, self.share(1 / 3), {}, outputs, "circuit.json")
+        return self._search("circuit", objectives, self.share(1 / 4 if len(objectives) == 1 else 1 / 3))
 
     def circuit(self, objective: str) -> Path:
         """Plan the search of circuits, and return the file of the circuit of an objective."""
@@ -181,23 +178,19 @@ class Plan:
         """
         removable = sum(self.heads[site] for site in self.late) - 1  # a head must stay
         budget = max(1, min(self.share(1 / 6), removable))
-        sites = ",".join(map(str, self.late))
-        search = self._search(("avg",), budget, {"sites": sites}, ["circuit.late.json"], "circuit.late.json")
+        search = self._search("circuit.late", ("avg",), budget, sites=",".join(map(str, self.late)))
         return self.add(search).outputs[0], budget
 
-    def _search(
-        self, objectives: Sequence[str], budget: int, sites: Mapping[str, str], outputs: Sequence[str], output: str
-    ) -> Step:
+    def _search(self, name: str, objectives: Sequence[str], budget: int, **sites: str) -> Step:
         """Return the step of a search for circuits, on the first half of the validation data.
 
         Rows and scores are chosen on the second half, so that a search cannot favour its own row.
 
         Args:
+            name: how the names of its files begin; of several objectives each has a file.
             objectives: the objectives.
             budget: how many heads are removed.
             sites: the option ``sites`` with the attention layers to search; empty for all of them.
-            outputs: the files of the circuits.
-            output: the value of ``-o``.
         """
         arguments: dict[str, object] = {
             "val": half(self.request.val, 1),
@@ -209,9 +202,10 @@ class Plan:
             arguments["approx"] = self.scale.approx
         if self.scale.samples is not None:
             arguments["limit"] = self.scale.samples
-        return self.step(
-            "extract-circuit", [self.model], {**arguments, **sites, "resume": True}, outputs, output=output
-        )
+        arguments |= {**sites, "resume": True}
+        output = f"{name}.json"
+        outputs = [f"{name}.{objective}.json" for objective in objectives] if len(objectives) > 1 else [output]
+        return self.step("extract-circuit", [self.model], arguments, outputs, output=output)
 
     # --- members ------------------------------------------------------------------------------------------------------
 
@@ -223,10 +217,9 @@ class Plan:
             circuit: the file of the circuit.
             remove: how many heads are removed; None for as many as ``--max-drop`` allows.
         """
-        amount: dict[str, object] = {"remove": remove}
+        arguments: dict[str, object] = {"circuit": str(circuit), "remove": remove}
         if remove is None:
-            amount = {"remove": "auto", "max_drop": self.request.max_drop}
-        arguments = {"circuit": str(circuit), **amount, "force": True}
+            arguments |= {"remove": "auto", "max_drop": self.request.max_drop}
         return self._pruned(name, arguments, shared=_OF_A_MODEL)
 
     def pruned_by_taylor(self, name: str, remove: int, seed: int) -> ModelRef:
@@ -246,7 +239,7 @@ class Plan:
         """Plan a step that removes heads, and return the file of the model."""
         model = f"{name}.st"
         outputs = [f"{name}.mask.json", model]
-        step = self.step("prune", [self.model], arguments, outputs, output=model, shared=shared)
+        step = self.step("prune", [self.model], {**arguments, "force": True}, outputs, output=model, shared=shared)
         return _model(self.add(step).outputs[-1])
 
     def with_pruned_weights(self, name: str, method: str, keep: float) -> ModelRef:

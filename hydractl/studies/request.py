@@ -106,17 +106,13 @@ class StudyRequest:
 
     def in_memory(self) -> list[str]:
         """Return the names of the model and the data that a Python program holds in memory."""
-        objects = [self.model, self.train, self.val, self.test, *(one.spec for one in (*self.ood_val, *self.ood))]
+        objects = [self.model, self.train, self.val, self.test, *(one.spec for one in [*self.ood_val, *self.ood])]
         return [one.text for one in objects if one is not None and one.held is not None]
 
     def ood_val_sets(self) -> list[OodSet]:
         """Return the data sets of ``--ood-val``, in order."""
-        sets = []
-        for ood_set in self.ood_val:
-            if ood_set.spec.text == AUTO:
-                ood_set = ood_set.with_spec(self.made_of_val.under(ood_set.spec.option))
-            sets.append(ood_set)
-        return sets
+        made = self.made_of_val
+        return [one.with_spec(made.under(one.spec.option)) if one.spec.text == AUTO else one for one in self.ood_val]
 
     def choosing_sets(self) -> list[OodSet]:
         """Return the OOD validation sets by which a model is chosen.

@@ -5,7 +5,7 @@ Rows of circuits and of pruned weights are declared here; rows of ensemble metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hydractl.errors import InputError
@@ -62,6 +62,12 @@ def row(name: str, *, default: bool = True, trained: bool = False) -> Callable[[
         return make
 
     return declare
+
+
+def asked_for(names: Collection[str]) -> dict[str, RowKind]:
+    """Return the rows that ``--rows`` asks for by these names, and the single model; ``default`` stands for several."""
+    asked = {"single", *names}
+    return {name: kind for name, kind in KINDS.items() if name in asked or (kind.default and "default" in asked)}
 
 
 # --- circuits ---------------------------------------------------------------------------------------------------------
@@ -204,9 +210,7 @@ def _row_of_method(plan: Plan, declared: StudyRow) -> Row:
 
 def _with_ensemble(ensemble: MethodOptions | None, options: Mapping[str, object]) -> Mapping[str, object]:
     """Return the options of a training, with ``ensemble`` first if a method is given."""
-    if ensemble is None:
-        return options
-    return {"ensemble": ensemble, **options}
+    return options if ensemble is None else {"ensemble": ensemble, **options}
 
 
 def _kind_of(declared: StudyRow) -> RowKind:

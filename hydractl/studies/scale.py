@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 THREE = ("acc", "ood", "avg")
 """The objectives of the paper's three circuits."""
@@ -43,13 +44,11 @@ def smaller(scale: Scale) -> Iterator[Scale]:
 
     # First approximate the search, then take fewer samples for it.
     if scale.approx is None:
-        text = "the search is approximated (lazy:8)"
-        scale = replace(scale, approx="lazy:8", cut=[*scale.cut, text])
+        scale = _cut(scale, "the search is approximated (lazy:8)", approx="lazy:8")
         yield scale
     for samples in (1000, 400):
         if scale.samples is None or scale.samples > samples:
-            text = f"the search takes {samples} samples of each set"
-            scale = replace(scale, samples=samples, cut=[*scale.cut, text])
+            scale = _cut(scale, f"the search takes {samples} samples of each set", samples=samples)
             yield scale
 
     # Then leave out the rows that need another search, or a search for three objectives.
@@ -57,11 +56,14 @@ def smaller(scale: Scale) -> Iterator[Scale]:
     left_out = [name for name in scale.rows if name in rows_of_dear_searches]
     if left_out:
         kept_rows = [name for name in scale.rows if name not in rows_of_dear_searches]
-        text = f"the rows {', '.join(left_out)} are left out"
-        scale = replace(scale, rows=kept_rows, cut=[*scale.cut, text])
+        scale = _cut(scale, f"the rows {', '.join(left_out)} are left out", rows=kept_rows)
         yield scale
 
     # At last take the fewest samples.
     if scale.samples is None or scale.samples > _FEWEST_SAMPLES:
-        text = f"the search takes {_FEWEST_SAMPLES} samples"
-        yield replace(scale, samples=_FEWEST_SAMPLES, cut=[*scale.cut, text])
+        yield _cut(scale, f"the search takes {_FEWEST_SAMPLES} samples", samples=_FEWEST_SAMPLES)
+
+
+def _cut(scale: Scale, text: str, **changes: Any) -> Scale:
+    """Return a smaller scale, which says what was left out."""
+    return replace(scale, **changes, cut=[*scale.cut, text])

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hydractl.files.header import read_header
 from hydractl.files.study_answer import SearchGainRecord, SearchStateRecord
 from hydractl.jsonio import read_json_file
-from hydractl.report.texts import number
 from hydractl.studies.plan import Row
-from hydractl.studies.words import AUROC_MARGIN
-
-_BARELY = 0.1
-"""If a search raises the AUROC of its objective by less than this, the verdict says by how much."""
 
 
 def search_gain(row: Row) -> SearchGainRecord | None:
@@ -40,41 +34,6 @@ def _search_state(step: Mapping[str, Any]) -> SearchStateRecord:
         auroc = twice_u / (2 * n_id * step["n_ood"])
     accuracy = step["correct"] / n_id
     return SearchStateRecord(score=step["score"], accuracy=accuracy, auroc=auroc)
-
-
-def _auroc_gain(search: SearchGainRecord) -> float | None:
-    """Return by how much a search raised the AUROC of its objective; None if the objective has no AUROC."""
-    before = search.before.auroc
-    after = search.after.auroc
-    if before is None or after is None:
-        return None
-    return after - before
-
-
-def sentences_on_search(searches: Sequence[SearchGainRecord]) -> list[str]:
-    """Return a sentence if the most successful search raised its AUROC by less than :data:`_BARELY`; else empty."""
-    best: SearchGainRecord | None = None
-    highest_gain = -math.inf
-    for search in searches:
-        gain = _auroc_gain(search)
-        if gain is None:
-            continue
-        if gain >= highest_gain:  # of equal gains, the last one counts
-            best = search
-            highest_gain = gain
-    if best is None or highest_gain >= _BARELY:
-        return []
-
-    # More than the margin is no small gain. But it was found on the samples of the search, where it looks largest.
-    raised = "raised"
-    if highest_gain <= 0:
-        raised = "did not raise"
-    elif highest_gain <= AUROC_MARGIN:
-        raised = "hardly raised"
-    return [
-        f"The search itself {raised} the AUROC it looked for, on the samples that it searched on: from "
-        f"{number(best.before.auroc, 3)} to {number(best.after.auroc, 3)} with {best.removed} heads removed."
-    ]
 
 
 def kept_learning_rates(row: Row) -> list[float] | None:

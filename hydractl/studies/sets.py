@@ -18,7 +18,7 @@ from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.words import digest_of_words
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
-from hydractl.files.fingerprints import Entry, incomparable, marked, who_saw
+from hydractl.files.fingerprints import incomparable, marked, who_saw
 from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.ood_scores import LAYERS
@@ -28,13 +28,10 @@ from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
 from hydractl.studies.choosing import REFERENCE
 from hydractl.studies.request import StudyRequest
-from hydractl.studies.rows import KINDS
+from hydractl.studies.rows import asked_for
 
 HALVES = 2
 """The validation data are divided into two parts: one for the search, one to choose rows and scores by."""
-
-_FEW = 20
-"""The largest number of samples of a set that a hint lists."""
 
 _MOST_NAMED = 5
 """The largest number of samples of a set that cannot be read and are named."""
@@ -86,9 +83,7 @@ class StudySets:
         Args:
             before: the fingerprints of that time, as read from a file; anything but a mapping counts as none.
         """
-        fingerprints_before: Mapping[str, object] = {}
-        if isinstance(before, Mapping):
-            fingerprints_before = before
+        fingerprints_before = before if isinstance(before, Mapping) else {}
         lines = []
         for option, fingerprint in self.fingerprints.items():
             if fingerprints_before.get(option) != fingerprint:
@@ -122,16 +117,12 @@ class _Sets:
     @property
     def choosing(self) -> list[GivenSet]:
         """The validation sets, ID and OOD."""
-        sets = [self.val]
-        sets += self.ood_val.values()
-        return sets
+        return [self.val, *self.ood_val.values()]
 
     @property
     def fitted(self) -> list[GivenSet]:
         """The sets that something is fitted to or chosen by: the training and validation sets."""
-        if self.train is None:
-            return self.choosing
-        return [self.train, *self.choosing]
+        return self.choosing if self.train is None else [self.train, *self.choosing]
 
     @property
     def tested(self) -> list[GivenSet]:
@@ -187,18 +178,14 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     """
     # Refuse data that cannot be right. Leave training samples, and samples of both halves, out of the validation data.
     request, sets, unreadable = _open_sets(request, source)
-    _check_apart(sets, source, request.limit)
+    _check_apart(sets, source)
     overlaps = _overlaps(sets)
     val, notes = _val_without_repeats(request, sets)
     request = replace(request, val=val, ood_val=_ood_val_without_repeats(request, sets))
     fit = _samples_to_fit_to(request, sets.train)
 
     # Collect warnings: what the study does not use of the model, and data that are odd.
-    warnings = []
-    set_aside = _set_aside(source)
-    if set_aside is not None:
-        warnings.append(set_aside)
-    warnings += unreadable
+    warnings = [_set_aside(source), *unreadable]
     warnings += overlaps.warnings
     older = incomparable(source.description.seen)
     if older is not None:
@@ -208,20 +195,17 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     for given_set in sets.every:
         warnings += sample_warnings(given_set.dataset)
     for given_set in sets.choosing:
-        doubt = trained_on_warning(source.name, source.description.seen, given_set)
-        if doubt is not None:
-            warnings.append(doubt)
+        warnings.append(trained_on_warning(source.name, source.description.seen, given_set))
     layers_fit = not layers_may_not_fit([named_by_data(source, request.val, None)] * _MOST_MEMBERS)
     if fit is not None and not layers_fit:
         warnings.append(f"{LAYERS} is left out: its sums over all layers may need too much memory")
 
-    fingerprints = {}
-    for given_set in sets.every:
-        fingerprints[given_set.option] = given_set.dataset.fingerprint()
+    fingerprints = {given_set.option: given_set.dataset.fingerprint() for given_set in sets.every}
     if request.negative_words is not None:
         words = read_words(request.negative_words, _WORDS)
         fingerprints[_WORDS] = digest_of_words(words)
-    return StudySets(request, fit, fingerprints, notes, warnings, layers_fit)
+    found = [warning for warning in warnings if warning is not None]
+    return StudySets(request, fit, fingerprints, notes, found, layers_fit)
 
 
 def _open_sets(request: StudyRequest, source: Source) -> tuple[StudyRequest, _Sets, list[str]]:
@@ -310,84 +294,34 @@ def _needs_labels(request: StudyRequest) -> bool:
 
     A Laplace approximation, and OOD scores on features, use training data without labels.
     """
-    for name, kind in KINDS.items():
-        is_asked_for = name in request.rows or (kind.default and "default" in request.rows)
-        if is_asked_for and kind.needs_training_data and kind.needs_labels:
-            return True
-    return False
+    return any(kind.needs_training_data and kind.needs_labels for kind in asked_for(request.rows).values())
 
 
-def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
+def _check_apart(sets: _Sets, source: Source) -> None:
     """Refuse test samples that are also training or validation samples of this study, or that the model has seen.
 
     Args:
         sets: the data sets of the study.
         source: the studied model; its description lists the samples that it has seen.
-        limit: the value of ``--limit``, for the hint; None without it.
 
     Raises:
         InputError: there are such samples. It has a line for each pair of sets that share samples, and for each test
             set of which the model has seen samples.
     """
     # Test samples that the study itself trains on or chooses by.
-    shared_with_fitted = compare_fitted(sets.fitted, sets.tested)
-    problems = list(shared_with_fitted.problems)
+    findings = compare_fitted(sets.fitted, sets.tested)
 
     # Test samples that the model has seen before this study, e.g. in its training.
     seen_by_model = source.description.seen
     for test_set in sets.tested:
         dataset = test_set.dataset
-        are_seen = marked(seen_by_model, dataset)  # [N], true for samples that the model has seen
-        count = int(are_seen.sum())
+        count = int(marked(seen_by_model, dataset).sum())
         if count:
-            problems.append(
+            findings.problems.append(
                 f"{count} of {len(dataset)} samples of {test_set.option} have been seen by {source.name} "
                 f"({who_saw(seen_by_model, dataset)})"
             )
-    if problems:
-        hint = _hint_without_shared_samples(sets, seen_by_model, limit)
-        Findings(problems=problems).refuse(hint)  # raises
-
-
-def _hint_without_shared_samples(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
-    """Return the hint of an error about samples that test sets must not have.
-
-    If there are only few such samples, the hint gives the options of the test sets without them. With ``--limit`` it
-    cannot do so, because the indices in a limited set are not those in the whole set.
-
-    Args:
-        sets: the data sets of the study.
-        seen: the samples that the model has seen.
-        limit: the value of ``--limit``; None without it.
-    """
-    if limit is not None:
-        return _APART
-    fitted_digests: set[str] = set()
-    for given_set in sets.fitted:
-        fitted_digests.update(given_set.dataset.sample_fingerprints())
-
-    options = []
-    for given_set in sets.tested:
-        digests = given_set.dataset.sample_fingerprints()
-        are_seen = marked(seen, given_set.dataset)  # [N], true for samples that the model has seen
-        shared = [i for i, digest in enumerate(digests) if digest in fitted_digests or are_seen[i]]
-        if len(shared) > _FEW:
-            return _APART
-        if shared:
-            options.append(_option_without_samples(given_set, shared))
-    return f"leave these samples out: {' '.join(options)}"
-
-
-def _option_without_samples(given_set: GivenSet, indices: Sequence[int]) -> str:
-    """Return the option of a data set as one types it, with a SPEC that leaves out the samples at ``indices``.
-
-    An option with a name, such as ``--ood NAME``, gets the value ``NAME=SPEC``.
-    """
-    option, _, name = given_set.option.partition(" ")
-    value = without_places(given_set.dataset.spec, indices)
-    if name:
-        value = f"{name}={value}"
-    return f"{option} '{value}'"
+    findings.refuse(_APART)
 
 
 def _overlaps(sets: _Sets) -> Findings:
@@ -404,12 +338,12 @@ def _overlaps(sets: _Sets) -> Findings:
         for ood_val in sets.ood_val.values():
             comparisons.append(compare_sets([ood_val, sets.train]))
 
-    all_findings = Findings()
-    for findings in comparisons:
-        all_findings.warnings += findings.warnings
-        all_findings.problems += findings.problems
-    all_findings.refuse(_APART)
-    return all_findings
+    findings = Findings()
+    for compared in comparisons:
+        findings.warnings += compared.warnings
+        findings.problems += compared.problems
+    findings.refuse(_APART)
+    return findings
 
 
 # --- halves -----------------------------------------------------------------------------------------------------------
@@ -426,33 +360,30 @@ def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[DataSpec, 
             cannot be fitted to the second half.
     """
     val = sets.val
-    train = sets.train
     notes = []
 
-    # Find samples of the training data.
+    # Samples of the training data.
     training_digests: set[str] = set()
-    if train is not None:
-        shared = shared_samples(val, train)
+    if sets.train is not None:
+        shared = shared_samples(val, sets.train)
         if 2 * shared.of_first > len(val.dataset):
             raise InputError(str(shared), hint="give a validation set of its own with --val")
         if shared:
-            training_digests = set(train.dataset.sample_fingerprints())
+            training_digests.update(sets.train.dataset.sample_fingerprints())
             notes.append(f"{shared}, and left out of --val")
 
-    # Find samples that are in both halves.
-    indices_left_out = _indices_repeated_across_halves(val.dataset)
-    if indices_left_out:
+    # Samples that are in both halves.
+    left_out = _indices_repeated_across_halves(val.dataset)
+    if left_out:
         notes.append(
-            f"{len(indices_left_out)} samples of --val are in one half of it and again in the other, and left out there"
+            f"{len(left_out)} samples of --val are in one half of it and again in the other, and left out there"
         )
 
-    # Leave out both kinds.
-    for index, digest in enumerate(val.dataset.sample_fingerprints()):
-        if digest in training_digests:
-            indices_left_out.add(index)
-    _check_halves(val, indices_left_out)
-    _check_labels_to_fit(val, indices_left_out)
-    return _without(request.val, indices_left_out), notes
+    digests = val.dataset.sample_fingerprints()
+    left_out.update(index for index, digest in enumerate(digests) if digest in training_digests)
+    _check_halves(val, left_out)
+    _check_labels_to_fit(val, left_out)
+    return _without(request.val, left_out), notes
 
 
 def _ood_val_without_repeats(request: StudyRequest, sets: _Sets) -> list[OodSet]:
@@ -480,12 +411,11 @@ def _indices_repeated_across_halves(dataset: Dataset) -> set[int]:
     Samples with an even index are one half, those with an odd index the other. The half of the first occurrence keeps
     the sample.
     """
-    half_of_first_occurrence: dict[str, int] = {}  # by the digest of the sample
+    half_that_keeps: dict[str, int] = {}  # by the digest of the sample
     repeated = set()
     for index, digest in enumerate(dataset.sample_fingerprints()):
         half = index % HALVES
-        half_that_keeps_it = half_of_first_occurrence.setdefault(digest, half)
-        if half != half_that_keeps_it:
+        if half != half_that_keeps.setdefault(digest, half):
             repeated.add(index)
     return repeated
 
@@ -496,10 +426,8 @@ def _check_halves(given_set: GivenSet, left_out: set[int]) -> None:
     Raises:
         InputError: a half is empty.
     """
-    all_indices = set(range(len(given_set.dataset)))
-    indices_left = all_indices - left_out
-    halves_in_use = {index % HALVES for index in indices_left}
-    if len(halves_in_use) < HALVES:
+    indices_left = set(range(len(given_set.dataset))) - left_out
+    if len({index % HALVES for index in indices_left}) < HALVES:
         flag, _, _ = given_set.option.partition(" ")
         raise InputError(
             f"{given_set.option} is divided into halves, and one of them is empty: it has {len(indices_left)} samples",
@@ -516,8 +444,7 @@ def _check_labels_to_fit(val: GivenSet, left_out: set[int]) -> None:
     labels = val.dataset.labels
     if labels is None:
         return
-    second_half = range(1, len(labels), HALVES)
-    rows = [index for index in second_half if index not in left_out]
+    rows = [index for index in range(1, len(labels), HALVES) if index not in left_out]
     check_enough_to_fit(labels[rows], f"the second half of {val.option}")
 
 
@@ -540,13 +467,10 @@ def _samples_to_fit_to(request: StudyRequest, train: GivenSet | None) -> FitSamp
     """
     if not request.fit_samples:
         return None
-    if train is None:
-        option = "--val"
+    if train is None or request.train is None:
         spec = request.val.with_setting("part=1/2")
     else:
         # Take every n-th training sample, with the smallest n that gives at most --fit-samples.
-        assert request.train is not None
-        option = "--train"
         spec = request.train
         every_nth = math.ceil(len(train.dataset) / request.fit_samples)
         if every_nth > 1:
@@ -559,7 +483,7 @@ def _samples_to_fit_to(request: StudyRequest, train: GivenSet | None) -> FitSamp
         largest_class = int(counts.max())
     if largest_class < 2:
         raise UsageError(
-            f"OOD scores on features would be fitted to {len(dataset)} samples of {option}, no two of one class",
+            f"OOD scores on features would be fitted to {len(dataset)} samples of {spec.option}, no two of one class",
             hint="raise --limit or --fit-samples, or leave these scores out with --fit-samples 0",
         )
     return FitSamples(spec, count=len(dataset))

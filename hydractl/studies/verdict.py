@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hydractl.files.study_answer import NextBestRecord
+from hydractl.files.study_answer import NextBestRecord, UseRecord
 from hydractl.report.texts import number
 from hydractl.studies.choosing import REFERENCE, SINGLE
-from hydractl.studies.comparing import AgainstSingle, Rung
+from hydractl.studies.comparing import AgainstSingle, Rung, ahead
 from hydractl.studies.words import (
     ACCURACY,
     AUROC,
@@ -52,68 +52,6 @@ _NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "w
 
 
 @dataclass(frozen=True)
-class Price:
-    """The cost of a row as a ratio to the single model; None if it is not known.
-
-    Attributes:
-        macs: the ratio of mult-adds.
-        params: the ratio of parameters.
-    """
-
-    macs: float | None
-    params: float | None
-
-
-@dataclass(frozen=True)
-class Use:
-    """The model to use, as ``best.st`` holds it.
-
-    Attributes:
-        rung: its row and its OOD score.
-        temperature, threshold: None if it has none.
-        price: the cost of its row.
-    """
-
-    rung: Rung
-    temperature: float | None
-    threshold: float | None
-    price: Price
-
-
-@dataclass(frozen=True)
-class NextBest:
-    """What comes next to the choice on validation data.
-
-    Attributes:
-        rung: its row and its OOD score.
-        price: the cost of its row.
-        against_used: its differences on the test data to the rung to use, by metric.
-    """
-
-    rung: Rung
-    price: Price
-    against_used: Mapping[str, Finding]
-
-    def line(self, used: Rung) -> str:
-        """Return the sentence that names it, with its price and what it does on the test data."""
-        price = "" if self.price.macs is None else f", at {self.price.macs:.2f} times the mult-adds"
-        return (
-            f"Next best on validation data is {name_of(self.rung)}{price}: on the test data "
-            f"{_detection(self.against_used)} against {name_of(used)}."
-        )
-
-    def record(self, used: Rung) -> NextBestRecord:
-        """Return the same as a record of the document."""
-        return NextBestRecord(
-            row=self.rung.row,
-            score=self.rung.score,
-            mac_ratio=self.price.macs,
-            line=self.line(used),
-            against_used=list(self.against_used.values()),
-        )
-
-
-@dataclass(frozen=True)
 class Facts:
     """Everything that a verdict is based on.
 
@@ -152,7 +90,7 @@ class Facts:
     has_other_rows: bool = True
     reasons_for_single: Sequence[str] = ()
     against_unbeaten: Mapping[str, Finding] = field(default_factory=dict)
-    next_best: NextBest | None = None
+    next_best: NextBestRecord | None = None
     uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
     mistakes: str = ""
@@ -163,11 +101,17 @@ class Facts:
         return self.ladder[self.final_index]
 
     @property
+    def against(self) -> AgainstSingle:
+        """The comparisons of the final rung with the single model."""
+        return self.against_single[self.final_index]
+
+    @property
     def other_row_may_pay(self) -> bool:
         """Whether other samples often choose otherwise, or the next best is better on the test data."""
-        if self.uncertain:
-            return True
-        return self.next_best is not None and self.next_best.against_used[AUROC].kind in GAINS
+        better = set()
+        if self.next_best is not None:
+            better = {finding.metric for finding in self.next_best.against_used if finding.kind in GAINS}
+        return bool(self.uncertain) or AUROC in better
 
     @property
     def free_alternative(self) -> str | None:
@@ -178,14 +122,10 @@ class Facts:
         """
         if not self.has_vote:
             return None
-        against_single = self.against_single[self.final_index]
         if self.rung.row == SINGLE:
-            return next(iter(against_single.better_rivals), None)
-        hardest = against_single.hardest
-        if hardest is None:
-            return None
-        kind = against_single.rivals[hardest].kind
-        if kind == NO_DIFFERENCE or kind in LOSSES:
+            return next(iter(ahead(self.against.rivals)), None)
+        hardest = self.against.hardest
+        if hardest is not None and self.against.rivals[hardest].kind in (NO_DIFFERENCE, *LOSSES):
             return hardest
         return None
 
@@ -230,20 +170,18 @@ def _answer_of_ensemble(facts: Facts) -> str:
     """
     # A free score is any OOD score of the single model. If one that was not fixed beforehand did better, that decides,
     # whatever the fixed ones did.
-    against_single = facts.against_single[facts.final_index]
-    if against_single.better_afterwards:
+    against = facts.against
+    if ahead(against.others):
         return FREE_SCORE_BETTER
 
     # The hardest of the scores that were fixed beforehand.
-    assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
-    kind = against_single.rivals[against_single.hardest].kind
+    assert against.hardest is not None  # every other row has rivals, at least the single model with MSP
+    kind = against.rivals[against.hardest].kind
     if kind in LOSSES:
         return FREE_SCORE_BETTER
     if kind == NO_DIFFERENCE:
         return AS_GOOD
-    if kind == CANNOT_TELL:
-        return UNCLEAR
-    if against_single.unbeaten is not None:
+    if kind == CANNOT_TELL or against.unbeaten is not None:
         return UNCLEAR
 
     # It detects OOD samples better than the single model.
@@ -255,36 +193,53 @@ def _answer_of_ensemble(facts: Facts) -> str:
     return HELPS_SLIGHTLY
 
 
-def verdict(facts: Facts, use: Use) -> Verdict:
+def verdict(facts: Facts, use: UseRecord) -> Verdict:
     """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts."""
     answer = answer_of(facts)
-
-    # The answer and its consequences.
-    lines = [" ".join(filter(None, [_first_sentence(facts, answer, use.price), facts.uncertain]))]
-    if facts.next_best is not None:
-        lines.append(facts.next_best.line(facts.rung))
-    lines += _sentences_on_left_rungs(facts)
-    lines += _sentence_on_better_rivals(facts)
-    lines += _sentence_on_better_free_scores(facts, answer)
-    lines += _sentence_on_worse_sets(facts, answer)
-    lines += facts.reasons_for_single
-    lines.append(_sentence_on_best_file(use))
-    lines += _sentence_on_free_alternative(facts)
+    lines = [
+        # The answer and its consequences.
+        f"{_first_sentence(facts, answer, use)} {facts.uncertain}".strip(),
+        "" if facts.next_best is None else facts.next_best.line,
+        *_sentences_on_left_rungs(facts),
+        _sentence_on_better_rivals(facts),
+        _sentence_on_better_free_scores(facts, answer),
+        _sentence_on_worse_sets(facts, answer),
+        *facts.reasons_for_single,
+        _sentence_on_best_file(use),
+        _sentence_on_free_alternative(facts),
+    ]
 
     # The comparisons.
-    against_single = facts.against_single[facts.final_index]
-    if against_single.hardest is not None:
-        lines.append(_differences_in_words(facts.against_hardest, single_with(against_single.hardest)))
+    if facts.against.hardest is not None:
+        lines.append(_differences_in_words(facts.against_hardest, single_with(facts.against.hardest)))
     lines.append(_differences_in_words(facts.against_baseline, "the single model with MSP and no temperature"))
     lines += _sentences_on_needed_samples(facts, answer)
     if not facts.labelled:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
 
     # The score for mistakes, and the doubts.
-    lines.append(facts.mistakes)
-    lines += facts.doubts
-    lines_with_text = [line for line in lines if line]
-    return Verdict(answer, lines_with_text)
+    lines += [facts.mistakes, *facts.doubts]
+    return Verdict(answer, [line for line in lines if line])
+
+
+def next_best_record(
+    rung: Rung, mac_ratio: float | None, against_used: Mapping[str, Finding], used: Rung
+) -> NextBestRecord:
+    """Return what comes next to the choice on validation data, with the sentence that names it.
+
+    Args:
+        rung: its row and its OOD score.
+        mac_ratio: the mult-adds of its row over those of the single model; None if they are not known.
+        against_used: its differences on the test data to the rung to use, by metric.
+        used: that rung.
+    """
+    price = "" if mac_ratio is None else f", at {mac_ratio:.2f} times the mult-adds"
+    line = (
+        f"Next best on validation data is {name_of(rung)}{price}: on the test data {_detection(against_used)} against "
+        f"{name_of(used)}."
+    )
+    findings = list(against_used.values())
+    return NextBestRecord(row=rung.row, score=rung.score, mac_ratio=mac_ratio, line=line, against_used=findings)
 
 
 def single_with(score: str) -> str:
@@ -320,23 +275,20 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
         difference = _detection(differences)
         upper = _capitalised(name_of(facts.ladder[index]))
         lower = name_of(facts.ladder[index + 1])
-        if not facts.has_vote:
-            sentences.append(f"{upper}, taken blind, is {how_much} on the test data than {lower}: {difference}.")
-        elif index == 0:
-            sentences.append(
-                f"{upper}, chosen on validation data, is {how_much} on the test data than {lower}: {difference}."
-            )
-        else:
-            sentences.append(f"{upper} is {how_much} there than {lower}: {difference}.")
+        where = "there"
+        if index == 0:
+            upper += ", chosen on validation data," if facts.has_vote else ", taken blind,"
+            where = "on the test data"
+        sentences.append(f"{upper} is {how_much} {where} than {lower}: {difference}.")
     return sentences
 
 
-def _first_sentence(facts: Facts, answer: str, price: Price) -> str:
+def _first_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
     """Return what to use, then what that brings and costs, then whether anything else would pay."""
     if answer == BLIND:
         return _blind_sentence(facts)
     if answer not in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
-        return _ensemble_sentence(facts, answer, price)
+        return _ensemble_sentence(facts, answer, use)
     sentence = _single_sentence(facts, answer)
     if not facts.has_other_rows:
         return sentence
@@ -373,31 +325,31 @@ def _single_sentence(facts: Facts, answer: str) -> str:
     return f"Use {name} or MSP: which of them is better the test data cannot tell: {difference}."
 
 
-def _ensemble_sentence(facts: Facts, answer: str, price: Price) -> str:
+def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
     """Return the sentence that states the answer of a study that ends with another row than the single model.
 
     It gives the difference of mean AUROC to the hardest rival: the single model with one of its scores.
     """
-    against_single = facts.against_single[facts.final_index]
-    assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
+    against = facts.against
+    assert against.hardest is not None  # every other row has rivals, at least the single model with MSP
     name = name_of(facts.rung)
-    rival = single_with(against_single.hardest)
-    kind = against_single.rivals[against_single.hardest].kind
+    rival = single_with(against.hardest)
+    kind = against.rivals[against.hardest].kind
     difference = _detection(facts.against_hardest)
-    cost = "" if price.macs is None else f", at {price.macs:.2f} times the mult-adds"
+    cost = "" if use.mac_ratio is None else f", at {use.mac_ratio:.2f} times the mult-adds"
 
     # The row is better.
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
-        gain = f"Use {_gain(name, against_single, kind, difference)}{cost}."
-        if answer == TRADES:
-            return f"{gain} It pays with {facts.against_hardest[ACCURACY]}."
-        return gain
+        hardest = f" against the hardest, {against.hardest}" if len(against.rivals) > 1 else ""
+        gain = f"it detects OOD samples {kind} than {_rivals_text(against)}, {difference}{hardest}"
+        pays = f" It pays with {facts.against_hardest[ACCURACY]}." if answer == TRADES else ""
+        return f"Use {name}: {gain}{cost}.{pays}"
 
     # The test data cannot tell, or it is no better. A free score that was seen only afterwards may be as good, too.
     if answer == UNCLEAR:
         if kind in GAINS:
-            assert against_single.unbeaten is not None  # else the row would help
-            rival = single_with(against_single.unbeaten)
+            assert against.unbeaten is not None  # else the row would help
+            rival = single_with(against.unbeaten)
             difference = _detection(facts.against_unbeaten)
         return f"Use {name}{cost}, or {rival} for nothing: which is better the test data cannot tell: {difference}."
     if answer == AS_GOOD:
@@ -405,27 +357,9 @@ def _ensemble_sentence(facts: Facts, answer: str, price: Price) -> str:
     if kind in LOSSES:
         return f"Use {rival}: {name}{cost}, did worse: {difference}."
     return (
-        f"Try a free score of the single model before {name}{cost}: it was compared with {_rivals_text(against_single)}"
-        ", and another one did better."
+        f"Try a free score of the single model before {name}{cost}: it was compared with {_rivals_text(against)}, and "
+        "another one did better."
     )
-
-
-def _gain(name: str, against_single: AgainstSingle, kind: str, difference: str) -> str:
-    """Return words on how much a row is better than the single model under the scores fixed beforehand.
-
-    Args:
-        name: the row with its score.
-        against_single: its comparisons with the single model.
-        kind, difference: the word for its difference to the hardest of them, and the difference.
-    """
-    how_much = "slightly better"
-    if kind == BETTER:
-        how_much = "better"
-    rivals = _rivals_text(against_single)
-    against_hardest = ""
-    if len(against_single.rivals) > 1:
-        against_hardest = f" against the hardest, {against_single.hardest}"
-    return f"{name}: it detects OOD samples {how_much} than {rivals}, {difference}{against_hardest}"
 
 
 def _rivals_text(against_single: AgainstSingle) -> str:
@@ -439,106 +373,71 @@ def _rivals_text(against_single: AgainstSingle) -> str:
     return f"the single model with any of the scores {', '.join(first_scores)} and {last_score}"
 
 
-def _sentence_on_better_rivals(facts: Facts) -> list[str]:
+def _sentence_on_better_rivals(facts: Facts) -> str:
     """Return a sentence if the single model is to be used, and did better under scores that were fixed beforehand."""
-    if not facts.has_vote or facts.rung.row != SINGLE:
-        return []
-    better_scores = facts.against_single[facts.final_index].better_rivals
-    if not better_scores:
-        return []
-    first, *others = better_scores
-    also = ""
-    if others:
-        also = f", and so did {', '.join(others)}"
-    return [
-        f"A free score that was compared from the beginning did better here: {single_with(first)}, against which "
-        f"{name_of(facts.rung)} has {better_scores[first]}{also}."
-    ]
+    better = ahead(facts.against.rivals)
+    if not better or not facts.has_vote or facts.rung.row != SINGLE:
+        return ""
+    return f"A free score that was compared from the beginning did better here: {_leads(facts.rung, better)}."
 
 
-def _sentence_on_free_alternative(facts: Facts) -> list[str]:
+def _leads(rung: Rung, better: Mapping[str, Finding]) -> str:
+    """Return the end of a sentence that names free scores which did better than a rung, the first with its lead."""
+    first, *others = better
+    also = f", and so did {', '.join(others)}" if others else ""
+    return f"{single_with(first)}, against which {name_of(rung)} has {better[first]}{also}"
+
+
+def _sentence_on_free_alternative(facts: Facts) -> str:
     """Return a sentence on how to get the single model with a free score that is as good as ``best.st`` or better."""
     score = facts.free_alternative
     if score is None:
-        return []
-    return [
+        return ""
+    return (
         f"Test data choose no score, so best.st is not {single_with(score)}: the command for the free score writes it "
         "as free.st."
-    ]
+    )
 
 
-def _sentence_on_better_free_scores(facts: Facts, answer: str) -> list[str]:
-    """Return a sentence if a free score did better than the final rung, or an empty list.
+def _sentence_on_better_free_scores(facts: Facts, answer: str) -> str:
+    """Return a sentence if a free score did better than the final rung; empty else, or if the study could not choose.
 
     A free score is an OOD score of the single model: it costs no further computation. Those named here were not
-    fixed before the test, so that they did better may be chance. The final rung is the row with the score that the
-    verdict is about.
-
-    Args:
-        facts: everything the verdict is based on.
-        answer: the answer of the study; if it is ``BLIND``, the study could not choose, and nothing is said.
+    fixed before the test, so that they did better may be chance.
     """
-    if answer == BLIND:
-        return []
-    comparisons = facts.against_single[facts.final_index]
-    better_scores = comparisons.better_afterwards  # difference by score, the largest lead first
-    if not better_scores:
-        return []
-    first, *others = better_scores
-    rival = single_with(first)
-    name = name_of(facts.rung)
-    also = ""
-    if others:
-        also = f", and so did {', '.join(others)}"
-    return [
-        f"A free score did better here: {rival}, against which {name} has {better_scores[first]}{also}. That was seen "
-        "afterwards: confirm it on other data."
-    ]
+    better = ahead(facts.against.others)
+    if not better or answer == BLIND:
+        return ""
+    seen = "That was seen afterwards: confirm it on other data."
+    return f"A free score did better here: {_leads(facts.rung, better)}. {seen}"
 
 
-def _sentence_on_worse_sets(facts: Facts, answer: str) -> list[str]:
+def _sentence_on_worse_sets(facts: Facts, answer: str) -> str:
     """Return a sentence on the test sets where a helpful choice is significantly worse than its hardest rival."""
-    if answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
-        return []
     worse = []
     for name, finding in facts.by_test_set.items():
         _, high = finding.ci
         if high < 0:
             worse.append(f"{name} ({finding.figures})")
-    if not worse:
-        return []
-    return [f"It is worse on {', '.join(worse)}."]
-
-
-def _sentence_on_best_file(use: Use) -> str:
-    """Return the sentence on what ``best.st`` is; for another row than the single model, with its cost."""
-    score = use.rung.score
-    settings = [f"the score {score}"]
-    if use.temperature is not None:
-        temperature = number(use.temperature, 3)
-        settings.append(f"temperature {temperature}")
-    if use.threshold is not None:
-        threshold = number(use.threshold, 4)
-        settings.append(f"threshold {threshold}")
-    settings_text = ", ".join(settings)
-
-    row = use.rung.row
-    if row == SINGLE:
-        return f"best.st is the single model with {settings_text}."
-    cost = _cost_in_words(use.price)
-    return f"best.st is {row} with {settings_text}{cost}."
-
-
-def _cost_in_words(price: Price) -> str:
-    """Return the end of a sentence with the cost of a row; empty if it is not known."""
-    ratios = []
-    if price.macs is not None:
-        ratios.append(f"{price.macs:.2f} times the mult-adds")
-    if price.params is not None:
-        ratios.append(f"{price.params:.2f} times the parameters")
-    if not ratios:
+    if not worse or answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
         return ""
-    return f"; {' and '.join(ratios)} of the single model"
+    return f"It is worse on {', '.join(worse)}."
+
+
+def _sentence_on_best_file(use: UseRecord) -> str:
+    """Return the sentence on what ``best.st`` is; for another row than the single model, with its cost."""
+    settings = f"the score {use.score}, temperature {number(use.temperature, 3)}"
+    if use.threshold is not None and use.threshold.value is not None:
+        settings += f", threshold {number(use.threshold.value, 4)}"
+    if use.row == SINGLE:
+        return f"best.st is the single model with {settings}."
+    ratios = []
+    if use.mac_ratio is not None:
+        ratios.append(f"{use.mac_ratio:.2f} times the mult-adds")
+    if use.param_ratio is not None:
+        ratios.append(f"{use.param_ratio:.2f} times the parameters")
+    cost = f"; {' and '.join(ratios)} of the single model" if ratios else ""
+    return f"best.st is {use.row} with {settings}{cost}."
 
 
 def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
@@ -552,15 +451,8 @@ def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
     for finding in findings.values():
         differences_by_word[finding.kind].append(str(finding))
 
-    groups = []
-    for word, differences in differences_by_word.items():
-        if differences:
-            listed = ", ".join(differences)
-            groups.append(f"{word}: {listed}")
-    if not groups:
-        return ""
-    all_groups = "; ".join(groups)
-    return f"Against {other}: {all_groups}."
+    groups = [f"{word}: {', '.join(listed)}" for word, listed in differences_by_word.items() if listed]
+    return f"Against {other}: {'; '.join(groups)}." if groups else ""
 
 
 def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
@@ -575,8 +467,7 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
         findings = facts.against_baseline
     else:  # another row, and the single model under the score that comes nearest to it
         findings = facts.against_hardest
-        against_single = facts.against_single[facts.final_index]
-        if answer == UNCLEAR and findings[AUROC].kind in GAINS and against_single.unbeaten is not None:
+        if answer == UNCLEAR and findings[AUROC].kind in GAINS:
             findings = {AUROC: facts.against_unbeaten[AUROC]}
 
     sentences = []
@@ -596,7 +487,4 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
 
 def _capitalised(text: str) -> str:
     """Return a text for the start of a sentence: "the" becomes "The"; names of rows stay as they are."""
-    if not text.startswith("the "):
-        return text
-    rest = text.removeprefix("the ")
-    return f"The {rest}"
+    return f"T{text[1:]}" if text.startswith("the ") else text

@@ -20,7 +20,7 @@ from hydractl.files.study_answer import StudyAnswer, TimeRatio
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
-from hydractl.metrics.ood_scores import OF_LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
+from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.metrics.threshold import stored_score, stored_threshold
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
@@ -30,7 +30,7 @@ from hydractl.studies.choice import choose, mean_aurocs, validated_in_words
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
-from hydractl.studies.rows import KINDS
+from hydractl.studies.rows import KINDS, asked_for
 from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step, script
@@ -72,7 +72,11 @@ def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry
     # What was said about the data here is not repeated by each step.
     log_once = SayOnce(log, sets.warnings)
     if dry_run:
-        return _dry_run(sets, source, folder, log_once)
+        plan, seconds = _plan_within_time(sets, source, folder, log_once)
+        # The commands, with the last row in place of the best one.
+        commands = [step.command.words() for step in plan.outline()]
+        time = in_all(seconds)
+        return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=time, warnings=sets.warnings))
     announce_reading([source], log_once)
     try:
         plan, seconds = _claim_folder(request, sets, source, folder, log_once)
@@ -94,15 +98,13 @@ def _asked_scale(request: StudyRequest) -> Scale:
         UsageError: a row needs training data, and there are none.
     """
     rows = []
-    for name, kind in KINDS.items():
+    for name, kind in asked_for(request.rows).items():
         lacks_data = kind.needs_training_data and request.train is None
-        if name in request.rows and lacks_data:
+        if lacks_data and name in request.rows:
             raise UsageError(f"--rows {name} needs --train, labelled training data")
-        is_default = kind.default and "default" in request.rows and not lacks_data
-        if name == "single" or name in request.rows or is_default:
+        if not lacks_data:
             rows.append(name)
-    samples = request.search_samples or request.limit
-    return Scale(rows, request.approx, samples)
+    return Scale(rows, request.approx, request.search_samples or request.limit)
 
 
 def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> Plan:
@@ -117,15 +119,12 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, request.tower)
     kept = source.description.mask.kept
-    heads_by_site = {source.sites.index(site): len(kept[site.path]) for site in sites}
-    late_site_indices = [source.sites.index(site) for site in _late_sites(sites)]
-
     plan = Plan(
         request=request,
         scale=scale,
         folder=folder,
-        heads=heads_by_site,
-        late=late_site_indices,
+        heads={source.sites.index(site): len(kept[site.path]) for site in sites},
+        late=[source.sites.index(site) for site in _late_sites(sites)],
         has_classifier=_has_classifier(source),
         fitted=_options_of_feature_scores(sets, source),
         allow_seen=incomparable(source.description.seen) is not None,
@@ -147,23 +146,22 @@ def _check_rows(request: StudyRequest, source: Source, scale: Scale) -> None:
     Raises:
         UsageError: there are such rows; the message names them.
     """
-    has_classifier = _has_classifier(source)
-    rows_of_classifiers = [name for name in scale.rows if KINDS[name].needs_classifier]
-    if rows_of_classifiers and not has_classifier:
+    kinds = {name: KINDS[name] for name in scale.rows}
+    of_classifiers = [name for name, kind in kinds.items() if kind.needs_classifier]
+    if of_classifiers and not _has_classifier(source):
         raise UsageError(
-            f"--rows {','.join(rows_of_classifiers)}: only a model with a classifier of its own has these",
+            f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
         )
-    least_by_row = {name: KINDS[name].least_steps for name in scale.rows if KINDS[name].least_steps}
+    least_by_row = {name: kind.least_steps for name, kind in kinds.items() if kind.least_steps}
     if not least_by_row:
         return
     assert request.train is not None  # rows that are trained are refused without it
     steps = request.epochs * math.ceil(count_samples(request.train) / request.batch_size)
     least = max(least_by_row.values())
     if steps < least:
-        names = ",".join(least_by_row)
         raise UsageError(
-            f"--rows {names}: a training of {least} steps or more is needed, and this one has {steps}",
+            f"--rows {','.join(least_by_row)}: a training of {least} steps or more is needed, and this one has {steps}",
             hint="more --epochs, or a smaller --batch-size",
         )
 
@@ -174,9 +172,8 @@ def _late_sites(sites: Sequence[Site]) -> list[Site]:
     for site in sites:
         sites_by_tower.setdefault(site.tower, []).append(site)
     late_sites = []
-    for sites_of_tower in sites_by_tower.values():
-        third = max(1, round(len(sites_of_tower) / 3))
-        late_sites += sites_of_tower[-third:]
+    for of_tower in sites_by_tower.values():
+        late_sites += of_tower[-max(1, round(len(of_tower) / 3)) :]
     return late_sites
 
 
@@ -194,13 +191,13 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
     request = sets.request
     samples = sets.fit
     is_zero_shot = not _has_classifier(source)
-    names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
-    if not sets.layers_fit:
-        names = [name for name in names if name not in OF_LAYERS]
+    left_out = set() if sets.layers_fit else {LAYERS}
+    if not is_zero_shot:
+        left_out.update(OF_ZERO_SHOT)
     for name in request.ood_score:
         if name in OF_ZERO_SHOT and not is_zero_shot:
             raise UsageError(f"--ood-score {name} is of class texts, and {source.name} is not zero-shot")
-        names.append(name)
+    names = [*(name for name in OF_STUDY if name not in left_out), *request.ood_score]
     # Without data to fit to, keep only scores that the user asked for and that need none.
     if samples is None:
         names = [name for name in request.ood_score if not needs_training_data(name)]
@@ -247,44 +244,24 @@ def _claim_folder(
     """
     plan_file = folder / "plan.json"
     decisive: dict[str, object] = {"model": source.sha256, **asked.decisive}
-    _make_folder(folder, plan_file)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # Hidden files may be left over from a study that was killed before it wrote its plan.
+        holds_files = any(not path.name.startswith(".") for path in folder.iterdir())
     if plan_file.exists():
         plan = _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets))
         return plan, step_seconds(plan, len(source.sites))
+    if holds_files:
+        raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
 
     plan, seconds = _plan_within_time(sets, source, folder, log)
     log.info(f"the study takes about {duration_text(in_all(seconds))} of processor time")
     for text in plan.scale.cut:
         log.info(f"to stay within --time {asked.time}, {text}")
-    document = {
-        "schema": PLAN,
-        "settings": decisive,
-        "data": dict(sets.fingerprints),
-        "scale": asdict(plan.scale),
-    }
     with Output(plan_file) as output:
-        write_json(output, document)
+        data = dict(sets.fingerprints)
+        write_json(output, {"schema": PLAN, "settings": decisive, "data": data, "scale": asdict(plan.scale)})
     return plan, seconds
-
-
-def _make_folder(folder: Path, plan: Path) -> None:
-    """Create the folder of a study.
-
-    Args:
-        folder: the folder of the study.
-        plan: the plan file in it; if it exists, the folder is that of a study.
-
-    Raises:
-        OutputError: the folder holds other files.
-    """
-    with storing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if plan.exists():
-            return
-        for path in folder.iterdir():
-            # Hidden files may be left over from a study that was killed before it wrote its plan.
-            if not path.name.startswith("."):
-                raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
 
 
 def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> Scale:
@@ -302,24 +279,21 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
         OutputError: the study was begun with other settings or data; it lists the differences.
     """
     document = read_json_file(str(path))
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != PLAN and str(schema).startswith("hydractl.study-plan/"):
+    if not isinstance(document, dict) or not isinstance(document.get("settings"), dict):
+        raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
+    schema = document.get("schema")
+    if schema != PLAN:
         raise InputError(
             f"{path.parent} holds a study that another version of hydractl began ({shown(schema)}, not {PLAN})",
             hint="go on with that version, or name another folder with -o",
         )
-    if schema != PLAN or not isinstance(document.get("settings"), dict):
-        raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
-    decisive_before = document["settings"]
-
-    changed_settings = differences(decisive_before, decisive, "in the folder")
-    if changed_settings:
-        hint = "give the settings it was begun with, or name another folder with -o"
-        raise OutputError(f"{path.parent} holds a study of other settings", hint=hint, problems=changed_settings)
-    changed_data = sets.changes(document.get("data"))
-    if changed_data:
-        hint = "give the data it was begun with, or name another folder with -o"
-        raise OutputError(f"{path.parent} holds a study of other data", hint=hint, problems=changed_data)
+    for what, changes in (
+        ("settings", differences(document["settings"], decisive, "in the folder")),
+        ("data", sets.changes(document.get("data"))),
+    ):
+        if changes:
+            hint = f"give the {what} it was begun with, or name another folder with -o"
+            raise OutputError(f"{path.parent} holds a study of other {what}", hint=hint, problems=changes)
 
     # Find the scale among those that the settings allow, rather than trust what the file says.
     scale_in_file = canonical_json(document.get("scale"))
@@ -330,15 +304,6 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
 
 
 # --- how long it takes ------------------------------------------------------------------------------------------------
-
-
-def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
-    """Return the commands, with the last row in place of the best one, and an estimate of the time in seconds."""
-    plan, seconds = _plan_within_time(sets, source, folder, log)
-    commands = [step.command.words() for step in plan.outline()]
-    return Outcome(
-        StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=in_all(seconds), warnings=sets.warnings)
-    )
 
 
 def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -> tuple[Plan, StepSeconds]:
@@ -423,7 +388,7 @@ class _StepLog(PassedOn):
     Searches and trainings, the tasks that take long, move the bar of the study; other tasks show nothing.
     """
 
-    def __init__(self, log: Log, course: _Course, step: Step | None = None) -> None:
+    def __init__(self, log: Log, course: _Course, step: Step) -> None:
         super().__init__(log)
         self._course = course
         self._step = step
@@ -435,7 +400,7 @@ class _StepLog(PassedOn):
     def progress(
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
-        if self._step is not None and total and unit in ("evaluations", "steps"):
+        if total and unit in ("evaluations", "steps"):
             yield _StepProgress(self._course, self._step, total)
         else:
             yield Progress()
@@ -487,51 +452,43 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
         warnings: sentences on what is odd about the data.
         log: receives the progress.
     """
-    for purpose in ("choose", "test"):
-        subfolder = plan.folder / purpose
-        with storing(subfolder):
-            subfolder.mkdir(exist_ok=True)
-    with log.progress("study", 100, "percent") as progress:
-        answer, steps = _answer_of(plan, _Course(progress, seconds), source, warnings, log)
-    for line in answer.verdict.lines:
-        log.detail(line)
-    return _write(plan, answer, steps)
-
-
-def _answer_of(
-    plan: Plan, course: _Course, source: Source, warnings: Sequence[str], log: Log
-) -> tuple[StudyAnswer, list[Step]]:
-    """Return the answer of a study, and all its steps; the arguments are those of :func:`_carry_out`."""
     folder = plan.folder
+    for purpose in ("choose", "test"):
+        with storing(folder / purpose):
+            (folder / purpose).mkdir(exist_ok=True)
+    with log.progress("study", 100, "percent") as progress:
+        course = _Course(progress, seconds)
 
-    # Choose on the validation data, and store the choice before any test sample is read.
-    _run_steps(plan.steps, plan, course, log)
-    chosen = choose(plan, stored_score(source.description.extra), _StepLog(log, course))
-    with Output(folder / "choice.json", force=True) as output:
-        write_json(output, chosen.document())
+        # Choose on the validation data, and store the choice before any test sample is read.
+        _run_steps(plan.steps, plan, course, log)
+        chosen = choose(plan, stored_score(source.description.extra), log)
+        with Output(folder / "choice.json", force=True) as output:
+            write_json(output, chosen.document())
 
-    # Test the rows that the validation data do not rule out.
-    testing_steps = plan.testing_steps(chosen.tested_rows)
-    for step in plan.testing_steps(plan.rows):
-        if step not in testing_steps:
-            course.finish(step)
-    _run_steps(testing_steps, plan, course, log)
-    tested = test_rows(chosen, _StepLog(log, course))
+        # Test the rows that the validation data do not rule out.
+        testing_steps = plan.testing_steps(chosen.tested_rows)
+        for step in plan.testing_steps(plan.rows):
+            if step not in testing_steps:
+                course.finish(step)
+        _run_steps(testing_steps, plan, course, log)
+        tested = test_rows(chosen)
 
-    # Write the best row as best.st, measure it, and read back what was stored in it.
-    used = tested.used
-    row = chosen.rows[used.row].row
-    last_steps = plan.last_steps(row, used.score, tested.note, tested.score_of_table(), chosen.tested_rows)
+        # Write the best row as best.st, and measure it.
+        used = tested.used
+        row = chosen.rows[used.row].row
+        last_steps = plan.last_steps(row, used.score, tested.note, tested.score_of_table(), chosen.tested_rows)
+        _run_steps(last_steps, plan, course, log)
+
+    # Make the answer, with what was stored in the best row.
     steps = [*plan.steps, *testing_steps, *last_steps]
-    _run_steps(last_steps, plan, course, log)
     (best,) = open_sources([str(folder / "best.st")])
     threshold = stored_threshold(best.description.extra.get("threshold"))
-
-    # Make the answer.
     answer = tested.answer(source, [step.command.words() for step in steps], threshold)
     commands_to_go_on = next_commands(plan, row, used.score, tested.facts.free_alternative)
     answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
-    return answer, steps
+    for line in answer.verdict.lines:
+        log.detail(line)
+    return _write(plan, answer, steps)
 
 
 def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
@@ -544,19 +501,17 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
-    page = render(table, study=answer)
     best = [folder / "best.st", folder / "best.json"]
     commands = script(steps, best, folder, Path.cwd(), plan.request.in_memory())
-    script_bytes = commands.encode("utf-8", "surrogateescape")
-    _write_bytes(folder / "report.html", page)
-    _write_bytes(folder / "study.sh", script_bytes)
+    _write_bytes(folder / "report.html", render(table, study=answer))
+    _write_bytes(folder / "study.sh", commands.encode("utf-8", "surrogateescape"))
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_dict())
 
-    is_timed = any(step.command.verb == "bench" for step in steps)
-    if is_timed:
+    timing = [step.outputs[0] for step in steps if step.command.verb == "bench"]
+    if timing:
         # Times are added only for the terminal; in the folder, only bench.json holds them.
-        answer = answer.model_copy(update={"latency": _latency(folder / "bench.json")})
+        answer = answer.model_copy(update={"latency": _latency(timing[0])})
     names = ("best.st", "report.html", "study.json", "study.sh")
     return Outcome(answer, files=[folder / name for name in names])
 
@@ -576,8 +531,8 @@ def _latency(path: Path) -> list[TimeRatio]:
     Returns:
         An entry for each batch size, with its ``ratio`` and the interval ``ratio_ci``.
     """
-    ratios = []
-    for row in BenchAnswer.read(str(path)).results:
-        if row.model == "best":
-            ratios.append(TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci))
-    return ratios
+    return [
+        TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci)
+        for row in BenchAnswer.read(str(path)).results
+        if row.model == "best"
+    ]

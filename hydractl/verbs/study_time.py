@@ -71,37 +71,29 @@ def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
             seconds[step.outputs] += _passes_of_training(step) * seconds_per_pass
 
     # Every row runs on the second halves of the validation data, on what its scores are fitted to, and on test data.
-    samples = _Samples(plan)
+    request = plan.request
+    validation = [request.val, *(ood_set.spec for ood_set in request.choosing_sets())]
+    choosing = sum(count_samples(spec) // 2 for spec in validation)
+    fitted_to = plan.fitted.get("train")
+    if isinstance(fitted_to, DataSpec):
+        choosing += count_samples(fitted_to, request.limit)
+    tested = [count_samples(spec, request.limit) for spec in (request.test, *(one.spec for one in request.ood))]
     for row, testing_step in zip(plan.rows, plan.testing_steps(plan.rows), strict=True):
         of_a_sample = _passes_of(row) * seconds_per_pass
-        seconds[plan.choosing_steps[row.name].outputs] += of_a_sample * (samples.choosing + samples.fitted_to)
-        seconds[testing_step.outputs] += of_a_sample * sum(samples.tested)
+        seconds[plan.choosing_steps[row.name].outputs] += of_a_sample * choosing
+        seconds[testing_step.outputs] += of_a_sample * sum(tested)
 
     # The test data are resampled for the table, for the best row, and for what the verdict compares.
-    resampling = plan.request.bootstrap * _seconds_of_a_round(samples.tested)
+    resampling = request.bootstrap * _seconds_of_a_round(tested)
     table, _, _, best, *_ = plan.last_steps(plan.rows[-1], "SCORE", "", "SCORE", plan.rows)
     seconds[table.outputs] += len(plan.rows) * resampling
     seconds[best.outputs] += (1 + _COMPARED) * resampling
     return seconds
 
 
-class _Samples:
-    """How many samples each row of a study runs on: to choose, to fit scores on features, and to test."""
-
-    def __init__(self, plan: Plan) -> None:
-        request = plan.request
-        validation = [request.val, *(ood_set.spec for ood_set in request.choosing_sets())]
-        test = [request.test, *(ood_set.spec for ood_set in request.ood)]
-        fitted_to = plan.fitted.get("train")
-        self.choosing = sum(count_samples(spec, None) // 2 for spec in validation)
-        self.tested = [count_samples(spec, request.limit) for spec in test]
-        self.fitted_to = count_samples(fitted_to, request.limit) if isinstance(fitted_to, DataSpec) else 0
-
-
 def count_samples(spec: DataSpec, limit: int | None = None) -> int:
     """Return how many samples a data set has, at most ``limit``."""
-    dataset = open_data(spec, limit=limit, ignore_labels=True)
-    return len(dataset)
+    return len(open_data(spec, limit=limit, ignore_labels=True))
 
 
 def _passes_of(row: Row) -> int:

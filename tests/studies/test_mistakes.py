@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hydractl.files.study_answer import MistakesRecord
 from hydractl.metrics.samples import Samples, samples_of
 from hydractl.studies.measured_rows import MeasuredRow
-from hydractl.studies.mistakes import Mistakes, mistakes_of
+from hydractl.studies.mistakes import mistakes_of, sentence_on_mistakes, trusted
 
 
 def measured(seed: int, strength: float, labelled: bool = True, accuracy: float | None = None) -> MeasuredRow:
@@ -29,48 +30,51 @@ def measured(seed: int, strength: float, labelled: bool = True, accuracy: float 
     return MeasuredRow(anything, 1, None, None, inside, {}, {})
 
 
-def found(validation: MeasuredRow, test: MeasuredRow) -> Mistakes:
-    mistakes = mistakes_of("whole@2", "whole@2", validation, test, rounds=200, seed=0)
+def found(validation: MeasuredRow, test: MeasuredRow) -> MistakesRecord:
+    mistakes = mistakes_of("whole@2", validation, test, rounds=200, seed=0)
     assert mistakes is not None
     return mistakes
 
 
 def test_a_score_that_finds_more_mistakes_is_named() -> None:
     mistakes = found(measured(0, 4.0), measured(1, 4.0))
-    assert mistakes.best == mistakes.trusted == "vilu"
-    assert mistakes.line.startswith(
+    assert mistakes.best == mistakes.score == "vilu"
+    assert sentence_on_mistakes(mistakes).startswith(
         "For mistakes of whole@2 trust the score vilu, chosen on validation data: it finds "
     )
-    record = mistakes.record()
-    assert record.score == "vilu" and record.auroc > record.auroc_msp and record.ci[0] > 0
+    assert mistakes.auroc > mistakes.auroc_msp and mistakes.ci[0] > 0
 
 
 def test_a_score_that_test_data_do_not_confirm_is_not_trusted() -> None:
     mistakes = found(measured(0, 4.0), measured(1, -4.0))
-    assert mistakes.best == "vilu" and mistakes.trusted == "msp" == mistakes.record().score
-    assert "no score is shown to be better than MSP: vilu, the best on validation data, has an AUROC" in mistakes.line
+    assert mistakes.best == "vilu" and mistakes.score == "msp"
+    said = sentence_on_mistakes(mistakes)
+    assert "no score is shown to be better than MSP: vilu, the best on validation data, has an AUROC" in said
 
 
 def test_where_msp_is_the_best_on_validation_data() -> None:
     mistakes = found(measured(0, -4.0), measured(1, 4.0))
-    assert mistakes.trusted == "msp" and mistakes.ci is None
-    assert mistakes.line.endswith("no score is shown to be better than MSP: it is the best on validation data.")
+    assert mistakes.score == "msp" and mistakes.ci is None
+    said = sentence_on_mistakes(mistakes)
+    assert said.endswith("no score is shown to be better than MSP: it is the best on validation data.")
 
 
 def test_where_there_are_no_mistakes_or_no_labels() -> None:
     none_there = found(measured(0, 1.0, accuracy=1.0), measured(1, 4.0))
-    assert none_there.trusted == "msp" and "the validation data do not have both" in none_there.line
+    assert none_there.score == "msp" and "the validation data do not have both" in sentence_on_mistakes(none_there)
     none_here = found(measured(0, 4.0), measured(1, 4.0, accuracy=1.0))
-    assert none_here.trusted == "msp" and "the test data do not have both" in none_here.line
-    assert mistakes_of("single", "the single model", measured(0, 4.0), measured(1, 4.0, False), 200, 0) is None
+    assert none_here.score == "msp" and "the test data do not have both" in sentence_on_mistakes(none_here)
+    assert mistakes_of("single", measured(0, 4.0), measured(1, 4.0, False), 200, 0) is None
 
 
 @pytest.mark.parametrize("ci", [None, (-0.01, 0.2), (0.0, 0.2), (1e-9, 0.2)])
 def test_a_score_is_trusted_only_with_an_interval_above_0(ci: tuple[float, float] | None) -> None:
-    mistakes = Mistakes("the single model", "single", "vim", (0.9, 0.8), ci)
+    score = trusted("vim", ci)
+    mistakes = MistakesRecord(row="single", score=score, best="vim", auroc=0.9, auroc_msp=0.8, ci=ci)
     is_significant = ci is not None and ci[0] > 0
-    assert (mistakes.trusted == "vim") is is_significant
-    assert ("trust the score vim" in mistakes.line) is is_significant
-    assert ("no score is shown to be better than MSP" in mistakes.line) is not is_significant
+    assert (score == "vim") is is_significant
+    said = sentence_on_mistakes(mistakes)
+    assert ("For mistakes of the single model trust the score vim" in said) is is_significant
+    assert ("no score is shown to be better than MSP" in said) is not is_significant
     if ci is None:
-        assert "too few wrong or right answers for an interval" in mistakes.line
+        assert "too few wrong or right answers for an interval" in said

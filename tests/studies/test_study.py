@@ -838,8 +838,8 @@ def only_planned(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def programs_of_the_page() -> list[str]:
-    """The programs of docs/study.md: one that prints a Makefile, and the end of one that submits jobs."""
-    page = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
+    """The programs of docs/several-gpus.md: one that prints a Makefile, and the end of one that submits jobs."""
+    page = (Path(__file__).parents[2] / "docs" / "several-gpus.md").read_text(encoding="utf-8")
     return re.findall(r"^```py\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
