@@ -65,10 +65,7 @@ def label(row: dict[str, Any]) -> str:
 
 
 def table(study: dict[str, Any], names: list[str]) -> str:
-    """Rows of a study under one score on its test data, behind the single model as it is, and what was gained.
-
-    Rows that validation data rule out have no figures on the test data: theirs are of the validation data.
-    """
+    """Rows of a study under one score on its test data, behind the single model as it is, and what was gained."""
     rows = [row for row in study["rows"] if not names or row["name"] in names]
     score, verdict = study["common_score"], study["verdict"]
     lines = [
@@ -79,10 +76,6 @@ def table(study: dict[str, Any], names: list[str]) -> str:
     for row in rows:
         on_test = {**row["test"], **row["common"]}
         lines.append(line(label(row), [value(on_test, key) for _, key in _COLUMNS], row["mac_ratio"]))
-    for row in study.get("ruled_out", []):
-        if not names or row["name"] in names:
-            figures = [value(row["validation"], key) for _, key in _COLUMNS]
-            lines.append(line(on_validation(row), figures, row["mac_ratio"]))
     used = "single model" if study["use"]["row"] == "single" else study["use"]["row"]
     differences = {finding["metric"]: finding for finding in verdict["against_baseline"]}
     cells = " | ".join(interval(differences.get(metric)) for _, metric in _COLUMNS)
@@ -98,18 +91,10 @@ def short_table(study: dict[str, Any], names: list[str]) -> str:
     for row in study["rows"]:
         if row["name"] in ("single", *names):
             rows.append((f"{label(row)}, {score}", {**row["test"], **row["common"]}, row["mac_ratio"]))
-    for row in study.get("ruled_out", []):
-        if row["name"] in names:
-            rows.append((f"{on_validation(row)}, {score}", row["validation"], row["mac_ratio"]))
     made = []
     for title, under, cost in rows:
         made.append([title, *(f"{value(under, key):.3f}" for key in columns.values()), f"{cost:.2f}"])
     return markdown(["test data", *columns, "cost"], made)
-
-
-def on_validation(row: dict[str, Any]) -> str:
-    """The name of a row that did not run on the test data."""
-    return f"{row['name']} (validation)"
 
 
 def line(title: str, values: list[float], cost: float) -> str:

@@ -13,7 +13,7 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import pictures, rows_looked_at
 from hydractl.report.pictures import Picture, inline_svgs
-from hydractl.report.study_figures import glance, in_brief, study_tables
+from hydractl.report.study_figures import glance, in_brief, legend, own_scores_table, ruled_out_table
 from hydractl.report.tables import Cell, Table
 from hydractl.report.texts import number, shown_name, visible
 
@@ -120,8 +120,6 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     looked_at, last = " and ".join(names), names[-1]
     marked = ["Bold: best of the column, underlined: second best."] if len(rows) > 1 else []
     chosen = " The ring is the model to use." if study is not None else ""
-    if study is not None and study.ruled_out:
-        chosen += " (validation): ruled out before the test, with its figures on validation data."
 
     yield _Section(
         "overview",
@@ -130,8 +128,12 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         f"dashed lines the first model with the scores that they name.{chosen}",
         drawn.get("overview"),
     )
-    explained = " ".join([*marked, *_score_sentences(answer)])
-    yield _Section("results", "Results", explained, tables=[tables.glance_table(rows)])
+    scores_explained, terms = _score_sentences(answer), {}
+    if study is not None:
+        scores_explained, terms = [], legend(study)
+    explained = " ".join([*marked, *scores_explained])
+    facts = [(term, [words]) for term, words in terms.items()]
+    yield _Section("results", "Results on the test data", explained, tables=[tables.glance_table(rows)], facts=facts)
     yield _Section(
         "reliability",
         "Can its confidence be trusted?",
@@ -143,7 +145,8 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         "scores",
         "Which OOD samples does it find?",
         f"Of {last}: how the OOD score is spread over ID samples (filled) and over each OOD set (outline). The less "
-        "the two overlap, the better. A dashed line is the threshold, where one is set.",
+        "the two overlap, the better. The outer bins hold what lies further out. A dashed line is the threshold, where "
+        "one is set.",
         drawn.get("scores"),
     )
     yield _Section(
@@ -161,8 +164,8 @@ def _details(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section
     rows = answer.models
     first = shown_name(rows[0].name)
     if study is not None:
-        note = study.verdict.footnote
-        yield _Section("study", "Every model under one score, and under its own", note, tables=study_tables(study))
+        yield _Section("own", "Models with another score", tables=[own_scores_table(study)])
+        yield _Section("ruled-out", "Ruled out on validation data, and not tested", tables=[ruled_out_table(study)])
     yield _Section("further", "Further metrics", tables=[tables.further_table(rows)])
     yield _Section("difference", f"Differences to {first}", tables=[tables.difference_table(rows)])
     yield _Section(

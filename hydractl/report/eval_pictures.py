@@ -39,7 +39,6 @@ from hydractl.report.pictures import (
     Picture,
     dot,
 )
-from hydractl.report.study_figures import on_validation
 from hydractl.report.tables import Ends
 from hydractl.report.texts import drawn_names, number, shown_name, visible
 
@@ -113,7 +112,6 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
     levels = _levels(rows[0])
     if study is not None:
         levels = _levels_of_study(study)
-        reached += _ruled_out(study)
     sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
     return drawn_overview(reached, levels, reference, sizes)
 
@@ -121,12 +119,7 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
 def overview_of_study(study: StudyAnswer) -> Picture | None:
     """Return the same picture from a study alone, which has no intervals: all rows under the single model's score."""
     reached = [Reached(row.name, row.mac_ratio, _means(row.common or row.test), chosen=row.used) for row in study.rows]
-    return drawn_overview([*reached, *_ruled_out(study)], _levels_of_study(study), "the single model", "")
-
-
-def _ruled_out(study: StudyAnswer) -> list[Reached]:
-    """Return the rows that did not run on the test data, with their figures on validation data."""
-    return [Reached(on_validation(row.name), row.mac_ratio, _means(row.validation)) for row in study.ruled_out]
+    return drawn_overview(reached, _levels_of_study(study), "the single model", "")
 
 
 def _levels_of_study(study: StudyAnswer) -> Levels:

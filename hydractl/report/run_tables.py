@@ -19,8 +19,15 @@ from hydractl.files.verb_answers import (
     RecipeSetting,
     TrainedMember,
 )
-from hydractl.report.study_figures import glance, in_brief, study_tables
-from hydractl.report.tables import UNKNOWN, fitted, plain_table
+from hydractl.report.study_figures import (
+    glance,
+    in_brief,
+    legend,
+    own_scores_table,
+    ruled_out_sentence,
+    study_table,
+)
+from hydractl.report.tables import UNKNOWN, fact_table, fitted, plain_table
 from hydractl.report.texts import (
     bytes_text,
     count_text,
@@ -277,21 +284,23 @@ def three_digits(value: float) -> str:
 # --- studies ----------------------------------------------------------------------------------------------------------
 
 
-def study_table(answer: StudyAnswer, width: int) -> RenderableType:
-    """Return a finished study: the answer at a glance, the rows on test data, and the next commands.
+def study_view(answer: StudyAnswer, width: int) -> RenderableType:
+    """Return a finished study: the answer at a glance, the models on test data, and the next commands.
 
     Of the sentences of the verdict it has the first one and those of :func:`in_brief`.
     """
-    verdict = answer.verdict
     at_a_glance = glance(answer)
-    parts: list[RenderableType] = [Text(verdict.lines[0])]
+    parts: list[RenderableType] = [Text(answer.verdict.lines[0], "bold")]
     if at_a_glance is not None:
         parts += [Text(""), fitted(at_a_glance, width), Text("")]
     parts += map(Text, in_brief(answer))
-    for study in study_tables(answer):
-        heads = [(label.replace(" ", "\n"), "") for label, _ in study.heads]
-        parts += [Text(""), fitted(replace(study, heads=heads), width)]
-    parts += [Text(""), Text(verdict.footnote)]
+    for table in (study_table(answer), own_scores_table(answer)):
+        if table.rows:
+            heads = [(label.replace(" ", "\n"), "") for label, _ in table.heads]
+            parts += [Text(""), fitted(replace(table, heads=heads), width)]
+    if answer.ruled_out:
+        parts += [Text(""), Text(ruled_out_sentence(answer))]
+    parts.append(fact_table([*legend(answer).items()]))
 
     for timing in answer.latency:
         ratio = f"{timing.ratio:.2f} times the single model's"

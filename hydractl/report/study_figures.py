@@ -1,8 +1,8 @@
-"""The tables of a study, described once; terminal, report and pages show the same cells."""
+"""What a study shows at a glance: tables and sentences, described once for terminal and page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hydractl.files.results import Record
 from hydractl.files.study_answer import StudyAnswer, StudyRowRecord
@@ -11,6 +11,7 @@ from hydractl.report.tables import Table, text_table
 from hydractl.report.texts import number
 
 DIGITS = 3
+_AT_A_GLANCE = {"OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95", "accuracy": "id.accuracy"}
 _OF_ID = {"accuracy": "id.accuracy", "NLL": "id.nll", "ECE": "id.ece"}
 _OF_OOD = {
     "near AUROC": "near_avg.auroc",
@@ -20,6 +21,36 @@ _OF_OOD = {
 }
 """The dotted key of the metric of each column, by the title of the column."""
 
+_COPY = "a copy of it without the N attention heads that a search found to matter least"
+_MADE_OF: Mapping[str, str] = {
+    "single": "the model as it is",
+    "whole-avg": f"fused with {_COPY} for accuracy and OOD detection",
+    "whole-auto": f"fused with {_COPY}, as many as --max-drop allows",
+    "whole-late": "the same, of the last third of its layers",
+    "whole-three": "fused with three such copies: for accuracy, for OOD detection, and for both",
+    "circuits": "such three copies without the model, each without a third of the heads",
+    "taylor": "three copies pruned by Taylor scores of the training data",
+}
+"""What models are made of, by the part of their name before ``@N``; those of methods have the name of the method."""
+
+_SCORES: Mapping[str, str] = {
+    "msp": "minus the highest probability",
+    "energy": "minus the log of the sum of exp(logits)",
+    "mahalanobis": "distance of the features to the nearest class mean",
+    "mahalanobis-layers": "distances of what each block gives to the nearest class mean, summed",
+    "rmd": "mahalanobis, minus the distance to the mean of all training samples",
+    "knn": "distance of the features to the nearest training samples",
+    "vim": "energy, and what of the features lies outside of the space of the training samples",
+    "hedge": "a sum of several scores, each standardised on validation data",
+}
+"""What the scores are that a study takes most often; ``docs/scores.md`` has all."""
+
+_FIGURES: Mapping[str, str] = {
+    "AUROC": "how often an OOD sample has a higher score than an ID sample; near and far: over such OOD sets alone",
+    "FPR95": "share of ID samples that are flagged where 95 % of the OOD samples are",
+    "mult-adds": "multiplications of one sample, over those of the single model",
+}
+
 
 def _cells(measured: Record, keys: Iterable[str]) -> list[str]:
     """Return the metrics with these keys as cells; a dash for what was not measured."""
@@ -28,77 +59,6 @@ def _cells(measured: Record, keys: Iterable[str]) -> list[str]:
         place, _, metric = key.partition(".")
         cells.append(number(single_number(metrics_at(measured, [place]).get(metric)), DIGITS))
     return cells
-
-
-def study_tables(study: StudyAnswer) -> list[Table]:
-    """Return the table of all rows under one common score, and the table of each row under its own score."""
-    return [_table_under_one_score(study), _table_under_own_scores(study)]
-
-
-def _table_under_one_score(study: StudyAnswer) -> Table:
-    """Return the table of the unchanged single model and all rows, under the single model's score.
-
-    The row to use is marked.
-    """
-    baseline = study.baseline
-    on_id, on_ood = _OF_ID.values(), _OF_OOD.values()
-    rows = [["single, MSP, no temperature", "1.00", *_cells(baseline, [*on_id, *on_ood])]]
-    for row in study.rows:
-        detection = row.common or Record()  # nothing, shown as dashes, if the row does not have the common score
-        cells = [*_cells(row.test, on_id), *_cells(detection, on_ood)]
-        rows.append([_marked_name(row), number(row.mac_ratio, 2), *cells])
-    for row_out in study.ruled_out:
-        cells = _cells(row_out.validation, [*on_id, *on_ood])
-        rows.append([on_validation(row_out.name), number(row_out.mac_ratio, 2), *cells])
-    score = study.common_score
-    title = f"test data, all rows with their temperature and under the score of the single model, {score}; * is best.st"
-    if study.ruled_out:
-        title += "; (validation): ruled out before the test, with its figures on validation data"
-    return text_table(title, ["", "mult-adds", *_OF_ID, *_OF_OOD], rows)
-
-
-def _table_under_own_scores(study: StudyAnswer) -> Table:
-    """Return the table of each row under its own score, chosen on validation data, with the rates of its trainings."""
-    has_trainings = any(row.lr for row in study.rows)
-    rows = []
-    for row in study.rows:
-        auroc = number(_validation_auroc(row, study.choice.telling), DIGITS)
-        cells = [_marked_name(row), row.score, auroc, *_cells(row.test, _OF_OOD.values())]
-        if has_trainings:
-            cells.append(_learning_rates_text(row.lr))
-        rows.append(cells)
-    titles = ["", "score", "validation AUROC", *_OF_OOD]
-    if has_trainings:
-        titles.append("learning rate")
-    return text_table("test data, each row under its own score", titles, rows, left=2)
-
-
-def _learning_rates_text(rates: Sequence[float] | None) -> str:
-    """Return the learning rates of the trainings of a row, one where all are the same; a dash without trainings."""
-    if not rates:
-        return "-"
-    texts = [f"{rate:g}" for rate in rates]
-    return texts[0] if len(set(texts)) == 1 else ", ".join(texts)
-
-
-def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
-    """Return the mean AUROC of a row under its own score over these OOD validation sets; None if there are no sets."""
-    if not sets:
-        return None
-    auroc_of_sets = row.validation.auroc[row.score]
-    # A set without an AUROC is not among those that choose.
-    aurocs = [auroc for name in sets if (auroc := auroc_of_sets[name]) is not None]
-    return sum(aurocs) / len(aurocs)
-
-
-def on_validation(name: str) -> str:
-    """Return the name of a row whose figures are those on validation data."""
-    return f"{name} (validation)"
-
-
-def _marked_name(row: StudyRowRecord) -> str:
-    """Return the name of a row; the row to use has a mark after it."""
-    return f"{row.name} *" if row.used else row.name
 
 
 def glance(study: StudyAnswer) -> Table | None:
@@ -119,15 +79,86 @@ def glance(study: StudyAnswer) -> Table | None:
         if values != ["-", "-"]:
             lines.append([title, *values, words.get(key, without_finding)])
     lines.append(["mult-adds", "1.00", number(used.mac_ratio, 2), ""])
-    return text_table("", ["", "now (MSP)", f"{used.name}, {used.score}", ""], lines)
+    return text_table("", ["test data", "now (MSP)", f"{used.name}, {used.score}", ""], lines)
 
 
 def in_brief(study: StudyAnswer) -> list[str]:
-    """Return the sentences that stand beside the first one of the verdict: on the next best row, and the doubts."""
+    """Return the sentences that stand beside the first one of the verdict: the next best model, doubts, how sure."""
     verdict = study.verdict
     next_best = [] if verdict.next_best is None else [verdict.next_best.line]
-    return [*next_best, *verdict.doubts]
+    return [*next_best, *verdict.doubts, _how_sure(study)]
 
 
-_AT_A_GLANCE = {"OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95", "accuracy": "id.accuracy"}
-"""The figures that are seen first, by title."""
+def _how_sure(study: StudyAnswer) -> str:
+    """Return how often resampled validation data choose the same, unless the verdict tells it, and what is covered."""
+    footnote = study.verdict.footnote
+    if study.verdict.uncertain is not None or not study.choice.telling:
+        return footnote
+    same = study.choice.stability
+    return (
+        f"How sure: resampled validation data choose the same model in {100 * same.row:.0f} % of cases, the same score "
+        f"in {100 * same.score:.0f} %. {footnote}"
+    )
+
+
+def study_table(study: StudyAnswer) -> Table:
+    """Return the table of the single model as it is and of every model, all on the test data and under one score."""
+    on_id, on_ood = _OF_ID.values(), _OF_OOD.values()
+    rows = [["single, MSP (now)", *_cells(study.baseline, [*on_ood, *on_id]), "1.00", "-"]]
+    for row in study.rows:
+        detection = row.common or Record()  # nothing, shown as dashes, if the row does not have the common score
+        figures = [*_cells(detection, on_ood), *_cells(row.test, on_id)]
+        rows.append([_marked_name(row), *figures, number(row.mac_ratio, 2), _learning_rates_text(row.lr)])
+    title = f"Every model on the test data with the score {study.common_score} (* is best.st)"
+    return text_table(title, ["model", *_OF_OOD, *_OF_ID, "mult-adds", "learning rate"], rows)
+
+
+def own_scores_table(study: StudyAnswer) -> Table:
+    """Return the table of the models to which validation data gave another score than that of the single model."""
+    rows = []
+    for row in study.rows:
+        if row.score != study.common_score:
+            rows.append([_marked_name(row), row.score, *_cells(row.test, _OF_OOD.values())])
+    return text_table("On the test data with the score of its own", ["model", "score", *_OF_OOD], rows, left=2)
+
+
+def ruled_out_table(study: StudyAnswer) -> Table:
+    """Return the table of the models that did not run on the test data, with figures on validation data."""
+    keys = _AT_A_GLANCE.values()
+    rows = []
+    for row in study.ruled_out:
+        rows.append([row.name, row.reason, *_cells(row.validation, keys), number(row.mac_ratio, 2)])
+    titles = ["model", "why", *(f"validation {title}" for title in _AT_A_GLANCE), "mult-adds"]
+    return text_table("", titles, rows, left=2)
+
+
+def ruled_out_sentence(study: StudyAnswer) -> str:
+    """Return the sentence on the models that did not run on the test data."""
+    reasons = [f"{row.name} ({row.reason})" for row in study.ruled_out]
+    return f"Ruled out on validation data, and not run on the test data: {'; '.join(reasons)}."
+
+
+def legend(study: StudyAnswer) -> dict[str, str]:
+    """Return what the names of the models, the score and the figures of a study mean, by name."""
+    terms: dict[str, str] = {}
+    names = [row.name for row in study.rows] + [row.name for row in study.ruled_out]
+    for name in names:
+        kind, at, _ = name.partition("@")
+        if kind in _MADE_OF:
+            terms[f"{kind}@N" if at else kind] = _MADE_OF[kind]
+    if study.common_score in _SCORES:
+        terms[study.common_score] = _SCORES[study.common_score]
+    return {**terms, **_FIGURES}
+
+
+def _learning_rates_text(rates: Sequence[float] | None) -> str:
+    """Return the learning rates of the trainings of a row, one where all are the same; a dash without trainings."""
+    if not rates:
+        return "-"
+    texts = [f"{rate:g}" for rate in rates]
+    return texts[0] if len(set(texts)) == 1 else ", ".join(texts)
+
+
+def _marked_name(row: StudyRowRecord) -> str:
+    """Return the name of a row; the row to use has a mark after it."""
+    return f"{row.name} *" if row.used else row.name

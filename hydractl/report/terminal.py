@@ -46,7 +46,7 @@ from hydractl.report.run_tables import (
     planned_study,
     planned_training,
     planned_trainings,
-    study_table,
+    study_view,
 )
 from hydractl.report.tables import fact_table, needed_width, plain_table
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
@@ -529,7 +529,7 @@ _RESULTS: _Drawings = {
     CircuitsAnswer: _circuits_view,
     FinetuneAnswer: finetune_table,
     FinetunesAnswer: finetunes_table,
-    StudyAnswer: study_table,
+    StudyAnswer: study_view,
     InfoAnswer: _info_view,
     OverlapAnswer: _overlap_view,
 }

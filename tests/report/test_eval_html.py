@@ -16,7 +16,7 @@ import pytest
 
 from hydractl.evaluation.answer import sentences
 from hydractl.report.eval_html import render
-from hydractl.report.study_figures import glance
+from hydractl.report.study_figures import glance, own_scores_table, study_table
 from tests.report.examples import (
     HOSTILE,
     SETS,
@@ -192,21 +192,34 @@ def test_a_study_begins_with_its_verdict(document: dict[str, Any]) -> None:
     verdict = page.by_id("verdict")
     assert page.all("section")[0] is verdict and verdict.all("p", "headline")[0].text() == "It helps."
     assert [line.text() for line in verdict.all("details")[0].all("p")] == ["Not by much."]
+    brief = [line.text() for line in verdict.all("p") if line not in verdict.all("details")[0].all("p")]
+    assert brief[-1].startswith("How sure: resampled validation data choose the same model in ")
     single, _, hydra = document["models"]
     found = cells(verdict.all("table")[0])
-    assert found[0] == ["", "now (MSP)", "hydra, msp", ""]
+    assert found[0] == ["test data", "now (MSP)", "hydra, msp", ""]
     auroc = [f"{row['ood_avg']['auroc']:.3f}" for row in (single, hydra)]
     assert found[1] == ["OOD AUROC", *auroc, "better"] and found[4] == ["mult-adds", "1.00", "2.00", ""]
-    assert [line[0] for line in cells(page.by_id("study").all("table")[1])[1:]] == ["base", "taylor", "hydra *"]
+    terms = [term.text() for term in page.by_id("results").all("dt")]
+    assert terms == ["taylor", "msp", "AUROC", "FPR95", "mult-adds"]  # base and hydra are no names of a study
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_page_says_which_points_are_of_validation_data(document: dict[str, Any]) -> None:
+def test_figures_on_validation_data_stand_apart_from_those_on_test_data(document: dict[str, Any]) -> None:
+    study = with_a_row_ruled_out(study_of(document, used="hydra"))
+    page = parse(render(answer_of(document), study))
+    heads, line = cells(page.by_id("ruled-out").all("table")[0])
+    auroc = f"{study.ruled_out[0].validation.ood_avg.auroc:.3f}"
+    assert line[0] == "late" and heads[2] == "validation OOD AUROC" and line[2] == auroc
+    assert not any(row[0].text.startswith("late") for row in study_table(study).rows)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_models_with_a_score_of_their_own_are_in_a_table_of_these(document: dict[str, Any]) -> None:
     study = study_of(document, used="hydra")
-    said = "(validation): ruled out before the test"
-    for given, expected in ((study, False), (with_a_row_ruled_out(study), True)):
-        page = parse(render(answer_of(document), given))
-        assert (said in page.by_id("overview").text()) == expected
+    other = study.rows[1].model_copy(update={"score": "knn"})
+    rows = own_scores_table(study.model_copy(update={"rows": [study.rows[0], other, study.rows[2]]})).rows
+    assert [[cell.text for cell in row[:2]] for row in rows] == [["taylor", "knn"]]
+    assert not own_scores_table(study).rows
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -98,12 +98,13 @@ def test_the_model_of_a_study_to_use_has_a_ring(document: dict[str, Any]) -> Non
         assert [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"] == ["taylor"]
 
 
-def test_a_row_that_was_ruled_out_is_a_point_named_so(document: dict[str, Any]) -> None:
+def test_a_model_with_figures_on_validation_data_alone_is_no_point(document: dict[str, Any]) -> None:
     study = with_a_row_ruled_out(study_of(document, used="taylor"))
     for picture in (pictures(answer_of(document), study)["overview"], overview_of_study(study)):
         assert picture is not None
         axes = on_axes(picture.panels[0])
-        assert "late (validation)" in [text.get_text() for text in axes.texts]
+        assert not any("late" in text.get_text() for text in axes.texts)
+        assert len(points(axes)) == len(document["models"])
 
 
 def test_the_study_alone_draws_every_row_and_both_lines(document: dict[str, Any]) -> None:
