@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import io
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,17 +21,12 @@ from hydractl.files.version import __version__
 Runner = Callable[[NamedTensors], NamedTensors]
 """A function that runs a file: from inputs to outputs, some of :data:`hydractl.exports.answer.OUTPUTS`, by name."""
 
-DATA_SHA256 = "data_sha256"
-"""The key in the metadata of the SHA-256 of a second file of weights."""
-
 EXPORT_SCHEMA = "hydractl.export/2"
 OPSET = 20
 """The version of ONNX's operators; ONNX Runtime 1.17 and later know it."""
 
 _LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
-_EXTERNAL_FROM = 1024  # tensors with fewer bytes stay in the graph even if there is a second file of weights
 _OURS = "hydractl."  # the beginning of the names of hydractl's metadata in an ONNX file
-_PAGE = 4096  # tensors in a second file start at multiples of this, so that they can be mapped into memory
 
 
 class Format(Protocol):
@@ -41,64 +34,29 @@ class Format(Protocol):
 
     Attributes:
         ending: the ending of its files, e.g. ``.onnx``.
-        has_weights_beside: whether weights may go into a second file if they do not fit into one.
     """
 
     ending: str
-    has_weights_beside: bool
 
     def require(self) -> None:
         """Raise a UsageError if libraries for this format are not installed; the message names them."""
 
-    def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
-        """Write a graph with its metadata to ``handle``; if ``data`` is not None, write the weights there."""
+    def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
+        """Write a graph with its metadata to an open file."""
 
     def runner(self, path: Path) -> tuple[Runner, str]:
         """Load a file; return a function that runs it with as many threads as torch, and the name of the runtime."""
-
-
-class WeightsFile:
-    """A second file for the weights of an ONNX file, because a message of protobuf is limited to 2 GiB.
-
-    Attributes:
-        handle: the open file.
-        location: the file name by which the graph refers to it.
-        offset: the number of bytes written so far.
-    """
-
-    def __init__(self, handle: IO[bytes], location: str) -> None:
-        self.handle = handle
-        self.location = location
-        self.offset = 0
-        self._digest = hashlib.sha256()
-
-    def add(self, data: bytes) -> int:
-        """Write the bytes of one tensor at the next multiple of 4096, and return this position."""
-        pages_in_use = math.ceil(self.offset / _PAGE)
-        start = pages_in_use * _PAGE
-        padding = bytes(start - self.offset)
-        for chunk in (padding, data):
-            self.handle.write(chunk)
-            self._digest.update(chunk)
-        self.offset = start + len(data)
-        return start
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of everything that was written."""
-        return self._digest.hexdigest()
 
 
 class Pt2:
     """The format of ``torch.export``, which plain PyTorch can run."""
 
     ending = ".pt2"
-    has_weights_beside = False
 
     def require(self) -> None:
         """Do nothing, because only torch is needed."""
 
-    def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
+    def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
         # In memory first: where a write fails, as on a full disk, torch's writer tries again while it is freed, in C++,
         # and the second failure ends the process by SIGABRT.
         archive = io.BytesIO()
@@ -128,7 +86,6 @@ class Onnx:
     """The format ONNX, written by torch's own exporter and run by ONNX Runtime."""
 
     ending = ".onnx"
-    has_weights_beside = True
 
     def require(self) -> None:
         # torch needs onnx and onnxscript to write a file, and the check needs onnxruntime to run it.
@@ -139,14 +96,8 @@ class Onnx:
                 hint="pip install 'hydractl[deploy]'",
             )
 
-    def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
-        """Write a graph with its metadata.
-
-        Args:
-            graph: the traced model.
-            metadata: texts by name.
-            handle: the open file.
-            data: the second file for weights of at least 1 KiB; None if all weights go into the first file.
+    def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
+        """Write a graph with its metadata to an open file.
 
         Raises:
             HydraError: if torch cannot convert the graph to ONNX.
@@ -158,18 +109,13 @@ class Onnx:
         except Exception as error:
             raise HydraError(f"torch cannot turn the graph into ONNX: {first_line(error)}") from error
         _forget_sources(model)
-        if data is not None:
-            _move_weights(model, data)
         proto = onnx_ir.serde.serialize_model(model)
 
         # The metadata.
         proto.producer_name = "hydractl"
         proto.producer_version = __version__
         proto.ClearField("metadata_props")
-        entries = dict(metadata)
-        if data is not None:
-            entries[DATA_SHA256] = data.sha256
-        for key, value in entries.items():
+        for key, value in metadata.items():
             proto.metadata_props.add(key=f"{_OURS}{key}", value=value)
         handle.write(proto.SerializeToString(deterministic=True))
 
@@ -247,32 +193,3 @@ def _forget_sources(model: Any) -> None:
     for annotated in (model, graph, *functions, *nodes, *tensors):
         annotated.metadata_props.clear()
         annotated.doc_string = None
-
-
-def _move_weights(model: Any, data: WeightsFile) -> None:
-    """Move weights of at least 1 KiB from a model of ``onnx_ir`` to the second file, in the order of their names.
-
-    In the model, in place, they are replaced by references to the file.
-    """
-    import onnx_ir
-
-    for name, value in sorted(model.graph.initializers.items()):
-        tensor = value.const_value
-        if tensor.nbytes < _EXTERNAL_FROM:
-            continue
-        start = data.add(tensor.tobytes())
-        value.const_value = onnx_ir.ExternalTensor(
-            data.location, start, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
-        )
-
-
-def relocated(path: Path, location: str) -> bytes:
-    """Return the bytes of an ONNX file, changed to refer to the file ``location`` for its external weights."""
-    import onnx
-
-    model = onnx.load_model(os.fspath(path), load_external_data=False)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = location
-    return model.SerializeToString(deterministic=True)

@@ -33,7 +33,6 @@ class ExportedFileRecord(Record):
 
     format: Annotated[str, told("Its format: `onnx` or `pt2`.")]
     path: Annotated[str, told("The file.")]
-    data: str | None = optional("The file that holds its weights, where that is another.")
     bytes: Count | None = optional("Its size; not in a plan.")
     sha256: str | None = optional("SHA-256 of the file; not in a plan.")
     inputs: Mapping[str, str] | None = optional("By input its number format and shape; not in a plan.")

@@ -190,7 +190,7 @@ def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
     for file in answer.exports:
         check = file.check
         if check is None or file.bytes is None:
-            facts += [("would write", path) for path in (file.path, file.data) if path is not None]
+            facts.append(("would write", file.path))
         else:
             size = f"{file.bytes / 1e6:.3g} MB"
             facts.append(

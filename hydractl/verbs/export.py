@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hydractl.errors import UsageError
 from hydractl.exports.formats import FORMATS
-from hydractl.exports.targets import claimed, plan_exports
+from hydractl.exports.targets import plan_exports, write_exports
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import check_outputs, file_path
-from hydractl.files.export_answer import ExportAnswer
+from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.header import PICKLES
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
@@ -54,15 +54,13 @@ def run(
     # Plan the files, and check them; only the header of the model is read.
     stem = _path_without_ending(output, formats, source)
     targets = plan_exports(formats, stem, source.description, source.tensors)
-    files = []
-    for target in targets:
-        files += target.files
+    files = [target.path for target in targets]
     check_outputs(files, force=force)
     plan = ExportAnswer(
         model=source.name,
         arch=source.description.arch,
         members=len(source.description.masks),
-        exports=[target.planned() for target in targets],
+        exports=[ExportedFileRecord(format=target.kind, path=str(target.path)) for target in targets],
     )
     if dry_run:
         plan = plan.model_copy(update={"dry_run": True, "warnings": log.warnings})
@@ -71,18 +69,18 @@ def run(
     # Write them under temporary names, and move them into place when all are checked.
     announce_reading([source], log)
     macs = cost_of(source.description, source.tensors)["macs"]
-
-    with claimed(targets, force=force) as claim:
-        exports = claim.write(
-            lambda: build_model(source),
-            _origins(source),
-            macs,
-            seed,
-            log,
-            uint8=graph_input == "uint8",
-        )
-        answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports, "warnings": log.warnings})
-        return Outcome(answer, files=claim.commit())
+    exports = write_exports(
+        targets,
+        lambda: build_model(source),
+        _origins(source),
+        macs,
+        seed=seed,
+        force=force,
+        log=log,
+        uint8=graph_input == "uint8",
+    )
+    answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports, "warnings": log.warnings})
+    return Outcome(answer, files=files)
 
 
 def _format_of(output: str | None) -> str:
@@ -134,10 +132,5 @@ def _path_without_ending(output: str | None, formats: Sequence[str], source: Sou
 
 def _origins(source: Source) -> list[str]:
     """Return the SHA-256 of the checkpoints that a model was fused from, or of the model itself if it was not fused."""
-    origins = []
-    for member in source.description.members:
-        if "sha256" in member:
-            origins.append(str(member["sha256"]))
-    if not origins:
-        return [source.sha256]
-    return origins
+    origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
+    return origins or [source.sha256]

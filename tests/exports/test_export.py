@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -28,7 +27,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.exports import formats as export_files
 from hydractl.exports import targets as export
 from hydractl.exports.graph import traced
-from hydractl.exports.targets import claimed, plan_exports
+from hydractl.exports.targets import plan_exports, write_exports
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
@@ -113,9 +112,8 @@ class Exported:
         self.plan = plan_of(variant)
         targets = plan_exports(["onnx", "pt2"], folder / variant, self.plan.description, self.plan.tensors)
         self.onnx, self.pt2 = (target.path for target in targets)
-        with claimed(targets, force=False) as claim:
-            self.documents = [record.to_dict() for record in claim.write(self.model, ["a", "b"], 1, 0, Log())]
-            assert claim.commit() == [self.onnx, self.pt2]
+        records = write_exports(targets, self.model, ["a", "b"], 1, seed=0, force=False, log=Log())
+        self.documents = [record.to_dict() for record in records]
         self.inputs = inputs_of(variant)
 
     def model(self) -> HydraModel:
@@ -193,9 +191,8 @@ def test_an_exported_answer_to_a_text_is_that_to_it_alone(variant: str, tmp_path
     batch = model_of(source).preprocess(TEXTS)
     left = rolled_left(batch)
     targets = plan_exports(["onnx", "pt2"], tmp_path / "exported", source.description, source.tensors)
-    with claimed(targets, force=False) as claim:
-        claim.write(lambda: model_of(source), ["a"], 1, 0, Log())
-        onnx_file, pt2_file = claim.commit()
+    write_exports(targets, lambda: model_of(source), ["a"], 1, seed=0, force=False, log=Log())
+    onnx_file, pt2_file = (target.path for target in targets)
     session = onnxruntime.InferenceSession(str(onnx_file), providers=["CPUExecutionProvider"])
     program = torch.export.load(pt2_file).module()
     for fed, rows in [(batch, expected), (left, expected), ({name: one[name] for name in batch}, expected[:1])]:
@@ -440,18 +437,8 @@ def test_a_file_that_deviates_is_not_left_behind(
     assert files() == set()
 
 
-@pytest.mark.long
-def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "MOST_IN_ONE_FILE", 0)
-    code, out, err = run("export", "a.st", "--json")
-    assert code == 0, err
-    assert files() == {"a.onnx", "a.onnx.data"}
-    entry = json.loads(out)["exports"][0]
-    assert entry["data"] == "a.onnx.data"
-    assert entry["bytes"] == sum(Path(name).stat().st_size for name in files())
-    Path("moved").mkdir()
-    for name in ("a.onnx", "a.onnx.data"):
-        Path(name).rename(f"moved/{name}")
-    session = onnxruntime.InferenceSession("moved/a.onnx", providers=["CPUExecutionProvider"])
-    (probabilities,) = session.run(["probabilities"], {"pixel_values": np.zeros((4, 3, 8, 8), np.float32)})
-    assert probabilities.shape == (4, 3) and np.allclose(probabilities.sum(1), 1)
+def test_weights_too_large_for_onnx_are_refused(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "MOST_IN_ONNX", 0)
+    code, _, err = run("export", "a.st", "--dry-run")
+    assert code == 2 and "an ONNX file holds at most 2 GiB of weights" in err and "give --format pt2" in err
+    assert run("export", "a.st", "--format", "pt2", "--dry-run")[0] == 0

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.exports.targets import claimed, plan_exports
+from hydractl.exports.targets import plan_exports, write_exports
 from hydractl.log import Log
 from tests.exports.test_export import TINY, plan_of
 from tests.pico import model_of
@@ -60,9 +60,7 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     hydractl.export("best.st", "images.pt2")
     texts = plan_of("bert")
     targets = plan_exports(["onnx"], tmp_path / "texts", texts.description, texts.tensors)
-    with claimed(targets, force=False) as claim:
-        claim.write(lambda: model_of(texts), [], 1, 0, Log())
-        claim.commit()
+    write_exports(targets, lambda: model_of(texts), [], 1, seed=0, force=False, log=Log())
 
     in_hydractl: dict[str, Any] = {}
     exec(snippet("In Python"), in_hydractl)

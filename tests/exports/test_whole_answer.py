@@ -292,9 +292,11 @@ def planned(folder: Path, extra: dict[str, Any], beside: Mapping[str, Tensor]) -
 def test_what_a_score_was_fitted_to_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score = {"ood_score": {"score": "knn"}}
     bank = {"hydractl.ood.0.bank": torch.zeros(100, 4)}
-    assert planned(tmp_path, score, bank)[0].data is None
-    monkeypatch.setattr(export, "MOST_IN_ONE_FILE", 1500)
-    assert planned(tmp_path, score, bank)[0].data == tmp_path / "x.onnx.data"
+    assert planned(tmp_path, score, bank)[0].path == tmp_path / "x.onnx"
+    monkeypatch.setattr(export, "MOST_IN_ONNX", 1500)
+    with pytest.raises(UsageError, match="an ONNX file holds at most 2 GiB of weights"):
+        planned(tmp_path, score, bank)
+    monkeypatch.undo()
     monkeypatch.setattr(export, "MOST_BANK_BYTES", 1599)
     with pytest.raises(UsageError, match="the bank of knn has 0 MiB") as caught:
         planned(tmp_path, score, bank)
