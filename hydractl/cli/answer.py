@@ -56,23 +56,24 @@ class Answer:
             NonFiniteError: the document holds NaN or infinity.
         """
         try:
-            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+            self._json(document, indent=2)
         except ValueError:
             raise NonFiniteError("the answer holds a number that is not finite, which JSON cannot say") from None
-        if self.to_terminal:
-            text = _UNSAFE_IN_JSON.sub(_escaped, text)
-        # A file name that is not UTF-8 holds lone surrogates: _write() spells them \udcNN, which is valid JSON.
-        self._write(text + "\n", encoding="utf-8")
 
     def lines(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Print each row as one line of JSON as soon as it comes; stop if the reader has gone away."""
         for row in rows:
-            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
-            if self.to_terminal:
-                text = _UNSAFE_IN_JSON.sub(_escaped, text)
-            self._write(text + "\n", encoding="utf-8")
+            self._json(row)
             if self._stream is None:
                 return
+
+    def _json(self, value: Any, indent: int | None = None) -> None:
+        """Print a JSON value; ValueError if it holds NaN or infinity."""
+        text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+        if self.to_terminal:
+            text = _UNSAFE_IN_JSON.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", text)
+        # A file name that is not UTF-8 holds lone surrogates: _write() spells them \udcNN, which is valid JSON.
+        self._write(text + "\n", encoding="utf-8")
 
     def paths(self, paths: Sequence[Path]) -> None:
         """Print the paths that were written, one a line, for a script."""
@@ -81,22 +82,16 @@ class Answer:
     def table(self, result: Result) -> None:
         """Print a result for a person: its table, or its keys and values if it has no table."""
         try:
-            text = self._draw(result)
+            width = _WIDTH_IN_A_FILE
+            if self.to_terminal:
+                width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
+            text = drawn_table(result, width, self._stream, to_terminal=self.to_terminal)
         except Exception as error:  # the answer matters more than its table
             if debugging():
                 raise
             self._warn(f"the table could not be drawn ({type(error).__name__}: {error})")
             text = None
-        if text is None:
-            text = _plain_text(result)
-        self._write(text)
-
-    def _draw(self, result: Result) -> str | None:
-        """Return the table of a result, as wide as the terminal; None if it has no table."""
-        width = _WIDTH_IN_A_FILE
-        if self.to_terminal:
-            width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
-        return drawn_table(result, width, self._stream, to_terminal=self.to_terminal)
+        self._write(_plain_text(result) if text is None else text)
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
         """Write a text to standard output; do nothing if nobody reads it.
@@ -133,11 +128,6 @@ class Answer:
         self._stream = None
 
 
-def _escaped(match: re.Match[str]) -> str:
-    """Return the JSON escape of a character, e.g. for U+0085 a backslash followed by ``u0085``."""
-    return f"\\u{ord(match[0]):04x}"
-
-
 def drawn_table(result: Result, width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
     """Return the table of a result as text, with colours for a terminal; None if it has no table."""
     renderable = _rendered(result, width)
@@ -171,9 +161,7 @@ def _plain_console(
 def table_text(result: Result) -> str:
     """Return what the command line prints into a file for a result: its table, or its keys and values."""
     text = drawn_table(result, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
-    if text is None:
-        return _plain_text(result)
-    return text
+    return _plain_text(result) if text is None else text
 
 
 def table_html(result: Result) -> str:

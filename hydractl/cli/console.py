@@ -262,27 +262,16 @@ class _Task(Progress):
 
     def _row_text(self, cells: Sequence[str]) -> str:
         """Return a row as a line, with each cell after the name of its column; empty cells are left out."""
-        texts = []
-        for name, cell in zip_longest(self._columns, cells, fillvalue=""):
-            if cell:
-                named_cell = f"{name} {cell}"
-                texts.append(named_cell.strip())
-        named_cells = "  ".join(texts)
-        return f"{self._description}: {named_cells}"
-
-    def _update_bar(self, **fields: Any) -> bool:
-        """Change the bar of the task; return whether it has a bar."""
-        if self._bars is None:
-            return False
-        self._bars.update(self._id, **fields)
-        return True
+        named = zip_longest(self._columns, cells, fillvalue="")
+        texts = [f"{name} {cell}".strip() for name, cell in named if cell]
+        return f"{self._description}: {'  '.join(texts)}"
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
         now = self._clock()
         self._pace.mark(now, self._done)
-        has_bar = self._update_bar(advance=amount, note=clean(note))
-        if has_bar:
+        if self._bars is not None:
+            self._bars.update(self._id, advance=amount, note=clean(note))
             return
 
         # Without a bar: write a line, unless the last one was written a moment ago.
@@ -290,45 +279,37 @@ class _Task(Progress):
         if seconds_since_line < _LINE_EVERY_S:
             return
         self._last_line = now
-        state = self._state(now - self._start)
-        time_left = self._time_left(now, "about {} left")
-        parts = [state, self._speed(), time_left, note]
-        known_parts = filter(None, parts)
-        self._log.info(", ".join(known_parts))
+        parts = [self._state(now - self._start), self._speed(), self._time_left(now, "about {} left"), note]
+        self._log.info(", ".join(filter(None, parts)))
 
     def row(self, cells: Sequence[str]) -> None:
         cleaned = tuple(map(clean, cells))
-        rows = (*self._rows, cleaned)
-        self._rows = rows[-_ROWS:]
-        has_bar = self._update_bar(rows=self._rows)
-        if not has_bar:
+        self._rows = (*self._rows, cleaned)[-_ROWS:]
+        if self._bars is None:
             self._log.info(self._row_text(cleaned))
+        else:
+            self._bars.update(self._id, rows=self._rows)
 
     def expect(self, seconds: float) -> None:
         self._pace.expected = seconds
 
     def set_total(self, total: int) -> None:
         self._total = total
-        self._update_bar(total=total)
+        if self._bars is not None:
+            self._bars.update(self._id, total=total)
 
     def finish(self) -> None:
         """Write the line at the end: what was done, and in how many seconds."""
         elapsed = self._clock() - self._start
         line = self._state(elapsed)
-        is_timed = self._unit == _TIMED and self._done
-        if is_timed and elapsed > 0:
-            rate = self._done / elapsed
-            line += f", {speed(rate, self._unit)}"
+        if self._unit == _TIMED and self._done and elapsed > 0:
+            line += f", {speed(self._done / elapsed, self._unit)}"
         self._log.info(line)
 
     def _speed(self) -> str:
         """Return the recent number of samples per second as text; empty for tasks that count other units."""
-        if self._unit != _TIMED:
-            return ""
         rate = self._pace.rate()
-        if rate is None:
-            return ""
-        return speed(rate, self._unit)
+        return "" if self._unit != _TIMED or rate is None else speed(rate, self._unit)
 
     def _time_left(self, now: float, words: str) -> str:
         """Return the time that is left at ``now``, put into ``words``; empty if it cannot be estimated.
@@ -338,16 +319,12 @@ class _Task(Progress):
             words: a text with ``{}`` in place of the time, e.g. ``about {} left``.
         """
         seconds = self._pace.left(now, self._total)
-        if seconds is None:
-            return ""
-        return words.format(duration(seconds))
+        return "" if seconds is None else words.format(duration(seconds))
 
     def _state(self, elapsed: float) -> str:
         """Return how many units are done, of how many, and in how many seconds."""
-        done = str(self._done)
-        if self._total is not None:
-            done += f"/{self._total}"
-        return f"{self._description}: {done} {self._unit}, {elapsed:.1f} s"
+        of_total = "" if self._total is None else f"/{self._total}"
+        return f"{self._description}: {self._done}{of_total} {self._unit}, {elapsed:.1f} s"
 
 
 # --- speed and remaining time -----------------------------------------------------------------------------------------

@@ -23,14 +23,11 @@ def say_failure(failure: Failure, error: BaseException) -> None:
         error: the exception; its traceback is written first if ``HYDRACTL_DEBUG`` asks for it.
     """
     if debugging():
-        trace = "".join(traceback.format_exception(error))
-        for line in trace.splitlines():
+        for line in "".join(traceback.format_exception(error)).splitlines():
             say(line)
-    message = _without_middle(failure.message)
-    say(f"error: {message}")
+    say(f"error: {_without_middle(failure.message)}")
     for problem in failure.problems[:_MOST_PROBLEMS]:
-        shown_problem = _without_middle(problem)
-        say(f"  - {shown_problem}")
+        say(f"  - {_without_middle(problem)}")
     problems_left = len(failure.problems) - _MOST_PROBLEMS
     if problems_left > 0:
         say(f"  - and {problems_left} more")
@@ -48,8 +45,7 @@ def _without_middle(line: str) -> str:
 
 def no_such_verb(word: str) -> UsageError:
     """Return the error for a word in the place of a verb."""
-    suggestion = _suggestion(word, None)
-    return UsageError(f"no such verb: {word}{suggestion}", hint="hydractl --help")
+    return UsageError(f"no such verb: {word}{_suggestion(word, None)}", hint="hydractl --help")
 
 
 def parser_problem(error: typer.TyperException, first: str) -> UsageError:
@@ -64,15 +60,11 @@ def parser_problem(error: typer.TyperException, first: str) -> UsageError:
     if first in (*VERBS, INFO):
         verb = first
         hint = f"hydractl {verb} --help"
-    # Only the error about an unknown option has "possibilities".
-    is_of_unknown_option = hasattr(error, "possibilities")
-    if is_of_unknown_option:
+    if hasattr(error, "possibilities"):  # only the error about an unknown option has them
         wrong = error.option_name  # type: ignore[attr-defined]
-        suggestion = _suggestion(wrong, verb)
-        return UsageError(f"no such option: {wrong}{suggestion}", hint=hint)
+        return UsageError(f"no such option: {wrong}{_suggestion(wrong, verb)}", hint=hint)
     message = error.format_message().strip().rstrip(".")
-    in_lower_case = message[:1].lower() + message[1:]
-    return UsageError(in_lower_case, hint=hint)
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
 def _suggestion(word: str, verb: str | None) -> str:

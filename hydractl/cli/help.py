@@ -159,13 +159,9 @@ def _section(title: str, rows: list[Row], width: int) -> str:
     margin = " " * _LEFT
     for left, right in rows:
         text_lines = textwrap.wrap(right, width - _LEFT, break_on_hyphens=False)
-        has_room_beside = len(left) + 4 <= _LEFT  # with two spaces before it, and at least two after it
-        if has_room_beside:
-            first_line = text_lines.pop(0)
-            padded = left.ljust(_LEFT - 2)
-            lines.append(f"  {padded}{first_line}")
+        if len(left) + 4 <= _LEFT:  # it has room beside, with two spaces before it, and at least two after it
+            lines.append(f"  {left}".ljust(_LEFT) + text_lines.pop(0))
         else:
             lines.append(f"  {left}")
-        for line in text_lines:
-            lines.append(margin + line)
+        lines += [margin + line for line in text_lines]
     return "\n".join(lines)

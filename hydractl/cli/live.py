@@ -40,19 +40,15 @@ class Bars(Progress):
         """
         # Give the lines that the bars leave to the tables, from the innermost task outwards.
         tasks = self.tasks
-        lines_of_bars = len(tasks)
-        lines_left = self._screen.height - lines_of_bars - 1
+        lines_left = self._screen.height - len(tasks) - 1
         tables: list[Table] = []
         for task in reversed(tasks):
             columns = task.fields["columns"]
             rows = task.fields["rows"]
-            heading_lines = 0
-            if columns:
-                heading_lines = 1
+            heading_lines = 1 if columns else 0
             rows_that_fit = min(len(rows), lines_left - heading_lines)
             if rows_that_fit > 0:
-                last_rows = rows[-rows_that_fit:]
-                tables.insert(0, _rows_table(columns, last_rows))  # outer tasks are above inner ones
+                tables.insert(0, _rows_table(columns, rows[-rows_that_fit:]))  # outer tasks are above inner ones
                 lines_left -= rows_that_fit + heading_lines
         yield from tables
         yield self._bars_that_fit(tasks)
@@ -64,8 +60,7 @@ class Bars(Progress):
         for layout in self._layouts:  # from the widest
             self.columns = layout
             table = self.make_tasks_table(tasks)
-            needed = Measurement.get(self._screen, without_limit, table)
-            if needed.maximum <= self._screen.width:
+            if Measurement.get(self._screen, without_limit, table).maximum <= self._screen.width:
                 break
         return table
 
@@ -81,8 +76,7 @@ def _layouts() -> Iterator[tuple[ProgressColumn, ...]]:
     # First make the bar shorter, then leave out the note, the bar, the speed and the time left.
     for width in _BAR_WIDTHS:
         yield title, BarColumn(width), count, unit, speed, left, note
-    shortest_bar = BarColumn(_BAR_WIDTHS[-1])
-    yield title, shortest_bar, count, unit, speed, left
+    yield title, BarColumn(_BAR_WIDTHS[-1]), count, unit, speed, left
     yield title, count, unit, speed, left
     yield title, count, unit, left
     yield title, count, unit
@@ -103,11 +97,7 @@ class _CurrentText(ProgressColumn):
         self._style = style
 
     def render(self, task: Task) -> Text:
-        text = ""
-        if not task.finished:
-            current_text = task.fields[self._field]
-            text = current_text()
-        return Text(text, style=self._style)
+        return Text("" if task.finished else task.fields[self._field](), style=self._style)
 
 
 def _rows_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -120,12 +110,8 @@ def _rows_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns))
     cells_by_column = list(zip_longest(*rows, fillvalue=""))
     for name, cells in zip_longest(columns, cells_by_column, fillvalue=""):
-        text_of_column = "".join(cells)
-        has_letters = any(character.isalpha() for character in text_of_column)
-        if has_letters:
-            table.add_column(Text(name), justify="left", no_wrap=True)
-        else:
-            table.add_column(Text(name), justify="right", no_wrap=True)
+        has_letters = any(map(str.isalpha, "".join(cells)))
+        table.add_column(Text(name), justify="left" if has_letters else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -13,9 +13,11 @@ import inspect
 import os
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,10 +212,8 @@ class Printing:
         if self._prints_rows():
             self.answer.lines(outcome.lines)
             return
-        first: list[dict[str, object]] = []
-        for row in outcome.lines:
-            if len(first) < _MOST_SHOWN:
-                first.append(row)
+        first = list(islice(outcome.lines, _MOST_SHOWN))
+        deque(outcome.lines, maxlen=0)  # the others are computed, too
         if outcome.result is not None:
             outcome.result = outcome.result.model_copy(update={"first": first})
 
@@ -257,8 +257,7 @@ def _check_versions() -> None:
 
     # Requirements of extras have a condition behind a semicolon, and do not match. If hydractl runs from its source, it
     # has no metadata, and nothing is checked. A library that is missing is reported when it is imported.
-    declared = _metadata_fields("hydractl", r"^Requires-Dist: *([^;\n]+)$")
-    for requirement in declared:
+    for requirement in _metadata_fields("hydractl", r"^Requires-Dist: *([^;\n]+)$"):
         name, _, oldest_version = requirement.partition(">=")
         for version in _metadata_fields(name, r"^Version: *(\S+)"):
             if Version(version) < Version(oldest_version):
@@ -280,8 +279,7 @@ def _metadata_fields(name: str, pattern: str) -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-    headers = text.partition("\n\n")[0]
-    return re.findall(pattern, headers, re.MULTILINE)
+    return re.findall(pattern, text.partition("\n\n")[0], re.MULTILINE)
 
 
 def describe_files(request: Request, answer: Answer) -> None:
@@ -299,26 +297,23 @@ def describe_files(request: Request, answer: Answer) -> None:
 
     # Describe each file.
     infos = []
-    errors: list[HydraError] = []
+    errors = []
     for file in files:
         try:
             infos.append(describe(Path(file)))
         except HydraError as error:
+            if len(files) == 1:
+                raise
             errors.append(error)
-    is_single = len(files) == 1
-    if is_single and errors:
-        raise errors[0]
     results: list[Result] = [*infos]
     overlap = compare(infos)
     if overlap is not None:
         results.append(overlap)
 
     # Print them: one JSON document, or tables with an empty line between them.
-    as_json = request.given["json"]
-    if as_json and is_single:
-        answer.document(results[0].to_dict())
-    elif as_json:
-        answer.document([result.to_dict() for result in results])
+    if request.given["json"]:
+        documents = [result.to_dict() for result in results]
+        answer.document(documents[0] if len(files) == 1 else documents)
     else:
         for number, result in enumerate(results):
             if number:
@@ -333,8 +328,7 @@ def _library_warnings(log: ConsoleLog) -> Iterator[None]:
     """Log Python warnings as details: they are for programmers. What a person must know, verbs log themselves."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        kind = category.__name__
-        log.detail(f"{kind}: {message}")
+        log.detail(f"{category.__name__}: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
