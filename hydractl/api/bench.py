@@ -18,10 +18,11 @@ from hydractl.api.options import (
     MaxLength,
     Models,
     Prompt,
+    Required,
     Seed,
     WholeLastBlock,
+    requiring,
 )
-from hydractl.api.requiring import Required, requiring
 from hydractl.api.verb import verb
 from hydractl.options.call import (
     Problems,

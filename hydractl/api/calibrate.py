@@ -42,9 +42,8 @@ from hydractl.api.validating import (
 )
 from hydractl.api.values import Data, JsonDocument, Path
 from hydractl.api.verb import verb
-from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
-from hydractl.metrics.requested import Threshold
+from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
 from hydractl.options.call import (
     Problems,
     current,

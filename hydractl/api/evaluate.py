@@ -21,12 +21,13 @@ from hydractl.api.options import (
     MaxLength,
     Models,
     Prompt,
+    Required,
     Seed,
     WholeLastBlock,
     Workers,
     io,
+    requiring,
 )
-from hydractl.api.requiring import Required, requiring
 from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
@@ -58,9 +59,8 @@ from hydractl.expressions.data_sets import (
     corruptions_asked_for,
     parse_ood_suite,
 )
-from hydractl.expressions.score_choice import ALL_SCORES, check_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
-from hydractl.metrics.requested import Threshold
+from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
 from hydractl.options.call import (
     Problems,
     current,

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeAlias
 
 from hydractl.api.values import Data, Names, Path
+from hydractl.expressions.conditions import Requirement, parse_requirement
 from hydractl.options.signature import opt
 
 io = partial(opt, group="Input and output")
@@ -173,3 +174,11 @@ Config: TypeAlias = Annotated[
         "The file of defaults, or a YAML mapping in braces [default: hydra.yaml, if there is one]", metavar="FILE|{...}"
     ),
 ]
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+Required: TypeAlias = str | Sequence[str]
+"""What has to hold of the figures of a verb: one expression or several, e.g. ``id.accuracy>=0.9``."""
+
+requiring = partial(opt, metavar="EXPR", type=Requirement, reads=parse_requirement, often=True)
+"""The option ``--require`` of a verb, with the help and the heading that are the verb's own."""

@@ -19,11 +19,12 @@ from hydractl.api.options import (
     MaxLength,
     ModelAndInputs,
     Prompt,
+    Required,
     Seed,
     Workers,
     io,
+    requiring,
 )
-from hydractl.api.requiring import Required, requiring
 from hydractl.api.values import Path
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, filled, log, where

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from hydractl.api.options import Config, DryRun, Force, Output, io
-from hydractl.api.requiring import Required, requiring
+from hydractl.api.options import Config, DryRun, Force, Output, Required, io, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.options.call import Call, Problems, current, filled, log, where

@@ -12,9 +12,8 @@ from typing import Annotated, Literal, TypeAlias
 from hydractl.api.options import io
 from hydractl.api.values import Data, NamedData, Path
 from hydractl.expressions.data_sets import AUTO, OodSet, ood_val_set
-from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.metrics.requested import Temperature, Threshold
+from hydractl.metrics.requested import ALL_SCORES, Temperature, Threshold
 from hydractl.options.call import Call, Problems, current
 from hydractl.options.signature import opt
 

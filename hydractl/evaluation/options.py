@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec, OodSet, SuiteChoice
-from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.model_records import DropoutRecord
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
-from hydractl.metrics.requested import Temperature, Threshold
+from hydractl.metrics.requested import ALL_SCORES, Temperature, Threshold
 
 
 @dataclass(frozen=True)

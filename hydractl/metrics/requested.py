@@ -1,4 +1,4 @@
-"""What ``--temperature`` and ``--threshold`` ask for. Nothing here imports numpy, as the help of verbs reads it."""
+"""What ``--temperature``, ``--threshold`` and ``--ood-score`` ask for. Nothing here imports numpy: help reads it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, Self
 
+from hydractl.errors import did_you_mean
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+
 _RULE = re.compile(r"(?P<side>ood|id):(?P<share>0?\.[0-9]+|[01](\.0*)?)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+ALL_SCORES = "all"
+"""The word that stands for every score in ``--ood-score``."""
 
 
 @dataclass(frozen=True)
@@ -104,3 +110,16 @@ class Threshold:
 def _is_number(text: str) -> bool:
     """Return whether a text is a finite number."""
     return _NUMBER.fullmatch(text) is not None and math.isfinite(float(text))
+
+
+def check_ood_score(name: str) -> None:
+    """Check the name of one OOD score; ``all`` is one, too. Names of other packages are looked for now.
+
+    Raises:
+        ValueError: there is no such score; the message is the rest of a sentence that starts with the option's name.
+    """
+    known = [*SCORES, *ON_FEATURES, ALL_SCORES]
+    if name not in known:
+        choices = ", ".join(known)
+        suggestion = did_you_mean(name, known)
+        raise ValueError(f"must be one of {choices}, not {name!r}{suggestion}")

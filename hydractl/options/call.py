@@ -99,10 +99,7 @@ class Call:
 
     def given(self, name: str) -> bool:
         """Return whether the option has a value, even a wrong one."""
-        if name in self.wrong:
-            return True
-        value = self.values[name]
-        return value is not None and not (isinstance(value, list) and not value)
+        return name in self.wrong or self.values[name] not in (None, [])
 
     def writes_to_stdout(self) -> bool:
         """Return whether the JSON goes to standard output, or to the program, instead of a file."""
@@ -149,7 +146,8 @@ class Call:
             if rank >= VERB_KEY and rank >= self.rank(because):
                 if name in self.wrong:
                     continue
-                cause = _with_value(self, because)
+                value = self.values[because]
+                cause = self.label(because) if value is True else f"{self.label(because)} {value_text(value)}"
                 problems.append(f"{self.label(name)} has no effect with {cause}{self.where(name)}")
             else:
                 self.put_back(name, because)
@@ -160,8 +158,9 @@ class Call:
         lines = []
         for option in self.declared.options:
             value = self.values[option.name]
-            is_given = value is not None and value != []
-            text = value_text(value) if is_given else option.notes.partition("default: ")[2] or "not given"
+            text = option.notes.partition("default: ")[2] or "not given"
+            if value not in (None, []):
+                text = value_text(value)
             lines.append(f"{option.label} {text} ({self.sources[option.name]})")
         return lines
 
@@ -406,12 +405,6 @@ def raise_problems(verb: str, problems: list[str]) -> None:
     raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)
 
 
-def _with_value(call: Call, name: str) -> str:
-    """Return an option with its value as one would write it, e.g. ``--optimizer sgd``; a switch stands alone."""
-    value = call.values[name]
-    return call.label(name) if value is True else f"{call.label(name)} {value_text(value)}"
-
-
 def _model_problems(call: Call) -> list[str]:
     """Return a problem if no MODEL is named, or several are and the verb takes one."""
     option = call.declared.model
@@ -429,21 +422,20 @@ def _model_problems(call: Call) -> list[str]:
 def _output_problems(call: Call) -> list[str]:
     """Return the problems of ``--output`` for weights, and of ``--quiet`` together with ``--verbose``."""
     problems = []
+    verb, writes = call.verb, call.declared.writes
     output = call.values.get("output")
-    where_output = call.where("output")
-    written = "a folder" if call.declared.writes == "folder" else "weights"
-    if call.declared.writes != "json" and output == "-":
-        problems.append(f"--output - is for JSON, {call.verb} writes {written}{where_output}")
-    stem, ending = os.path.splitext(str(output))
-    if call.declared.writes == "folder" and ending in (".json", ".st", ".html"):
-        problems.append(f"--output {output}: {call.verb} writes a folder, so name it {stem}{where_output}")
-
-    # A name that ends like a file of another kind, e.g. a.onnx.
-    is_json = call.declared.or_json and str(output).endswith(".json")
-    if call.declared.writes == "weights" and output is not None and not is_json:
-        advice = name_for_weights(output)
-        if advice is not None:
-            problems.append(f"--output {output}: {call.verb} writes safetensors, so {advice}{where_output}")
+    if output is not None and writes != "json":
+        stem, ending = os.path.splitext(output)
+        problem = None
+        if output == "-":
+            problem = f"- is for JSON, {verb} writes {'a folder' if writes == 'folder' else 'weights'}"
+        elif writes == "folder" and ending in (".json", ".st", ".html"):
+            problem = f"{output}: {verb} writes a folder, so name it {stem}"
+        elif writes == "weights" and not (call.declared.or_json and ending == ".json"):
+            advice = name_for_weights(output)  # for a name that ends like a file of another kind, e.g. a.onnx
+            problem = None if advice is None else f"{output}: {verb} writes safetensors, so {advice}"
+        if problem is not None:
+            problems.append(f"--output {problem}{call.where('output')}")
 
     if call.values["quiet"] and call.values["verbose"]:
         problems.append(f"--quiet{call.where('quiet')} and --verbose{call.where('verbose')} exclude each other")
@@ -452,13 +444,8 @@ def _output_problems(call: Call) -> list[str]:
 
 def name_for_weights(name: str) -> str | None:
     """Return an advice if a checkpoint's name ends like a file of another kind, e.g. ``a.onnx``; else None."""
-    lower = name.lower()
-    # The name of an export: name the checkpoint .st, and export it.
-    for ending, kind in EXPORTED.items():
-        if lower.endswith(ending):
-            stem = name[: -len(ending)]
-            return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending}"
-    if lower.endswith(_NO_WEIGHTS):
-        stem, _ = os.path.splitext(name)
-        return f"name it {stem}.st"
-    return None
+    stem, ending = os.path.splitext(name)
+    kind = EXPORTED.get(ending.lower())
+    if kind is not None:  # the name of an export: name the checkpoint .st, and export it
+        return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending.lower()}"
+    return f"name it {stem}.st" if name.lower().endswith(_NO_WEIGHTS) else None

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError
-from hydractl.expressions.score_choice import check_ood_score
 from hydractl.metrics import declaration, ood_scores, samples
 from hydractl.metrics.bootstrap import draw, resample
+from hydractl.metrics.requested import check_ood_score
 from hydractl.metrics.rows import row_blocks, row_keys
 from hydractl.studies.measured_rows import measure_row
 from tests.evaluation.stored import write_predictions
