@@ -170,17 +170,12 @@ def _asked(call: Call) -> FinetuneRequest:
     )
 
 
-def _rows_of_ensembles() -> dict[str, list[tuple[str, str]]]:
-    """Return the kinds of ``--ensemble``, for the help."""
-    return {"Ensemble": [(f"      {shape}", about) for shape, about in ensemble_help()]}
-
-
 @verb(
     "finetune",
     writes="weights",
     alternatives=(("epochs", "steps"),),
     before=_settle,
-    further_help=_rows_of_ensembles,
+    further_help=lambda: {"Ensemble": [(f"      {shape}", about) for shape, about in ensemble_help()]},
 )
 def finetune(
     model: Annotated[

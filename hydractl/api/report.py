@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from hydractl.api.options import Config, DryRun, Force, Output, Required, io, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
-from hydractl.options.call import Call, Problems, current, filled, log, where
+from hydractl.options.call import Problems, current, filled, log, where
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 reporting = partial(opt, group="Reporting")
 
 
-def _own_documents(call: Call) -> None:
-    """Drop a model that is set for all verbs at once: documents must be named for this verb."""
-    call.drop_shared("model")
-
-
-@verb("report", before=_own_documents)
+@verb("report", before=lambda call: call.drop_shared("model"))  # documents must be named for this verb
 def make_report(
     documents: Annotated[
         JsonDocument | Sequence[JsonDocument],

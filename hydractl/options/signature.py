@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from hydractl.options.option import MODEL_KINDS, Option
 
@@ -62,7 +61,7 @@ class Declared:
     @cached_property
     def options(self) -> tuple[Option, ...]:
         """The options in the order of the signature, then those of a terminal; of these ``json`` follows ``force``."""
-        of_a_terminal = {name: _completed(declared, name, False, bool) for name, declared in OF_A_TERMINAL.items()}
+        of_a_terminal = {name: _completed(declared, name, False, [bool]) for name, declared in OF_A_TERMINAL.items()}
         options = []
         parameters = inspect.signature(self.function).parameters
         names = list(parameters)
@@ -72,10 +71,11 @@ class Declared:
         for name in names:
             parameter = parameters[name]
             annotation = eval(parameter.annotation, self.function.__globals__)
-            declared = _option_in(annotation)
+            types = _parts_of(annotation)
+            declared = next((part for part in types if isinstance(part, Option)), None)
             if declared is None:  # an argument for Python programs alone
                 continue
-            options.append(_completed(declared, name, parameter.default, annotation))
+            options.append(_completed(declared, name, parameter.default, types))
             if name == "force":
                 options.append(of_a_terminal.pop("json"))
         return (*options, *of_a_terminal.values())
@@ -102,25 +102,10 @@ class Declared:
         return next(iter(inspect.signature(self.function).parameters))
 
 
-def _option_in(annotation: Any) -> Option | None:
-    """Return the option in an annotation, also in one part of a union such as ``Data | None``; None without one."""
-    if get_origin(annotation) is Annotated:
-        for fact in annotation.__metadata__:
-            if isinstance(fact, Option):
-                return fact
-    if get_origin(annotation) in (Union, UnionType):
-        for part in get_args(annotation):
-            option = _option_in(part)
-            if option is not None:
-                return option
-    return None
-
-
-def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Option:
-    """Return an option with all that its parameter tells: its name, its default and the type of its values."""
+def _completed(declared: Option, name: str, default: Any, types: Sequence[Any]) -> Option:
+    """Return an option with all that its parameter tells: its name, its default and the types of its values."""
     if default is inspect.Parameter.empty or default == ():
         default = None
-    types = list(_types_in(annotation))
     many = Sequence in types
     literals = [part for part in types if isinstance(part, str) and part != declared.word]
     choices = declared.choices or list(dict.fromkeys(literals))
@@ -146,19 +131,17 @@ def _completed(declared: Option, name: str, default: Any, annotation: Any) -> Op
     return replace(declared, name=name, flag=flag, default=default, type=kind, reads=reads, many=many, choices=choices)
 
 
-def _types_in(annotation: Any) -> list[Any]:
-    """Return the types and the literal values of which an annotation consists: ``Sequence``, ``int``, ``"auto"``."""
+def _parts_of(annotation: Any) -> list[Any]:
+    """Return the types and the literal values of which an annotation consists: ``Sequence``, ``int``, ``"auto"``.
+
+    What stands in ``Annotated`` is among them, wherever in the annotation it is.
+    """
     origin = get_origin(annotation)
     if origin is None:
         return [getattr(annotation, "__supertype__", annotation)]
-    if origin is Literal:
-        return list(get_args(annotation))
-    arguments = get_args(annotation)
-    if origin is Annotated:
-        return _types_in(arguments[0])
-    parts = []
+    parts: list[Any] = []
     if isinstance(origin, type) and issubclass(origin, Sequence):
         parts.append(Sequence)
-    for argument in arguments:
-        parts += _types_in(argument)
+    for argument in get_args(annotation):
+        parts += _parts_of(argument)
     return parts
