@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydractl.evaluation import mc_dropout
 from hydractl.evaluation.fitted import Fit
@@ -133,19 +133,14 @@ def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMe
     if not by_corruption:
         return means
 
-    # All corruptions were measured at the same severities.
+    # All corruptions were measured at the same severities, on the same samples, so that they have the same metrics.
     first_corruption = next(iter(by_corruption.values()))
-    for severity in first_corruption:
-        metrics_by_corruption = [severities[severity].metrics for severities in by_corruption.values()]
+    for severity, metrics_of_first in first_corruption.items():
+        of_corruptions = [severities[severity].metrics for severities in by_corruption.values()]
         mean_metrics: dict[str, Any] = {}
-        for key in _keys_by_severity():
-            values: list[Any] = []
-            for metrics_of_corruption in metrics_by_corruption:
-                if key in metrics_of_corruption:
-                    values.append(metrics_of_corruption[key])
-            every_corruption_has_it = len(values) == len(metrics_by_corruption)
-            if every_corruption_has_it:
-                mean_metrics[key] = math.fsum(values) / len(values)
+        for key in metrics_of_first.metrics:
+            values: list[Any] = [metrics_of_corruption[key] for metrics_of_corruption in of_corruptions]
+            mean_metrics[key] = math.fsum(values) / len(values)
         means[severity] = SeverityMetrics(**mean_metrics)
     return means
 
@@ -159,17 +154,8 @@ def _keys_by_severity() -> list[str]:
 # --- data sets --------------------------------------------------------------------------------------------------------
 
 
-class SetRecords(NamedTuple):
-    """The records of the data sets that were used, by their roles; unused validation data are left out."""
-
-    test: Mapping[str, DataSetRecord]
-    val: DataSetRecord | None
-    ood_val: Mapping[str, DataSetRecord]
-    train: DataSetRecord | None
-
-
-def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: bool = False) -> SetRecords:
-    """Return the records of the data sets by their roles.
+def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: bool = False) -> dict[str, Any]:
+    """Return the records of the data sets by their roles, the keys of an answer; unused validation data are left out.
 
     Args:
         sets: all data sets of the command.
@@ -182,14 +168,12 @@ def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: 
         used_sets = [dataset for dataset in sets if dataset.role not in unused_roles]
 
     # There is at most one validation set and one training set.
-    validation = _records_by_name(of_role(used_sets, VAL))
-    training = _records_by_name(of_role(used_sets, TRAIN))
-    return SetRecords(
-        test=_records_by_name(tested(used_sets)),
-        val=validation.get("val"),
-        ood_val=_records_by_name(of_role(used_sets, OOD_VAL)),
-        train=training.get("train"),
-    )
+    return {
+        "test": _records_by_name(tested(used_sets)),
+        "val": _records_by_name(of_role(used_sets, VAL)).get("val"),
+        "ood_val": _records_by_name(of_role(used_sets, OOD_VAL)) or None,
+        "train": _records_by_name(of_role(used_sets, TRAIN)).get("train"),
+    }
 
 
 def _records_by_name(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:

@@ -242,7 +242,7 @@ def predicting_model_record(name: str, sha256: str, members: int, chosen: Chosen
     """
     temperature = None
     if chosen.calibration is not None:
-        temperature = chosen.calibration.to_json()["temperature"]
+        temperature = chosen.calibration.temperature
     alpha = None
     if chosen.conformal is not None:
         alpha = chosen.conformal.alpha

@@ -14,14 +14,14 @@ from hydractl.evaluation.predictions.reading import holds_predictions, read_pred
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
+from hydractl.evaluation.sets import TRAIN, EvalSet, of_role, open_sets
 from hydractl.expressions.models import ModelRef
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.fingerprints import checked, merged
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_LAYERS, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.model.layers import layers_may_not_fit
-from hydractl.model.loading import find_models, with_class_names
+from hydractl.model.loading import find_models, resolve_device, with_class_names
 from hydractl.model.source import ModelOptions
 
 
@@ -137,6 +137,22 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
 
 
 # --- the rows of eval -------------------------------------------------------------------------------------------------
+
+
+def open_rows_and_sets(
+    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, *, tests: bool = True
+) -> tuple[list[Model], list[EvalSet]]:
+    """Return the rows and the data sets of a command, after every check that can be made before any work.
+
+    The arguments, and the errors, are those of :func:`find_rows` and :func:`open_sets`.
+    """
+    resolve_device(options.run.device)
+    rows = find_rows(models, opening, options, log, tests=tests)
+    sets = open_sets(options.data, rows, log, tests=tests)
+    check_scores(rows, sets, options)
+    for row in rows:
+        row.check_sets(sets)
+    return rows, sets
 
 
 def find_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from hydractl.expressions.data_sets import AUTO, FROST, DataSpec
 from hydractl.files.fingerprints import Entry, entry, incomparable, marked, other_decoder, who_saw
 from hydractl.files.model_records import DataSetRecord
 from hydractl.jsonio import Document
+from hydractl.log import Log
 from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
@@ -108,27 +109,17 @@ def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) 
     )
 
 
-@dataclass
-class OpenedSets:
-    """The data sets of one command.
-
-    Attributes:
-        sets: the ID test set, OOD test sets, corrupted sets, validation sets, and training data, in this order.
-        notes: sentences about samples that were left out.
-    """
-
-    sets: list[EvalSet]
-    notes: list[str] = field(default_factory=list)
-
-
-def open_sets(options: DataOptions, models: Sequence[Classifier], *, tests: bool = True) -> OpenedSets:
+def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log, *, tests: bool = True) -> list[EvalSet]:
     """Open all data sets of a command. They are compared by :func:`check_apart` and :func:`seen_samples`.
+
+    The order is: the ID test set, OOD test sets, corrupted sets, validation sets, and training data.
 
     Without ``--test`` all models are predictions files, and the test sets are those in the first file.
 
     Args:
         options: the data options of the command.
         models: the models.
+        log: is told of validation samples that are left out.
         tests: whether the command tests its models; otherwise there are no test sets.
 
     Raises:
@@ -136,11 +127,11 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], *, tests: bool
             training data.
     """
     opening = _Opening(options, models)
-    opened = OpenedSets([])
+    sets: list[EvalSet] = []
     if options.test is not None:
-        opened.sets += opening.test_sets(options.test)
+        sets += opening.test_sets(options.test)
     elif tests:
-        opened.sets += models[0].stored_sets()
+        sets += models[0].stored_sets()
 
     # Open the training data first, because the validation set is used without samples that are training data.
     training = None
@@ -149,16 +140,16 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], *, tests: bool
     validation = None
     if options.val is not None:
         opened_val = opening.open_labelled(options.val, need_labels=True)
-        validation_set = _validation_set(opened_val, training, opened.notes)  # may add a note
+        validation_set = _validation_set(opened_val, training, log)
         validation = validation_set.dataset
-        opened.sets.append(validation_set)
-    opened.sets += opening.ood_validation_sets(validation)
+        sets.append(validation_set)
+    sets += opening.ood_validation_sets(validation)
     if training is not None:
-        opened.sets.append(_eval_set("train", TRAIN, training))
+        sets.append(_eval_set("train", TRAIN, training))
 
-    for dataset in opened.sets:
+    for dataset in sets:
         _check_classes(dataset, models[0])
-    return opened
+    return sets
 
 
 class _Opening:
@@ -224,7 +215,7 @@ class _Opening:
         return sets
 
 
-def _validation_set(validation: Dataset, training: Dataset | None, notes: list[str]) -> EvalSet:
+def _validation_set(validation: Dataset, training: Dataset | None, log: Log) -> EvalSet:
     """Return the validation set without samples that are also training data.
 
     A score by nearest neighbours would find such a sample itself in the training data, at distance 0.
@@ -232,13 +223,13 @@ def _validation_set(validation: Dataset, training: Dataset | None, notes: list[s
     Args:
         validation: the validation data.
         training: the training data, or None.
-        notes: receives a sentence if samples were left out.
+        log: receives a sentence if samples were left out.
     """
     if training is None:
         return _eval_set("val", VAL, validation)
     remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
     if remaining.left_out:
-        notes.append(remaining.sentence("--val", "--train"))
+        log.info(remaining.sentence("--val", "--train"))
     validation_set = _eval_set("val", VAL, remaining.dataset)
     return replace(validation_set, left_out=remaining.left_out)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,18 +50,6 @@ _LARGEST_NUMBER = 1e9
 
 # log p is raised to this, so that neither log p * scale nor the square of log p overflows float64.
 _LOWEST_LOG_P = -1e150
-
-
-class CalibrationEntry(TypedDict):
-    """A calibration in the form in which files and rows hold it.
-
-    ``temperature`` is null for the kind ``vector``; ``scale`` and ``bias`` are null for the kind ``temperature``.
-    """
-
-    kind: str
-    temperature: float | None
-    scale: list[float] | None
-    bias: list[float] | None
 
 
 @dataclass(frozen=True)
@@ -134,15 +122,14 @@ class Calibration:
             return scaled
         return scaled + arrays.numbers(self.bias)
 
-    def to_json(self) -> CalibrationEntry:
-        """Return the entry that :meth:`from_json` reads."""
-        if self.kind == "temperature":
-            return {"kind": self.kind, "temperature": self.temperature, "scale": None, "bias": None}
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry that :meth:`from_json` reads; what a kind does not have is None."""
+        is_vector = self.kind == "vector"
         return {
             "kind": self.kind,
-            "temperature": None,
-            "scale": list(self.scale),
-            "bias": list(self.bias),
+            "temperature": self.temperature,
+            "scale": list(self.scale) if is_vector else None,
+            "bias": list(self.bias) if is_vector else None,
         }
 
     @classmethod

@@ -22,8 +22,8 @@ from hydractl.evaluation.plausibility import (
 )
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.rows import check_scores, find_rows, row_scores
-from hydractl.evaluation.sets import TRAIN, OpenedSets, fitted_entries, open_sets, option_of
+from hydractl.evaluation.rows import open_rows_and_sets, row_scores
+from hydractl.evaluation.sets import TRAIN, EvalSet, fitted_entries, option_of
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import (
@@ -31,7 +31,6 @@ from hydractl.files.calibrate_answer import (
     CalibratedModelRecord,
 )
 from hydractl.log import Log
-from hydractl.model.loading import resolve_device
 from hydractl.model.source import ModelOptions
 from hydractl.verbs.outcome import Outcome
 
@@ -59,11 +58,7 @@ def run(
         log: receives warnings and what was chosen.
     """
     # Open and check the model, the data sets and the output paths before any work.
-    resolve_device(options.run.device)
-    (model,) = find_rows([ref], opening, options, log, tests=False)
-    opened = open_sets(options.data, [model], tests=False)
-    check_scores([model], opened.sets, options)
-    model.check_sets(opened.sets)
+    (model,), sets = open_rows_and_sets([ref], opening, options, log, tests=False)
     checkpoint = model if isinstance(model, RunningModel) and len(model.argument.sources) == 1 else None
     ending = "calibration.json" if checkpoint is None else "calibrated.st"
     path = file_path(options.output or f"{model.name}.{ending}")
@@ -72,32 +67,29 @@ def run(
     elif checkpoint is None:
         text = f"{ref} is not one checkpoint: what is chosen for it is written as JSON, for eval --calibration"
         raise UsageError(text, hint="-o FILE.json")
-    for sentence in opened.notes:
-        log.info(sentence)
-
-    log.warn_all(findings_before([model], opened.sets, options))
+    log.warn_all(findings_before([model], sets, options))
     if dry_run:
-        log.warn_all(findings_of_samples([model], opened.sets, options))
+        log.warn_all(findings_of_samples([model], sets, options))
         check_outputs([path], force=options.force)
-        return _dry_run(model, opened, path, log)
+        return _dry_run(model, sets, path, log)
 
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
         output = stack.enter_context(Output(path, force=options.force))
         compares_scores = len(options.fit.scores.names) > 1  # for which all validation sets are run
         if not compares_scores:
-            for eval_set in unused_sets(opened.sets, options):
+            for eval_set in unused_sets(sets, options):
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
 
         # Choose. Comparing scores may leave several that are equally good.
         try:
             scores = row_scores(model, options)
-            fit_scores(model, opened.sets, options.fit, scores, log)
-            validation_sets = [dataset for dataset in opened.sets if dataset.role != TRAIN]
-            fitted = fit(model, opened.sets, options.fit, scores, Reading(model, validation_sets, None, log))
+            fit_scores(model, sets, options.fit, scores, log)
+            validation_sets = [dataset for dataset in sets if dataset.role != TRAIN]
+            fitted = fit(model, sets, options.fit, scores, Reading(model, validation_sets, None, log))
         finally:
             model.release()
-        log.warn_all(findings_of_samples([model], opened.sets, options))
+        log.warn_all(findings_of_samples([model], sets, options))
         log.warn_all([warning_of_unsuited(model, scores.on_features, set()), _near_ties(fitted)])
         log.warn_all(warnings_of_fit(model, fitted))
 
@@ -107,11 +99,11 @@ def run(
             score = fitted.score
         if checkpoint is not None:
             log.warn_all([_left_out(checkpoint, fitted, options)])
-            write_calibrated(checkpoint, fitted, score, opened.sets, note, output)
-        report_skipped_samples(opened.sets, log)
-        answer = _make_answer(model, opened, fitted, score, options, note, log.warnings)
+            write_calibrated(checkpoint, fitted, score, sets, note, output)
+        report_skipped_samples(sets, log)
+        answer = _make_answer(model, sets, fitted, score, options, note, log.warnings)
         if checkpoint is None:
-            seen = fitted_entries(opened.sets, "calibrate")
+            seen = fitted_entries(sets, "calibrate")
             write_json(output, answer.model_copy(update={"seen": seen or None}).to_dict())
     return Outcome(answer, files=[path])
 
@@ -144,16 +136,16 @@ def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | N
     )
 
 
-def _dry_run(model: LogitsProvider, opened: OpenedSets, path: Path, log: Log) -> Outcome:
+def _dry_run(model: LogitsProvider, sets: Sequence[EvalSet], path: Path, log: Log) -> Outcome:
     """Return which data would be used and which files written.
 
     Args:
         model: the model to calibrate.
-        opened: the data sets that something is chosen on.
+        sets: the data sets that something is chosen on.
         path: the path of the calibrated model.
         log: has the warnings so far.
     """
-    samples_by_set = {dataset.name: len(dataset) for dataset in opened.sets}
+    samples_by_set = {dataset.name: len(dataset) for dataset in sets}
     planned_model = CalibratedModelRecord.partly(name=model.name)
     planned = CalibrateAnswer.planned(
         model=planned_model, samples=samples_by_set, files_=[str(path)], warnings=log.warnings
@@ -163,7 +155,7 @@ def _dry_run(model: LogitsProvider, opened: OpenedSets, path: Path, log: Log) ->
 
 def _make_answer(
     model: LogitsProvider,
-    opened: OpenedSets,
+    sets: Sequence[EvalSet],
     fitted: Fit,
     score: str | None,
     options: EvalOptions,
@@ -174,14 +166,15 @@ def _make_answer(
 
     Args:
         model: the calibrated model.
-        opened: the data sets.
+        sets: the data sets.
         fitted: what was chosen on them.
         score: the OOD score of the file; None if it has none.
         options: the options of the choice.
         note: a text that the checkpoint keeps; None for none.
         warnings: all warnings of the run.
     """
-    records = records_of_sets(opened.sets, options, all_used=bool(fitted.compared))
+    records = records_of_sets(sets, options, all_used=bool(fitted.compared))
+    del records["test"]  # there are none
     return CalibrateAnswer(
         model=calibrated_model(model),
         calibration=fitted.calibration_record(stored=fitted.stored),
@@ -190,9 +183,7 @@ def _make_answer(
         ood_score=score,
         compared=fitted.compared or None,
         near_ties=list(fitted.near_ties) or None,
-        val=records.val,
-        ood_val=records.ood_val or None,
-        train=records.train,
+        **records,
         note=note,
         warnings=warnings,
     )

@@ -78,32 +78,18 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
     with importing():
         from hydractl.evaluation.answer import known_keys
         from hydractl.evaluation.plausibility import findings_before
-        from hydractl.evaluation.rows import check_scores, check_writable, find_rows
-        from hydractl.evaluation.sets import open_sets
-        from hydractl.model.loading import resolve_device
+        from hydractl.evaluation.rows import check_writable, open_rows_and_sets
 
-    # The rows (one for each model), and the files that each row writes or reads.
-    resolve_device(options.run.device)
     suite = _find_suite(options.data, log)
     if suite is not None:
         options = replace(options, data=replace(options.data, ood=[*options.data.ood, *suite.sets]))
-    rows = find_rows(models, opening, options, log)
+    rows, sets = open_rows_and_sets(models, opening, options, log)
     if options.keep_logits:
         check_writable(rows)
     names = [row.name for row in rows]
     prediction_files = _prediction_files(options.predictions, names)
-
-    # The data sets, and whether the scores and requirements that were asked for can be measured on them.
-    opened = open_sets(options.data, rows)
-    sets = opened.sets
-    check_scores(rows, sets, options)
-    for row in rows:
-        row.check_sets(sets)
-    keys = known_keys(options, sets, rows)
-    check_known(options.requirements, names, keys, skip_first=False)
+    check_known(options.requirements, names, known_keys(options, sets, rows), skip_first=False)
     path = json_path(options.output)
-    for note in opened.notes:
-        log.info(note)
     log.warn_all(findings_before(rows, sets, options))
 
     plan = Plan(
@@ -251,7 +237,6 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -
     """Return the answer: the rows, the data sets they were measured on, and all warnings."""
     from hydractl.evaluation.answer import conventions, records_of_sets
 
-    records = records_of_sets(plan.sets, plan.options)
     suite = None
     if plan.suite is not None:
         suite = OodSuite.model_validate(plan.suite.document())
@@ -260,10 +245,7 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -
         intervals = BootstrapOptions(rounds=plan.options.bootstrap, level=0.95, seed=plan.options.seed)
     return EvalAnswer(
         models=rows,
-        test=records.test,
-        val=records.val,
-        ood_val=records.ood_val or None,
-        train=records.train,
+        **records_of_sets(plan.sets, plan.options),
         conventions=conventions(rows, plan.models),
         suite=suite,
         warnings=warnings,
