@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -97,9 +96,6 @@ def _measured_threshold(fitted: Fit, inside: Samples, outside: Mapping[str, Samp
             outside_scores[name] = samples.score
     return threshold.measured_threshold(fitted.threshold, inside.score, outside_scores)
 
-
-_OF_ERRORS = re.compile(r"(ci\.|difference\.)?(scores\.[^.]+\.)?errors\.")
-"""The beginning of the dotted key of a metric on wrong answers, of its interval, or of its difference."""
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
 """Metrics by corruption and then by severity."""
@@ -195,73 +191,46 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
         models: the models of all rows.
     """
     test_names = [dataset.name for dataset in tested(sets)]
-    ood_names = test_names[1:]
+    labelled = sets[0].labels is not None
 
     # Every row has these.
-    metric_keys = row_keys(ood_names, options.fit.scores.beside)
+    metric_keys = row_keys(test_names[1:], options.fit.scores.beside, labelled=labelled)
     keys = list(metric_keys)
     keys += ["cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
-    keys += [f"threshold.ood_flagged.{name}" for name in ood_names]
+    keys += [f"threshold.ood_flagged.{name}" for name in test_names[1:]]
     keys.append("calibration.temperature")
-    keys += _corruption_keys(of_role(sets, CORRUPTION))
+    keys += _corruption_keys(of_role(sets, CORRUPTION), labelled)
 
     # Some rows have these, depending on options and models.
-    if options.fit.conformal is not None:
+    if options.fit.conformal is not None and labelled:
         keys += ["conformal.qhat", "conformal.coverage", "conformal.mean_size", "conformal.empty"]
     if options.data.allow_seen:
         keys += [f"seen.{name}" for name in test_names]
     if options.bootstrap:
-        keys += _interval_keys(metric_keys)
-
-    # Without labels of the ID data many metrics cannot be measured.
-    id_set = sets[0]
-    if id_set.labels is None:
-        keys = [key for key in keys if not _needs_labels(key)]
+        for key in metric_keys:
+            if not key.endswith(".n"):  # numbers of samples have no intervals
+                keys += [f"ci.{key}.0", f"ci.{key}.1"]
+                keys += [f"difference.{key}.value", f"difference.{key}.ci.0", f"difference.{key}.ci.1"]
     return keys
 
 
-def _corruption_keys(sets: Sequence[EvalSet]) -> list[str]:
+def _corruption_keys(sets: Sequence[EvalSet], labelled: bool) -> list[str]:
     """Return the keys for corrupted data sets and for the means over corruptions, without repetitions.
 
     Examples are ``corruptions.fog.3.accuracy`` and ``corruption_avg.3.accuracy``.
 
     Args:
         sets: the corrupted data sets, each with a name ``CORRUPTION/SEVERITY``.
+        labelled: whether they have labels; otherwise there are only numbers of samples.
     """
-    metric_keys = _keys_by_severity()
+    metric_keys = _keys_by_severity() if labelled else []
     keys = []
     for dataset in sets:
         corruption, severity = _corruption_and_severity(dataset)
         keys.append(f"corruptions.{corruption}.{severity}.n")
         keys += [f"corruptions.{corruption}.{severity}.{key}" for key in metric_keys]
         keys += [f"corruption_avg.{severity}.{key}" for key in metric_keys]  # again for each corruption
-    keys_once = dict.fromkeys(keys)
-    return list(keys_once)
-
-
-def _interval_keys(metric_keys: Sequence[str]) -> list[str]:
-    """Return the keys of the confidence intervals and paired differences of metrics.
-
-    Args:
-        metric_keys: the keys of the metrics. Numbers of samples (``....n``) are skipped: they have no intervals.
-    """
-    keys_with_interval = [key for key in metric_keys if not key.endswith(".n")]
-    keys = []
-    for key in keys_with_interval:
-        keys += [f"ci.{key}.0", f"ci.{key}.1"]
-    for key in keys_with_interval:
-        keys.append(f"difference.{key}.value")
-    for key in keys_with_interval:
-        keys += [f"difference.{key}.ci.0", f"difference.{key}.ci.1"]
-    return keys
-
-
-def _needs_labels(key: str) -> bool:
-    """Return whether a number can be measured only if the ID data have labels."""
-    if key.endswith(".n"):
-        return False
-    prefixes = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
-    return key.startswith(prefixes) or _OF_ERRORS.match(key) is not None
+    return list(dict.fromkeys(keys))
 
 
 # --- conventions ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -268,44 +268,36 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
     return RowMetrics.model_validate(row)
 
 
-def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
+def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = (), *, labelled: bool = True) -> list[str]:
     """Return the dotted keys of all numbers that the row of one model may hold, for ``--require``.
 
     A dotted key is the path to a number in the nested row, the name of its block first.
     Examples: ``id.nll``, ``ood.NAME.auroc``, ``scores.energy.near_avg.auroc``, ``diversity.id.mi``.
 
     Args:
-        ood_sets: the names of the OOD data sets.
+        ood_sets: the names of the OOD data sets; without one, averages over OOD sets have no keys.
         scores: the names of the OOD scores that are reported beside the leading one.
+        labelled: whether the ID data have labels.
     """
+    # The row of a model of two members on no samples has them all.
+    no_scores = {name: np.zeros(0) for name in scores}
+    labels = np.zeros(0, dtype=np.int64) if labelled else None
+    nothing = samples_of(np.zeros((2, 0, 2)), labels, beside=list(no_scores), fitted_scores=no_scores)
     sets = list(ood_sets)
-    keys = ["id.n"]
-    for metric in metrics("id"):
-        keys += [f"id.{key}" for key in metric.keys]
-
-    # The blocks of the leading score are in the row itself, those of each other score below ``scores.NAME``. So each
-    # key of OOD metrics and wrong answers comes once without a prefix, and once with the prefix of each other score.
-    prefixes = [""]
-    for score in scores:
-        prefixes.append(f"scores.{score}.")
-
-    # Each OOD set has a block of OOD metrics, ``ood.NAME``. If there is any, so have the averages: ``near_avg``,
-    # ``far_avg`` and ``ood_avg``. The metrics of wrong answers need no OOD set: they are in one block, ``errors``.
-    ood_blocks = [f"ood.{name}" for name in sets]
+    blocks = ModelFigures(nothing, dict.fromkeys(sets, nothing), dict.fromkeys(sets)).blocks()
+    keys = _dotted_keys(blocks)
     if sets:
-        ood_blocks += AVERAGES
-    for prefix in prefixes:
-        keys += [f"{prefix}errors.{metric.key}" for metric in metrics("errors")]
-        for ood_block_name in ood_blocks:
-            keys += [f"{prefix}{ood_block_name}.{metric.key}" for metric in metrics("ood")]
-    # Each OOD set also has its number of samples, n. An average has none.
-    for prefix in prefixes:
-        keys += [f"{prefix}ood.{name}.n" for name in sets]
+        return list(keys)
+    return [key for key in keys if "_avg." not in key]
 
-    # Diversity is measured on every set, ID and OOD, and does not depend on a score.
-    for name in ("id", *sets):
-        keys += [f"diversity.{name}.{metric.key}" for metric in metrics("diversity")]
-    return keys
+
+def _dotted_keys(blocks: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted key of every number in nested blocks."""
+    for key, value in blocks.items():
+        if isinstance(value, Mapping):
+            yield from _dotted_keys(value, f"{prefix}{key}.")
+        elif key != "group":
+            yield f"{prefix}{key}"
 
 
 def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> SampleMetrics:

@@ -102,7 +102,7 @@ def test_unknown_keys_and_rows_are_refused_beforehand() -> None:
 @pytest.mark.parametrize(
     ("key", "sets", "guess"),
     [
-        ("auroc", ["far"], "; did you mean errors.auroc or ood.far.auroc or near_avg.auroc?"),
+        ("auroc", ["far"], "; did you mean ood.far.auroc or near_avg.auroc or far_avg.auroc?"),
         ("accuracy", [], "; did you mean id.accuracy?"),
         ("ood_avg.auroc", [], "; it needs OOD data: --ood NAME=SPEC"),
     ],
