@@ -67,16 +67,6 @@ def both(one: np.ndarray, other: np.ndarray) -> tuple[torch.Tensor, torch.Tensor
     return torch.from_numpy(np.r_[one, other]), torch.from_numpy(positive)
 
 
-@of("tied", "sure", "one")
-def test_fpr95_of_torch_uncertainty_0_13_itself(kind: str, seed: int) -> None:
-    metrics = library("torch_uncertainty.metrics")
-    one, other = scores(kind, seed)
-    values, positive = both(one, other)
-    metric = metrics.FPR95(pos_label=1)
-    metric.update(values, positive)
-    assert metric.compute().item() == pytest.approx(ours_of.fpr95(one, other), abs=1e-7)
-
-
 @of("random", "tied", "one")
 def test_detection_of_pytorch_ood(kind: str, seed: int) -> None:
     functional = library("pytorch_ood.metrics.functional")
@@ -102,35 +92,6 @@ def test_calibration_error_of_torchmetrics(kind: str, seed: int) -> None:
     assert error == pytest.approx(ours_of.ece(one.confidence, one.correct), abs=1e-6)
     accuracy = functional.multiclass_accuracy(probs, target, num_classes=CLASSES, average="micro").item()
     assert accuracy == pytest.approx(one.correct.mean(), abs=1e-6)
-
-
-@of("random", "sure", "few")
-def test_classification_of_torch_uncertainty_0_13_itself(kind: str, seed: int) -> None:
-    metrics = library("torch_uncertainty.metrics")
-    inside, labels, _ = case(kind, seed)
-    one = labelled(kind, seed)
-    probs, target = torch.from_numpy(pooled_probabilities(inside)), torch.from_numpy(labels)
-    members = torch.softmax(torch.from_numpy(inside), dim=-1).transpose(0, 1)  # [N, M, C]
-
-    def value(metric: Any, *arguments: torch.Tensor) -> float:
-        metric.update(*arguments)
-        return float(metric.compute())
-
-    brier = value(metrics.BrierScore(num_classes=CLASSES), probs, target)
-    assert brier == pytest.approx(id_metrics(inside, labels).brier, abs=1e-6)
-    if len(labels) >= 15 and len(np.unique(one.confidence)) == len(one):  # of ties it takes any order
-        adaptive = metrics.AdaptiveCalibrationError(task="multiclass", num_classes=CLASSES, num_bins=15, norm="l1")
-        assert value(adaptive, probs, target) == pytest.approx(ours_of.aece(one.confidence, one.correct), abs=1e-6)
-    if kind != "sure":  # it takes the logarithm of p, which underflows
-        nll = value(metrics.CategoricalNLL(), probs, target)
-        assert nll == pytest.approx(id_metrics(inside, labels).nll, abs=1e-6)
-    assert value(metrics.MutualInformation(), members) == pytest.approx(ours_of.mi(inside), abs=1e-6)
-    assert value(metrics.Disagreement(), members) == pytest.approx(ours_of.disagreement(inside), abs=1e-6)
-    if kind != "sure":  # of ties it takes any order
-        # By trapezoids over coverages 1/N..1, divided by 1 - 1/N: half of the first and of the last risk are left out.
-        n, first, last = len(one), 1 - one.correct[one.confidence.argmax()], 1 - one.correct.mean()
-        trapezoids = (n * ours_of.aurc(one.confidence, one.correct) - (first + last) / 2) / (n - 1)
-        assert value(metrics.AURC(), probs, target) == pytest.approx(trapezoids, abs=1e-6)
 
 
 @of("random", "few")
