@@ -1,4 +1,4 @@
-"""Our metrics against other libraries, where these are installed; how a rule of theirs differs stands in the test."""
+"""Our metrics against those of other libraries; how a rule of theirs differs stands in the test."""
 
 from __future__ import annotations
 
