@@ -36,6 +36,12 @@ class HydraError(Exception):
         self.hint = hint
         self.problems = list(problems)
 
+    def reword(self, said: Callable[[str], str]) -> None:
+        """Say the message and the problems in other words."""
+        self.message = said(self.message)
+        self.args = (self.message,)
+        self.problems = list(map(said, self.problems))
+
 
 class UsageError(HydraError):
     """Wrong options, configuration or environment (exit code 2)."""

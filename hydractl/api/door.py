@@ -10,18 +10,35 @@ from typing import Any
 
 from torch import nn
 
-from hydractl.api.calling import unknown_argument, value_for_option
-from hydractl.api.models import Model, ModelLike, open
+from hydractl.api.models import Model, ModelLike, held_spec, open
 from hydractl.api.progress import PythonLog
-from hydractl.errors import HydraError, RequirementError, UsageError
+from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.inputs import reading
+from hydractl.files.results import Result
+from hydractl.jsonio import Document, json_bytes, parse_json
 from hydractl.options.call import gather_arguments
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
-from hydractl.options.signature import Declared
+from hydractl.options.registry import VERBS, function_of
+from hydractl.options.signature import OF_A_TERMINAL, Declared
+from hydractl.options.suggestions import Door, about_option
+from hydractl.options.verbs import options_of_verb
 from hydractl.options.wording import in_python
 from hydractl.verbs.outcome import Outcome
+
+
+def _as_argument(name: str) -> str:
+    """Return an option as messages in Python write it, e.g. ``'batch_size'``.
+
+    Args:
+        name: the flag of the option without ``--``; the argument may have another name.
+    """
+    argument_by_flag = {option.flag: option.name for verb in VERBS for option in options_of_verb(verb)}
+    return repr(argument_by_flag.get(f"--{name}", name.replace("-", "_")))
+
+
+_PYTHON = Door(_as_argument, lambda verb: f"hydractl.{function_of(verb)}", lacks=["model", *OF_A_TERMINAL])
 
 
 def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str, object]) -> Any:
@@ -37,15 +54,15 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
     signature = inspect.signature(function)
     for name in keywords:
         if name not in signature.parameters:
-            raise unknown_argument(declared.verb, name)
-    options = {option.name: option for option in declared.options}
+            about = about_option(name, declared.verb, _PYTHON)
+            raise UsageError(f"{function.__name__}() got an unexpected keyword argument {name!r}{about}")
     values = {}
     further = {}
     for parameter, value in signature.bind(*arguments, **keywords).arguments.items():
         name = parameter
         if parameter == declared.model_parameter:
             name = "model"
-        if name not in options:
+        if name not in declared.by_name:
             further[name] = value
         elif not (value is None or (isinstance(value, list | tuple) and not value)):
             values[name] = value
@@ -55,7 +72,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         return in_python(message, declared.options, values)
 
     try:
-        taken = {name: _argument(options[name], value) for name, value in values.items()}
+        taken = {name: value_for_option(declared.by_name[name], value) for name, value in values.items()}
         verb_call = gather_arguments(declared, taken)
         verb_call.log = PythonLog(said, further.get("on_log"))
         with ExitStack() as while_it_works:
@@ -74,9 +91,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
                 rows = list(outcome.lines)
                 result = outcome.returned(type(result)).with_rows(rows)
     except HydraError as error:
-        error.message = said(error.message)
-        error.args = (error.message,)
-        error.problems = list(map(said, error.problems))
+        error.reword(said)
         if error.hint == f"hydractl {declared.verb} --help":
             error.hint = f"help(hydractl.{function.__name__})"
         elif error.hint is not None:
@@ -88,18 +103,74 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
     return result
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _argument(option: Option, value: Any) -> object:
-    """Return an argument in the form that its option takes: texts, and objects for what is in memory."""
-    if option.kind not in MODEL_KINDS or option.kind == "documents":
-        return value_for_option(option, value)
+def value_for_option(option: Option, value: Any) -> object:
+    """Return an argument in the form that its option takes: texts, and objects for what is in memory.
+
+    Args:
+        option: the option of the argument.
+        value: the value that the call gave, of any type.
+
+    Raises:
+        UsageError: the option takes data sets by name, and the value does not name any; or a row cannot have its name.
+        InputError: a data set is of a type that :func:`hydractl.data.held.held_set` does not take, or the value cannot
+            be the content of a JSON file.
+    """
+    if option.takes_data:
+        return data_argument(option, value)
+    if option.type is Document:
+        if not option.many:
+            return _document(option.name, value)
+        return [_document(f"document {number}", document) for number, document in enumerate(as_list(value), start=1)]
+    if option.kind not in MODEL_KINDS:
+        return value
     if option.kind == "rows":
         models = row_arguments(value)
     else:
         models = model_arguments(as_list(value), by_file=option.kind == "file")
     return [model.text if model.held is None else model for model in models]
+
+
+def data_argument(option: Option, value: Any) -> Any:
+    """Return the value of an option for data in a form that the option takes: samples in memory are held by a DataSpec.
+
+    Args:
+        option: takes one data set; or several, by name or without names.
+        value: a data set, or a mapping from names to data sets; if the option takes names, also texts ``NAME=SPEC`` as
+            on the command line, which stay as they are.
+
+    Raises:
+        UsageError: the option takes data sets by name, and the value does not name any.
+        InputError: a data set is of a type that :func:`hydractl.data.held.held_set` does not take.
+    """
+    if isinstance(value, Mapping):
+        by_name = {name: held_spec(option.flag, data, f"{option.name}.{name}") for name, data in value.items()}
+        return by_name if option.names else list(by_name.values())
+    if not option.names:
+        return held_spec(option.flag, value, option.name)
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and all(isinstance(item, str) for item in texts):
+        return value
+    raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
+
+
+def _document(name: str, value: object) -> object:
+    """Return a document as it would be if it were written to a file and read back; the name of a file as it is.
+
+    Raises:
+        InputError: the document holds something that JSON cannot express.
+    """
+    if isinstance(value, Result):
+        value = value.to_dict()
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    try:
+        text = json_bytes(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is no JSON document: {error}") from None
+    return Document(name, parse_json(text, name))
 
 
 def as_list(models: Any) -> list[Any]:

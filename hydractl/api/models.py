@@ -15,13 +15,14 @@ from typing import Any, TypeAlias, Union
 
 from torch import nn
 
-from hydractl.api.calling import held_spec
 from hydractl.api.modules import open_module
 from hydractl.api.results import Result
 from hydractl.api.values import Data
 from hydractl.data import open_data
+from hydractl.data.held import held_set
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
@@ -258,6 +259,17 @@ def save(
         tensors = with_tensors(source.tensors, beside(source.tensors))
         write_checkpoint(output, tensors, description.to_json())
     return output.path
+
+
+def held_spec(option: str, value: Any, name: str) -> str | DataSpec:
+    """Return a SPEC as its text; samples in memory as a data set that holds them, named ``memory:NAME``.
+
+    Raises:
+        InputError: the value is neither.
+    """
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    return DataSpec.of_option(option, f"memory:{name}", held_set(value, name))
 
 
 def _description_to_save(source: Source, trained_on: Data | None) -> Description:

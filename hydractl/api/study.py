@@ -230,7 +230,7 @@ def study(
         ood_val=values["ood_val"] or [ood_val_of_study("--ood-val", AUTO)],
         ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
         decisive=decisive_settings(values),
-        given=current().given_of(SHARED),
+        given={name: values[name] for name in SHARED if current().rank(name)},
     )
     opening = opening_options(values)
     outcome = run(request, opening, output=values["output"], dry_run=dry_run, log=log())

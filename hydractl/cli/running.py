@@ -174,8 +174,7 @@ def run_verb(request: Request, answer: Answer) -> None:
                         """Return a message with the source of each value that no flag gave."""
                         return with_sources(text, signature.options, call.values, call.sources)
 
-                    error.message = said(error.message)
-                    error.problems = list(map(said, error.problems))
+                    error.reword(said)
                 raise
     printing.answer_of(outcome)
 

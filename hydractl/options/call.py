@@ -77,16 +77,9 @@ class Call:
         """The name of the verb on the command line."""
         return self.declared.verb
 
-    def option(self, name: str) -> Option:
-        """Return an option by its name; KeyError if the verb has none of this name."""
-        for option in self.declared.options:
-            if option.name == name:
-                return option
-        raise KeyError(name)
-
     def label(self, name: str) -> str:
         """Return the name of an option in messages, e.g. ``--keep``."""
-        return self.option(name).label
+        return self.declared.by_name[name].label
 
     def where(self, name: str) -> str:
         """Return `` (source)`` of an option for messages; empty for a default."""
@@ -108,10 +101,6 @@ class Call:
             return self.from_python or bool(self.values["json"])
         return bool(output == "-")
 
-    def given_of(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of those of the named options that somebody gave."""
-        return {name: self.values[name] for name in names if self.rank(name)}
-
     def of_this_verb(self, name: str) -> bool:
         """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
         return self.rank(name) in (VERB_KEY, FLAG)
@@ -120,12 +109,12 @@ class Call:
         """Drop the values of options that were given to all verbs at once: this verb takes only its own."""
         for name in names:
             if not self.of_this_verb(name):
-                self.values[name] = self.option(name).fresh_default()
+                self.values[name] = self.declared.by_name[name].fresh_default()
                 self.wrong.pop(name, None)
 
     def put_back(self, name: str, because: str) -> None:
         """Give an option its default again, and say in ``sources`` which other option set it aside."""
-        self.values[name] = self.option(name).fresh_default()
+        self.values[name] = self.declared.by_name[name].fresh_default()
         self.wrong.pop(name, None)
         source_before = self.sources[name]
         self.sources[name] = f"default, as {self.label(because)} sets aside {source_before}"
@@ -332,7 +321,12 @@ class Problems:
         problems = [*call.problems, *chain.from_iterable(call.wrong.values())]
         problems += _model_problems(call)
         problems += _output_problems(call)
-        raise_problems(call.verb, problems + self._between)
+        problems += self._between
+        hint = f"hydractl {call.verb} --help"
+        if len(problems) == 1:
+            raise UsageError(problems[0], hint=hint)
+        if problems:
+            raise UsageError(f"{len(problems)} problems with the options of {call.verb}", hint=hint, problems=problems)
         call.ready()
 
     def add(self, problem: str) -> None:
@@ -388,21 +382,6 @@ class Problems:
         readers = [self._call.label(name) for name in names if str(self._call.values[name]) == "-"]
         if len(readers) > 1:
             self.add(f"standard input can be read once, not for {' and '.join(readers)}")
-
-
-def raise_problems(verb: str, problems: list[str]) -> None:
-    """Raise all problems of one command at once; a single problem becomes the message itself.
-
-    Raises:
-        UsageError: there is a problem.
-    """
-    if not problems:
-        return
-    hint = f"hydractl {verb} --help"
-    if len(problems) == 1:
-        (only_problem,) = problems
-        raise UsageError(only_problem, hint=hint)
-    raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)
 
 
 def _model_problems(call: Call) -> list[str]:

@@ -42,8 +42,7 @@ class Command:
 
         Objects in memory stand there by their names. This is the inverse of how a command line is read.
         """
-        options = {option.name: option for option in declared(self.verb).options}
         words = [self.verb, *map(str, self.models)]
         for name, value in self.arguments.items():
-            words += options[name].words(value)
+            words += declared(self.verb).by_name[name].words(value)
         return words

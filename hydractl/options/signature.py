@@ -80,6 +80,11 @@ class Declared:
                 options.append(of_a_terminal.pop("json"))
         return (*options, *of_a_terminal.values())
 
+    @cached_property
+    def by_name(self) -> dict[str, Option]:
+        """The options by their names."""
+        return {option.name: option for option in self.options}
+
     def plain_signature(self) -> inspect.Signature:
         """Return the signature of the function without what it tells of options, for ``help()`` and editors."""
         signature = inspect.signature(self.function)

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.api.calling import held_spec
+from hydractl.api.models import held_spec
 from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.expressions.data_sets import DataSpec
