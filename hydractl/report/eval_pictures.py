@@ -30,8 +30,6 @@ from hydractl.report.eval_tables import (
 from hydractl.report.pictures import (
     BLUE,
     GUIDE,
-    INCHES_A_LETTER,
-    INCHES_A_LINE,
     ORANGE,
     SOFT,
     VERMILION,
@@ -195,89 +193,45 @@ def _draw_overview(
         if point.chosen:
             axes.plot(point.x, point.y, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
     axes.margins(0.12)
-    low, high = axes.get_xlim()
-    axes.set(xlim=(low, high + 0.2 * (high - low)), xlabel=x_title, ylabel=y_title)
+    axes.set(xlabel=x_title, ylabel=y_title)
 
-    labels = _Labels(axes, points)
+    right = axes.get_xlim()[1]
+    labels = []
     for label, level in levels.items():
         if level is not None:
             axes.axhline(level, **GUIDE)
-            labels.write_at_line(label, level)
+            labels.append(_Point(label, right, level, None, chosen=False))
     names = drawn_names([point.name for point in points], _MOST_LETTERS)
-    for point, name in zip(points, names, strict=True):
-        labels.write(name, point)
+    labels += [point._replace(name=name) for point, name in zip(points, names, strict=True)]
+    _write_labels(axes, labels)
 
 
-_INCHES_ACROSS, _INCHES_UP = 3.8, 2.6
-"""About the size of the axes of a panel."""
-
-_Box = tuple[float, float, float, float]
-"""The left, lower, right and upper edge of a text, in inches from the lower left corner of the axes."""
+_LETTERS_UP = 20
+"""How many names fit above each other beside a panel."""
 
 
-class _Labels:
-    """Writes names beside points where they cover neither points nor other names, as far as there is room."""
+def _write_labels(axes: Axes, labels: Sequence[_Point]) -> None:
+    """Write names to the right of the axes, each at the height of its point or as near as there is room.
 
-    def __init__(self, axes: Axes, points: Sequence[_Point]) -> None:
-        self._axes = axes
-        self._points = points
-        self._taken: list[_Box] = []
-        self._lines: list[float] = []
-
-    def _inches(self, x: float, y: float) -> tuple[float, float]:
-        """Return the place of a point in inches from the lower left corner of the axes."""
-        left, right = self._axes.get_xlim()
-        bottom, top = self._axes.get_ylim()
-        return (x - left) / (right - left) * _INCHES_ACROSS, (y - bottom) / (top - bottom) * _INCHES_UP
-
-    def write_at_line(self, label: str, level: float) -> None:
-        """Write what a horizontal line is at its right end, above it or below it, where that covers fewer points."""
-        _, up = self._inches(0, level)
-        left = _INCHES_ACROSS - len(label) * INCHES_A_LETTER
-        above = (left, up, _INCHES_ACROSS, up + INCHES_A_LINE)
-        below = (left, up - INCHES_A_LINE, _INCHES_ACROSS, up)
-        box = min((above, below), key=self._covered)
-        self._taken.append(box)
-        self._lines.append(up)
-        shift, alignment = ((0, 2), "bottom") if box == above else ((0, -2), "top")
-        self._axes.annotate(
-            label, (1, level), shift, xycoords=("axes fraction", "data"), textcoords="offset points",
-            ha="right", va=alignment, fontsize=8, color=SOFT,
+    A thin line leads from the point to its name. Names never cover each other, points or lines.
+    """
+    in_order = sorted(labels, key=lambda label: label.y)
+    low, high = axes.get_ylim()
+    apart = 1 / max(_LETTERS_UP, len(in_order))
+    heights = [(label.y - low) / (high - low) for label in in_order]
+    # From below each name is moved up off the one before it, then from above down off the one behind it.
+    for index in range(1, len(heights)):
+        heights[index] = max(heights[index], heights[index - 1] + apart)
+    ceiling = 1.0
+    for index in reversed(range(len(heights))):
+        heights[index] = min(heights[index], ceiling)
+        ceiling = heights[index] - apart
+    style = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
+    for label, height in zip(in_order, heights, strict=True):
+        axes.annotate(
+            label.name, (label.x, label.y), (1.04, height), xycoords="data", textcoords="axes fraction",
+            va="center", fontsize=8, fontweight="bold" if label.chosen else "normal", arrowprops=style,
         )  # fmt: skip
-
-    def write(self, name: str, point: _Point) -> None:
-        """Write a name at the place beside its point that covers least."""
-        across, up = self._inches(point.x, point.y)
-        width = len(name) * INCHES_A_LETTER * (1.2 if point.chosen else 1)
-        beside = 0.14 if point.chosen else 0.09
-        boxes = []
-        for step in (0, 1, -1, 2, -2, 3, -3, 4, -4):
-            bottom = up + INCHES_A_LINE * (step - 0.5)
-            for left in (across + beside, across - beside - width, across - width / 2):
-                boxes.append((left, bottom, left + width, bottom + INCHES_A_LINE))
-        # Of equal places the first is taken, so that names stand to the right of their points where there is room.
-        box = min(boxes, key=self._covered)
-        self._taken.append(box)
-        shift = (72 * (box[0] - across), 72 * (box[1] - up) + 2.5)
-        weight = "bold" if point.chosen else "normal"
-        style = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkA": 0}
-        self._axes.annotate(
-            name, (point.x, point.y), shift, textcoords="offset points", fontsize=8, fontweight=weight, arrowprops=style
-        )
-
-    def _covered(self, box: _Box) -> float:
-        """Return how much of a box is outside of the axes, or covers texts and points."""
-        left, bottom, right, top = box
-        area = max(-left, 0) + max(right - _INCHES_ACROSS - 0.5, 0) + max(-bottom, 0) + max(top - _INCHES_UP, 0)
-        for other_left, other_bottom, other_right, other_top in self._taken:
-            across = min(right, other_right) - max(left, other_left)
-            area += max(across, 0) * max(min(top, other_top) - max(bottom, other_bottom), 0)
-        for point in self._points:
-            across, up = self._inches(point.x, point.y)
-            if left - 0.04 < across < right + 0.04 and bottom < up < top:
-                area += 0.05
-        struck_through = [line for line in self._lines if bottom < line < top]
-        return area + 0.03 * len(struck_through)
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------

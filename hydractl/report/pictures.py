@@ -28,10 +28,6 @@ SOFT = "#59636e"
 GUIDE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 0.9}
 """The style of a thin line that shows no measurement, e.g. a diagonal, as arguments of matplotlib."""
 
-INCHES_A_LETTER = 0.07
-INCHES_A_LINE = 0.15
-"""The size of a text in a picture."""
-
 _ACROSS = 3  # the most panels side by side
 _STYLE = Path(__file__).with_name("hydractl.mplstyle")
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
