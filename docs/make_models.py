@@ -28,12 +28,12 @@ from timm.models import Beit, Eva, SwinTransformer, SwinTransformerV2, VisionTra
 from timm.models import model_entrypoint as entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
-from hydractl.families.open_clip.models import skeleton, towers_of_coca  # noqa: E402
+from hydractl.families.open_clip.models import skeleton  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import pico, pico_clip  # noqa: E402
-from tests.families import test_bodies, test_open_clip_hf  # noqa: E402
+from tests.families import test_bodies  # noqa: E402
 from tests.model import test_published_sizes as published  # noqa: E402
 
 OPENED = (VisionTransformer, Eva, Beit, SwinTransformer, SwinTransformerV2)
@@ -124,10 +124,6 @@ def tested() -> dict[str, list[str]]:
         found.setdefault(name, ["pico weights"])
     for name in pico_clip.CLIP:
         found.setdefault(_towers(pico_clip.clip_config(name)), ["pico weights"])
-    for name, _ in test_open_clip_hf.MODELS.values():
-        if name:
-            kind = getattr(transformers, name).model_type
-            found.setdefault(f"images: its own; texts: {kind} of transformers", ["pico weights"])
     found[test_bodies.BODY] = ["pico weights"]
     for name, (variant, _, _) in published.NAMED.items():
         if variant in pico.TORCHVISION:
@@ -150,9 +146,7 @@ def table(rows: Iterable[Row], first: str) -> str:
 
 
 def _told(runs: Mapping[str, Sequence[str]], kind: str) -> str:
-    # The text towers of one kind have several sizes.
-    known = [one for one in runs if one == kind or (one.endswith(" of transformers") and kind.startswith(one[:-16]))]
-    return ", ".join(runs[max(known, key=len)]) if known else "opens"
+    return ", ".join(runs.get(kind, ["opens"]))
 
 
 def transformers_text() -> str:
@@ -184,12 +178,6 @@ def _towers(config: dict[str, Any]) -> str:
 
 
 def _open_clip_reason(config: dict[str, Any]) -> str:
-    config = towers_of_coca(config)
-    name = config["text_cfg"].get("hf_model_name")
-    kinds = {"xlm-roberta": "xlm-roberta", "roberta": "roberta", "mt5": "mt5", "nllb": "m2m_100"}
-    if name:
-        kind = next(kind for start, kind in kinds.items() if name.rpartition("/")[2].startswith(start))
-        config["hf_config"] = {"model_type": kind}
     try:
         skeleton(config)
     except InputError as error:

@@ -41,11 +41,6 @@ HF_CLIP: dict[str, tuple[str, str, dict[str, Any]]] = {
             "projection_dim": 16,
         },
     ),
-    "hf-siglip2": (
-        "Siglip2Model",
-        "Siglip2Config",
-        {"text_config": {**_TEXT, **_ENDS, "projection_size": 24}, "vision_config": {**_VISION, "num_patches": 4}},
-    ),
 }
 
 
@@ -67,20 +62,10 @@ def publish_hf_clip(model: Any, variant: str, folder: Path) -> None:
         transformers.CLIPProcessor(images, tokenizer).save_pretrained(folder)
     else:
         tokenizer.save_pretrained(folder)
-        if variant == "hf-siglip2":
-            transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=6).save_pretrained(folder)
-        elif variant == "hf-metaclip2":
+        if variant == "hf-metaclip2":
             transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size).save_pretrained(folder)
         else:
             transformers.SiglipImageProcessor(size=size).save_pretrained(folder)
-
-
-def patches() -> dict[str, torch.Tensor]:
-    """Three images of two rows of patches, one, and two again, as SigLIP 2 takes them."""
-    pixels = torch.randn(3, 6, 192, generator=torch.Generator().manual_seed(1))
-    mask = torch.tensor([[1] * 6, [1] * 5 + [0], [1] * 2 + [0] * 4])
-    shapes = torch.tensor([[2, 3], [1, 5], [2, 1]])
-    return {"pixel_values": pixels * mask[..., None], "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 @cache
@@ -89,9 +74,6 @@ def tokenizer_of(variant: str) -> Any:
     letters."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-    if variant == "hf-siglip2":
-        letters = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *map(chr, range(33, 127))]
-        return transformers.Siglip2Tokenizer(vocab={c: i for i, c in enumerate(letters)}, model_max_length=20)
     if variant == "hf-metaclip2":
         pieces = [*((name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>")), ("▁", -1.0)]
         pieces += [(chr(number), -1.0) for number in range(33, 127)] + [("<mask>", 0.0)]

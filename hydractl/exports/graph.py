@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import HydraError, UsageError
+from hydractl.errors import HydraError
 from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, PROBABILITIES, GraphAnswer
 from hydractl.exports.shapes import GraphShapes, shapes_of_inputs, shapes_of_outputs
 from hydractl.families.base import ImageFormat
@@ -175,9 +175,6 @@ def expectations(
 
     Returns:
         One expectation for each size in :data:`CHECKED_BATCHES`.
-
-    Raises:
-        UsageError: if the model reads patches whose number depends on the shape of each image (SigLIP 2).
     """
     expected = []
     for index, batch in enumerate(CHECKED_BATCHES):
@@ -191,8 +188,6 @@ def expectations(
         # The graph takes the same inputs as the model.
         example = model.example_inputs(batch, seed=seed + index)
         named_example = named_inputs(example)
-        if "spatial_shapes" in named_example:
-            raise UsageError(f"{model.description.arch} looks at the rows of its images: no graph can be made of it")
         if longest is None:
             inputs = named_example
         else:

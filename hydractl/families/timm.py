@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import BatchNorm2d
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families import timm_eva, timm_relative
@@ -58,14 +57,13 @@ declare_operators()
 
 import timm  # noqa: E402
 import timm.data  # noqa: E402
-from timm.layers import Attention, BatchNormAct2d  # noqa: E402
+from timm.layers import Attention  # noqa: E402
 from timm.models import VisionTransformer  # noqa: E402
 from timm.models._hub import save_config_for_hf  # noqa: E402
 from timm.models._manipulate import reinit_non_persistent_buffers  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 
-_STATISTICS = r"patch_embed\..*\.(running_mean|running_var|num_batches_tracked)$"
-_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.", "rope.")
+_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _CROP_MODES = ("center", "squash", "border")
 _WEIGHTS = "model.safetensors"
@@ -86,12 +84,6 @@ _NOT_THE_MODEL = {
 # Entries that say where weights are published. A model is built from its configuration alone.
 _SOURCES = ("url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "custom_load")
 
-_FILES = (
-    *("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit"),
-    *("swin_transformer", "swin_transformer_v2"),
-)
-"""Files of timm that define the supported models and few others."""
-
 
 class TimmViT(ModelFamily):
     """The family of timm's ``VisionTransformer`` and its subclasses, ``Eva``, ``Beit`` and Swin."""
@@ -104,7 +96,7 @@ class TimmViT(ModelFamily):
         "attention": r"(layers\.\d+\.)?blocks\.\d+\.attn\.",
         "mlp": r"(layers\.\d+\.)?blocks\.\d+\.mlp\.",
         "norm": r"(layers\.\d+\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
-        "embed": rf"(?!{_STATISTICS})" + "|".join(map(re.escape, _EMBED)) + r"|layers\.\d+\.downsample\.reduction\.",
+        "embed": "|".join(map(re.escape, _EMBED)) + r"|layers\.\d+\.downsample\.reduction\.",
     }
     scaled = {"gamma_1": "drop_path1", "gamma_2": "drop_path2"}  # noqa: RUF012 - as the protocol declares it
     named_parts = {  # noqa: RUF012 - as the protocol declares it
@@ -258,7 +250,7 @@ class TimmViT(ModelFamily):
         """Replace timm's attention; wrap the new one if timm's takes rotary positions or tables of distances."""
         library = model.get_submodule(site.path)
         if isinstance(model, timm_eva.Eva):
-            attention = timm_eva.RotaryStandIn(attention, library, model.rope_mixed)
+            attention = timm_eva.RotaryStandIn(attention, library)
         elif isinstance(model, _RELATIVE):
             attention = timm_relative.DistanceStandIn(attention, library)
         super().install(model, site, attention)
@@ -297,13 +289,10 @@ class TimmViT(ModelFamily):
         stem_model._modules = dict(model._modules)
         stem_model.blocks = nn.Sequential()
         stem_model.norm = nn.Identity()
-        shares_table = getattr(model, "rel_pos_bias", None) is not None
 
         def stem(images: Tensor) -> State:
-            """Return the tokens before the first block, and in the context the table that all blocks share, if any."""
-            hidden = stem_model.forward_features(images)
-            context = timm_relative.shared_table(model)
-            return State(hidden, context)
+            """Return the tokens before the first block."""
+            return State(stem_model.forward_features(images))
 
         def readout(state: State) -> Tensor:
             """Return the logits ``[B, classes]``."""
@@ -312,13 +301,12 @@ class TimmViT(ModelFamily):
 
         tower = Stages(
             stem=stem,
-            blocks=for_each(_run_block, model.blocks),
+            blocks=for_each(lambda block, state: State(block(state.hidden), state.context), model.blocks),
             block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=readout,
             attention_inputs=for_each(timm_eva.attention_input, model.blocks),
             reads=_tokens_to_read(model),
-            per_member=(timm_relative.SHARED_TABLE,) if shares_table else (),
         )
         return [tower]
 
@@ -524,15 +512,6 @@ def timm_sites(model: Any) -> list[Site]:
     return [timm_eva.rotary_site(f"{path}.attn", block.attn) for path, block in pairs]
 
 
-def _run_block(block: nn.Module, state: State) -> State:
-    """Return the state after one block; the table of distances that all blocks share is passed on if there is one."""
-    arguments = {}
-    shared_table = state.context.get(timm_relative.SHARED_TABLE)
-    if shared_table is not None:
-        arguments[timm_relative.SHARED_TABLE] = shared_table
-    return State(block(state.hidden, **arguments), state.context)
-
-
 def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
     """Return a function for :attr:`Stages.reads`; None if ``forward_head`` uses all tokens.
 
@@ -559,25 +538,8 @@ def _meta_model(config: LibraryConfig) -> Any:
     return model.eval()
 
 
-class _Frozen(nn.Module):
-    """A mixin for norms that stay in eval mode, so that training does not change the statistics of a checkpoint."""
-
-    def train(self, mode: bool = True) -> _Frozen:
-        return super().train(False)
-
-
-class _FrozenNorm(_Frozen, BatchNorm2d):
-    pass
-
-
-class _FrozenNormAct(_Frozen, BatchNormAct2d):  # type: ignore[misc]  # timm has no types
-    pass
-
-
 def fill_timm_buffers(model: nn.Module) -> None:
-    """Fill the buffers of a model on the meta device with timm's own numbers, in place.
-
-    Checkpoints do not store these buffers. Batch norms are also replaced by frozen ones.
+    """Fill the buffers of a model on the meta device, which checkpoints do not store, with timm's numbers, in place.
 
     Raises:
         InputError: the buffers are larger than those of any model.
@@ -588,24 +550,10 @@ def fill_timm_buffers(model: nn.Module) -> None:
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
             module._buffers[name] = torch.empty_like(buffer, device="cpu")
-        if isinstance(module, BatchNorm2d):
-            module.reset_running_stats()
-            # Change the class in place, so that training leaves the norm in eval mode.
-            module.__class__ = _FrozenNormAct if isinstance(module, BatchNormAct2d) else _FrozenNorm
-
     if isinstance(model, timm_relative.Swin):
         timm_relative.fill_swin_buffers(model)
-        return
-    rope: Any = getattr(model, "rope", None)
-    frequencies = getattr(rope, "freqs", None)
-    if frequencies is None:
+    else:
         reinit_non_persistent_buffers(model)
-        return
-    # timm creates the grid of positions on the device of the learned frequencies, which is the meta device here. An
-    # empty parameter on the CPU stands in for them meanwhile.
-    rope.freqs = nn.Parameter(torch.empty(0))
-    reinit_non_persistent_buffers(model)
-    rope.freqs = frequencies
 
 
 def _create_model(config: LibraryConfig) -> Any:
@@ -709,8 +657,7 @@ def _check_plain_vit(model: Any, kind: str) -> None:
         kind: the name of its class, for messages.
 
     Raises:
-        InputError: if the attention of a block has another class or normalises across heads, or if a module other than
-            the norms of the patch embedding has buffers.
+        InputError: if the attention of a block has another class or normalises across heads, or the model has buffers.
     """
     for index, block in enumerate(model.blocks):
         attention: Any = getattr(block, "attn", None)
@@ -726,12 +673,9 @@ def _check_plain_vit(model: Any, kind: str) -> None:
                 f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
                 "so its heads cannot be separated"
             )
-    # Only the norms of a convolutional patch embedding may have buffers: fill_timm_buffers knows no others.
+    # Such as the statistics of the norms of a convolutional patch embedding: training would change them.
     for name, _ in model.named_buffers():
-        path, _, _ = name.rpartition(".")
-        is_of_patch_norm = path.startswith("patch_embed.") and isinstance(model.get_submodule(path), BatchNorm2d)
-        if not is_of_patch_norm:
-            raise InputError(f"{kind} keeps buffers outside of the norms of its patch embedding")
+        raise InputError(f"{kind} keeps numbers beside its weights ({name})")
 
 
 def _published_config(model: nn.Module, options: Mapping[str, object]) -> LibraryConfig:

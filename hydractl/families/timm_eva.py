@@ -5,9 +5,7 @@ They rotate queries and keys by the positions of their tokens. The blocks receiv
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -41,14 +39,11 @@ class RotaryStandIn(nn.Module):
     Args:
         attention: the :class:`hydractl.model.attention.HeadAttention` to call.
         library: the timm module that it replaces.
-        mixed: whether each head has its own rotary frequencies.
     """
 
-    def __init__(self, attention: Any, library: Any, mixed: bool) -> None:
+    def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
         self.attention = attention
-        if mixed:
-            attention.keep_apart()
         self.prefix = library.num_prefix_tokens
         self.neighbours = not library.rotate_half
 
@@ -59,8 +54,7 @@ class RotaryStandIn(nn.Module):
 
         Args:
             x: the tokens, ``[M * B, T, d_model]``.
-            rope: sines, then cosines of the angles of all tokens but the prefix, ``[T - prefix, 2 * head_dim]``. If
-                each head has its own angles, ``[heads, T - prefix, ...]`` or ``[M, heads, T - prefix, ...]``.
+            rope: sines, then cosines of the angles of all tokens but the prefix, ``[T - prefix, 2 * head_dim]``.
             attn_mask, is_causal: as for timm's attention.
         """
         rotary = None if rope is None else self._with_prefix(rope)
@@ -72,33 +66,20 @@ class RotaryStandIn(nn.Module):
         timm computes angles for patches only, because a prefix token has no position in the image.
 
         Args:
-            rope: sines, then cosines of the patches, ``[..., T - prefix, 2 * head_dim]``. The leading dimensions are
-                none if all heads have the same angles, else ``heads``, or ``M, heads`` if members differ.
+            rope: sines, then cosines of the patches, ``[T - prefix, 2 * head_dim]``.
 
         Returns:
-            Sines and cosines of all tokens, with a dimension of 1 for the samples: ``[1, 1, T, head_dim]``,
-            ``[1, heads, T, head_dim]`` or ``[M, 1, heads, T, head_dim]``.
+            Sines and cosines of all tokens, the same for all samples and heads: ``[1, 1, T, head_dim]``.
         """
-        patch_sin, patch_cos = rope.chunk(2, dim=-1)  # [..., T - prefix, head_dim] each
+        patch_sin, patch_cos = rope.chunk(2, dim=-1)  # [T - prefix, head_dim] each
 
         # Tokens of the prefix are not rotated: their angle is 0, with sine 0 and cosine 1.
-        *leading, _, width = patch_cos.shape
-        prefix_shape = (*leading, self.prefix, width)
+        prefix_shape = (self.prefix, patch_cos.shape[1])
         prefix_sin = patch_sin.new_zeros(prefix_shape)
         prefix_cos = patch_cos.new_ones(prefix_shape)
-        sin = torch.cat((prefix_sin, patch_sin), dim=-2)  # [..., T, head_dim]
-        cos = torch.cat((prefix_cos, patch_cos), dim=-2)
-
-        # Queries and keys are [B, heads, T, head_dim], so add a dimension for the samples before that of the heads. If
-        # all heads have the same angles, add one for the heads as well.
-        heads_differ = rope.dim() > 2
-        if heads_differ:  # [heads, T, head_dim] -> [1, heads, T, head_dim], [M, heads, ...] -> [M, 1, heads, ...]
-            sin = sin.unsqueeze(-4)
-            cos = cos.unsqueeze(-4)
-        else:  # [T, head_dim] -> [1, 1, T, head_dim]
-            sin = sin[None, None]
-            cos = cos[None, None]
-        return Rotary(cos, sin, self.neighbours, of_heads=heads_differ)
+        sin = torch.cat((prefix_sin, patch_sin))  # [T, head_dim]
+        cos = torch.cat((prefix_cos, patch_cos))
+        return Rotary(cos[None, None], sin[None, None], self.neighbours)
 
 
 def layout_name(attention: Any) -> str:
@@ -133,6 +114,8 @@ def _why_unsupported(model: Any) -> str | None:
     if normalises_across_heads:
         name = type(attentions[0]).__name__
         return f"its {name} normalises across heads, so its heads cannot be separated"
+    if model.rope_mixed:
+        return "each of its heads has angles of its own (rope_mixed)"
     # Dropped patches would need the angles of the remaining ones, for each sample.
     if model.patch_drop is not None:
         return "it drops patches in training (patch_drop_rate)"
@@ -162,41 +145,22 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         hidden = model.norm(state.hidden)
         return model.forward_head(hidden)
 
-    blocks: list[Callable[[State], State]] = []
-    for index, block in enumerate(model.blocks):
-        # With mixed frequencies every block has its own angles.
-        run = partial(_run_block_by_index, index) if model.rope_mixed else _run_block
-        blocks.append(partial(run, block))
-
-    # The angles belong to the model, so members may have other ones (`per_member`) if they are learned.
     tower = Stages(
         stem=stem,
-        blocks=blocks,
+        blocks=for_each(_run_block, model.blocks),
         block_paths=numbered_paths("blocks", model.blocks),
         stem_prefixes=prefixes,
         readout=readout,
         attention_inputs=for_each(attention_input, model.blocks),
         reads=first_tokens(1) if model.global_pool == "token" else None,
-        per_member=("rope",) if model.rope_mixed else (),
     )
     return [tower]
 
 
 def _run_block(block: nn.Module, state: State) -> State:
-    """Return the state after one block of a model whose blocks all use the same angles."""
+    """Return the state after one block."""
     context = state.context
     hidden = block(state.hidden, rope=context["rope"])
-    return State(hidden, context)
-
-
-def _run_block_by_index(index: int, block: nn.Module, state: State) -> State:
-    """Return the state after one block of a model whose blocks have their own angles.
-
-    The context holds the angles of all blocks, ``[blocks, heads, T, 2 * head_dim]`` or ``[M, blocks, heads, ...]``.
-    """
-    context = state.context
-    rope = context["rope"].select(-4, index)  # [heads, T, 2 * head_dim] or [M, heads, ...]
-    hidden = block(state.hidden, rope=rope)
     return State(hidden, context)
 
 

@@ -25,8 +25,6 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2
 from timm.models.swin_transformer_v2 import WindowAttention as CosineAttention  # noqa: E402
 
 Swin = (SwinTransformer, SwinTransformerV2)
-SHARED_TABLE = "shared_rel_pos_bias"
-"""The name of the table that all blocks of a BEiT share: as an argument of the blocks, and as a key of the context."""
 
 _Grid = tuple[int, int]
 """Number of rows and columns of tokens."""
@@ -71,18 +69,18 @@ class DistanceStandIn(nn.Module):
             coordinates = library.relative_coords_table.flatten(0, 2)  # [1, h, w, 2] -> [R, 2]
         self.register_buffer("coordinates", coordinates, persistent=False)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: None = None) -> Tensor:
         """Compute the attention of M ensemble members over B samples with W windows each.
 
         Args:
             x: the tokens, ``[M * B * W, T, d_model]``.
             mask: added to the scores of the windows of a sample, ``[W, T, T]``.
-            shared_rel_pos_bias: the biases that all blocks share, ``[heads, T, T]`` or ``[M, heads, T, T]``.
+            shared_rel_pos_bias: what blocks of a BEiT may share; none of these is supported.
         """
         # A BEiT without any table attends like a plain ViT.
-        if self.index is None and shared_rel_pos_bias is None:
+        if self.index is None:
             return self.attention(x)
-        relative = Relative(self.index, mask, shared_rel_pos_bias, coordinates=self.coordinates, scale=self.scale)
+        relative = Relative(self.index, mask, coordinates=self.coordinates, scale=self.scale)
         return self.attention(x, relative=relative)
 
 
@@ -104,6 +102,8 @@ def _why_unsupported(model: Any) -> str | None:
     if not kinds <= _KINDS.keys():
         names = sorted(kind.__name__ for kind in kinds)
         return f"its attention is {', '.join(names)}"
+    if getattr(model, "rel_pos_bias", None) is not None:
+        return "all its blocks share one table of distances (use_shared_rel_pos_bias)"
     if getattr(model, "dynamic_img_size", False):
         return "it makes its windows anew for every size of image (dynamic_img_size)"
     return None
@@ -134,12 +134,6 @@ def relative_site(path: str, attention: Any) -> Site:
         d_model=attention.proj.out_features,
         layout=_KINDS[type(attention)],
     )
-
-
-def shared_table(model: Any) -> dict[str, Tensor]:
-    """Return the table that all blocks of a BEiT share, as a keyword argument of the blocks; empty if there is none."""
-    table = getattr(model, "rel_pos_bias", None)
-    return {} if table is None else {SHARED_TABLE: table()}
 
 
 def fill_swin_buffers(model: Any) -> None:

@@ -6,7 +6,6 @@ equation 34.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,18 +17,15 @@ class Rotary:
     """The rotation angles of tokens.
 
     Attributes:
-        cos, sin: ``[1, 1, T, width]``, or ``[B, 1, T, width]`` if samples differ; 1 and 0 rotate nothing. If each head
-            has its own angles, those of every head of the original numbering, ``[1, H, T, width]``, or for each member
-            ``[M, 1, H, T, width]``. Only the first ``width`` dimensions of a head are rotated.
+        cos, sin: ``[1, 1, T, width]``, or ``[B, 1, T, width]`` if samples differ; 1 and 0 rotate nothing. Only the
+            first ``width`` dimensions of a head are rotated.
         neighbours: whether two neighbouring dimensions of a head are rotated together; otherwise a dimension of the
             first half is rotated with one of the second half.
-        of_heads: whether each head has its own angles.
     """
 
     cos: Tensor
     sin: Tensor
     neighbours: bool
-    of_heads: bool = False
 
     def __call__(self, heads: Tensor) -> Tensor:
         """Rotate queries or keys by the angles of their tokens.
@@ -67,48 +63,17 @@ class Rotary:
             positions: the indices of the tokens, ``[B, q]``.
 
         Returns:
-            Angles of q tokens for each of the B samples, for all heads or members that have their own angles.
+            Angles of q tokens for each of the B samples.
         """
-        positions_by_head = positions[:, None, :, None]  # [B, 1, q, 1]
         samples = positions.shape[0]  # not len(): during an export, the batch size is a symbol
+        width = self.cos.shape[-1]
+        index = positions[:, None, :, None].expand(-1, -1, -1, width)  # [B, 1, q, width]
 
         def picked(angles: Tensor) -> Tensor:
-            """Return ``[(M,) B, 1 or H, q, width]``, picked from the angles ``[(M,) 1 or B, 1 or H, T, width]``."""
-            # Repeat index and angles for all samples and heads, as gather needs equal leading axes.
-            *members, _, heads, _, width = angles.shape
-            leading_axes = (*members, samples, heads)
-            index = positions_by_head.expand(*leading_axes, -1, width)  # [(M,) B, 1 or H, q, width]
-            angles_of_samples = angles.expand(*leading_axes, -1, -1)  # [(M,) B, 1 or H, T, width]
-            return angles_of_samples.gather(-2, index)  # [(M,) B, 1 or H, q, width]
+            """Return ``[B, 1, q, width]``, picked from the angles ``[1 or B, 1, T, width]``."""
+            return angles.expand(samples, -1, -1, -1).gather(-2, index)
 
-        return Rotary(picked(self.cos), picked(self.sin), self.neighbours, self.of_heads)
-
-    def of(self, member: int) -> Rotary:
-        """Return the angles of one member, without an axis of members."""
-        if self.cos.dim() == 4:
-            return self
-        return Rotary(self.cos[member], self.sin[member], self.neighbours, self.of_heads)
-
-    def for_heads(self, members: Mapping[int, Tensor]) -> Rotary:
-        """Return the angles for the heads of several members, side by side.
-
-        Args:
-            members: for each member, by its index, the original numbers of its heads, ``[h]``.
-
-        Returns:
-            Angles ``[1, sum of h, T, width]`` in the order of the members; if all heads share their angles, these.
-        """
-        if not self.of_heads:
-            return self
-        cos_of_members = []
-        sin_of_members = []
-        for member, heads in members.items():
-            angles = self.of(member)
-            cos_of_members.append(angles.cos.index_select(1, heads))
-            sin_of_members.append(angles.sin.index_select(1, heads))
-        cos = torch.cat(cos_of_members, dim=1)
-        sin = torch.cat(sin_of_members, dim=1)
-        return Rotary(cos, sin, self.neighbours)
+        return Rotary(picked(self.cos), picked(self.sin), self.neighbours)
 
     def repeated(self, members: int) -> Rotary:
         """Return angles ``[M * B, ...]`` for the samples of all members, one member after another."""

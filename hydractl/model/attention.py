@@ -49,11 +49,8 @@ class _Meeting:
 
     def for_member(self, member: int) -> _Meeting:
         """Return the same meeting for the samples of one member only."""
-        if self.key_rotary is None and self.relative is None:
-            return self
-        meeting = self._with_angles(lambda angles: angles.of(member))
         relative = _changed(self.relative, lambda terms: terms.of(member))
-        return replace(meeting, relative=relative)
+        return replace(self, relative=relative)
 
     def for_query_tokens(self, queries: QueryTokens) -> _Meeting:
         """Return the same meeting if only some tokens are queries: with their mask rows, positions and distances."""
@@ -63,14 +60,6 @@ class _Meeting:
         relative = _changed(self.relative, lambda terms: replace(terms, positions=positions))
         return replace(self, mask=mask, query_rotary=query_rotary, relative=relative)
 
-    def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
-        """Return the same meeting with the rotary angles of single heads.
-
-        Args:
-            heads: for each member the original numbers of its heads.
-        """
-        return self._with_angles(lambda angles: angles.for_heads(heads))
-
     def for_member_major(self, members: int, context: RunContext) -> _Meeting:
         """Return the same meeting for the samples of all members in one batch, ``[M * B, ...]``.
 
@@ -78,14 +67,9 @@ class _Meeting:
         never run as one batch.
         """
         mask = _changed(self.mask, lambda mask: context.mask_for_members(mask, members))
-        meeting = self._with_angles(lambda angles: angles.repeated(members))
-        return replace(meeting, mask=mask, relative=None)
-
-    def _with_angles(self, change: Callable[[Rotary], Rotary]) -> _Meeting:
-        """Return the same meeting with both rotaries changed in the same way."""
-        query_rotary = _changed(self.query_rotary, change)
-        key_rotary = _changed(self.key_rotary, change)
-        return replace(self, query_rotary=query_rotary, key_rotary=key_rotary)
+        query_rotary = _changed(self.query_rotary, lambda angles: angles.repeated(members))
+        key_rotary = _changed(self.key_rotary, lambda angles: angles.repeated(members))
+        return replace(self, mask=mask, query_rotary=query_rotary, key_rotary=key_rotary, relative=None)
 
 
 class HeadAttention(nn.Module):
@@ -202,8 +186,8 @@ class HeadAttention(nn.Module):
     def keep_apart(self) -> None:
         """Never stack the weights of members; each member then runs by itself.
 
-        This is needed if position terms or rotary angles belong to single heads, or if weights exist only while this
-        module runs. See :attr:`hydractl.model.stacking.StackedProjections.possible`.
+        This is needed if position terms belong to single heads, or if weights exist only while this module runs. See
+        :attr:`hydractl.model.stacking.StackedProjections.possible`.
         """
         self._is_kept_apart = True
         self._stacked.possible = False
@@ -452,12 +436,6 @@ class HeadAttention(nn.Module):
             terms_of_heads = cat_parts(terms, dim=1)  # [1 or B, sum of heads, q, T]
             mask = relative.masked(meeting.mask, terms_of_heads, q.shape[0])
             meeting = replace(meeting, mask=mask)
-
-        # Rotary angles may also belong to single heads.
-        if meeting.key_rotary is not None and meeting.key_rotary.of_heads:
-            numbered = enumerate(members)
-            numbers = {member: projections.numbers for member, projections in numbered if projections.heads}
-            meeting = meeting.for_heads(numbers)
 
         attended = self._scaled_dot_products(q, k, v, meeting)
         return _split_by_member(attended, members)

@@ -525,13 +525,6 @@ class MemberProjections(nn.Module):
         """Return the present weights of the member's heads, in the order of the member."""
         return self.bank.weights().select(self._positions)
 
-    @property
-    def numbers(self) -> Tensor:
-        """The original numbers of the member's heads ``[h]``, in the order of the runs; there must be at least one."""
-        number = self.bank.number
-        assert number is not None, "heads with terms of their own are known by their original numbers"
-        return torch.cat([number[run] for run in self.runs])
-
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Project tokens to queries, keys and values.
 

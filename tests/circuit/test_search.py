@@ -56,13 +56,13 @@ def names(
 
 # Draws of the data of which the reference refuses none.
 DRAWS = {"class-token": 1, "bert": 3, "clip": 31, "llama": 0, "swin": 7, "deberta-v3": 28}
-DRAWS |= {"rope-mixed": 0, "modernbert": 0}
+DRAWS |= {"modernbert": 0}
 # Heads that are removed: all but one, and of other kinds of attention as many as tell them apart. Without any (visual)
 # head, or few of a DeBERTa, all samples are the same, and rounding would decide.
 BUDGETS = {"class-token": 8, "clip": 5, "deberta-v3": 5}
 WHOLE = [(variant, BUDGETS.get(variant, 4)) for variant in DRAWS]
 # LLaMA rotates, too, and reads texts; DeBERTa has relative positions, too.
-BEFORE_A_RELEASE = ("bert", "swin", "rope-mixed", "modernbert")
+BEFORE_A_RELEASE = ("bert", "swin", "modernbert")
 OFTEN = [case for case in WHOLE if case[0] not in BEFORE_A_RELEASE]
 RARELY = [case for case in WHOLE if case[0] in BEFORE_A_RELEASE]
 

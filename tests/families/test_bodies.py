@@ -44,19 +44,15 @@ BODIES = {
     "LlamaForCausalLM": "llama",
     "GPT2LMHeadModel": "gpt2",
     "Gemma3ForCausalLM": "gemma3",
-    "EuroBertForMaskedLM": "eurobert",
     "ViTModel": "hf-vit",
     "DeiTModel": "hf-deit",
     "Dinov2Model": "hf-dinov2",
-    "RobertaPreLayerNormForMaskedLM": "roberta-pre-norm",
-    "IJepaModel": "hf-ijepa",
     "DebertaV2Model": "deberta-v3",
     "DebertaV2ForMaskedLM": "deberta-v3",
     "MPNetForMaskedLM": "mpnet",
-    "BeitModel": "hf-beit",
     "SwinModel": "hf-swin",
 }
-ALONE = ("BertModel", "ModernBertModel", "Dinov2Model", "DebertaV2Model", "BeitModel", "SwinModel")
+ALONE = ("BertModel", "ModernBertModel", "Dinov2Model", "DebertaV2Model", "SwinModel")
 """Bodies that come with nothing of another task."""
 TIMM = {
     "dinov2": "vit_small_patch14_dinov2?pretrained=0&img_size=28&embed_dim=24&depth=3&num_heads=3",
@@ -65,7 +61,7 @@ TIMM = {
 }
 OFTEN = (
     *("BertModel", "RobertaForMaskedLM", "ModernBertModel", "DebertaV2ForMaskedLM", "GPT2LMHeadModel", "ViTModel"),
-    *("BeitModel", "SwinModel"),
+    "SwinModel",
 )
 """One of each kind: of texts and of images, alone, with another task and with what is tied."""
 TIED = ("GPT2LMHeadModel", "Gemma3ForCausalLM")
@@ -121,7 +117,7 @@ def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tm
     prefix = f"{type(expected).base_model_prefix}."
     inside = {tensor_name.removeprefix(prefix) for tensor_name in body.tensors.names()}
     assert not inside & set(body.left), "only tensors of another task are left"
-    assert bool(body.left) is (name not in (*ALONE, "IJepaModel", *TIED))
+    assert bool(body.left) is (name not in (*ALONE, *TIED))
 
 
 def test_what_is_missing_from_a_body_or_unknown_is_refused(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def reload(variant: str, folder: Path) -> Any:
 
 
 # The others are opened from such a folder wherever they are tested, and these decoders store what others store.
-LIKE_OTHERS = ("arcee", "smollm3", "ministral", "seed-oss", "helium", "stablelm")
+LIKE_OTHERS = ("arcee", "smollm3", "ministral", "seed-oss", "stablelm")
 FOLDERS = [name for name in HF if name in ("bert", "hf-vit", *MORE) and name not in LIKE_OTHERS]
 REST = [name for name in HF if name not in FOLDERS]
 DTYPES = [torch.float32, torch.float16]

@@ -324,31 +324,3 @@ def test_a_tower_of_timm_in_windows(tmp_path: Path) -> None:
     close(fused[0], zero_shot_logits(reference, "clip", clip_images(), LABELS, THREE))
     pruned_reference = zero_clip_columns(reference, mask.removed_heads)
     close(fused[1], zero_shot_logits(pruned_reference, "clip", clip_images(), LABELS, THREE))
-
-
-@torch.no_grad()
-def test_the_two_towers_of_a_coca(tmp_path: Path) -> None:
-    """Without the decoder of captions, as zero-shot classifier."""
-    text, decoder = {"embed_cls": True, "output_tokens": True}, {"width": 24, "heads": 3, "layers": 1}
-    pooled = {"attentional_pool": True, "attn_pooler_queries": 3, "attn_pooler_heads": 2, "output_tokens": True}
-    changes = {"text_cfg": text, "vision_cfg": pooled, "multimodal_cfg": {"context_length": 16, **decoder}}
-    reference = open_clip.CoCa(**clip_config("clip", **json.loads(json.dumps(changes)))).eval()
-    for parameter in reference.parameters():
-        if parameter.dim():
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.3)
-    folder = publish_clip(reference, "clip", tmp_path, **changes)
-    source = with_labels(open_source(str(folder)), LABELS, THREE)
-    assert source.left == ("text_decoder.*",) and source.description.config["custom_text"]
-    expected = zero_shot_logits(reference, "clip", clip_images(), LABELS, THREE)
-    close(build_model(source).member_logits(clip_images())[0], expected)
-    # The first head of every block is gone, and one block has none.
-    kept = [[1, 2], [1, 2], [], [1, 2]]
-    mask = mask_of(source, kept)
-    without = zero_clip_columns(reference, mask.removed_heads)
-    expected = zero_shot_logits(without, "clip", clip_images(), LABELS, THREE)
-    pruned = prune_source(source, mask)
-    close(build_model(pruned).member_logits(clip_images())[0], expected)
-    plan = plan_fusion([source, pruned])
-    close(model_of(plan).member_logits(clip_images())[1], expected)
-    own = [name for name in source.tensors.names() if source.family.part(name, source.sites) == "own"]
-    assert any(name.startswith("visual.attn_pool.") for name in own)

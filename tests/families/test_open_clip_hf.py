@@ -1,9 +1,8 @@
-"""open_clip's models with a text tower or a tokenizer of transformers, against open_clip itself, without any hub."""
+"""open_clip's models with a tokenizer of transformers, against open_clip itself, without any hub."""
 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,21 @@ from tests.pico_clip import clip_config, publish_clip
 from tests.running import refused
 
 import open_clip  # isort: skip - behind the families, which make it importable
-import transformers  # isort: skip
 
 LABELS = ["film", "fine film", "dull film!", "not so fine, so dull"]
 TEMPLATES = ["a {}.", "{}"]
-SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32, "vocab_size": 40}
 OWN = {"vocab_size": 40, "no_causal_mask": True, "pool_type": "last"}
 
-# Name -> the configuration class of the text tower (none: open_clip's own), and text_cfg.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "xlm-roberta": ("XLMRobertaConfig", {"hf_pooler_type": "mean_pooler", "hf_proj_type": "mlp"}),
-    "roberta": ("RobertaConfig", {"hf_pooler_type": "cls_last_hidden_state_pooler", "hf_proj_type": "linear"}),
-    "bert": ("BertConfig", {"hf_pooler_type": "cls_pooler", "hf_proj_type": "linear"}),
-    "own-canonicalized": ("", {**OWN, "tokenizer_kwargs": {"clean": "canonicalize"}}),
-    "own-stripped": ("", {**OWN, "tokenizer_kwargs": {"strip_sep_token": True}}),
+# Name -> what the text_cfg says of the tokenizer.
+MODELS: dict[str, dict[str, Any]] = {
+    "canonicalized": {"clean": "canonicalize"},
+    "stripped": {"strip_sep_token": True},
 }
 
 
 def published(name: str, folder: Path, **text: Any) -> tuple[Any, Path]:
-    """The library's own model, and a folder as the library saves it, with transformers' configuration beside it."""
-    kind, given = MODELS[name]
-    text = {"context_length": 12, "hf_tokenizer_name": "ORG/NAME", **given, **text}
-    if kind:
-        pad = 1 if "roberta" in name else 0
-        config = getattr(transformers, kind)(**SIZES, max_position_embeddings=20, pad_token_id=pad)
-        config.save_pretrained(folder)
-        text |= {"hf_model_name": str(folder), "hf_model_pretrained": False}
+    """The library's own model, and a folder as the library saves it, with transformers' tokenizer beside it."""
+    text = {"context_length": 12, "hf_tokenizer_name": "ORG/NAME", **OWN, "tokenizer_kwargs": MODELS[name], **text}
     settings = clip_config("custom-text", text_cfg=text)
     settings.pop("custom_text")
     model = open_clip.CustomTextCLIP(**settings).eval()
@@ -56,7 +44,7 @@ def published(name: str, folder: Path, **text: Any) -> tuple[Any, Path]:
         for parameter in model.parameters():
             if parameter.dim():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    write_tokenizer(folder, roberta="roberta" in name)
+    write_tokenizer(folder)
     return model, publish_clip(model, "custom-text", folder, text_cfg=text)
 
 
@@ -95,9 +83,8 @@ def test_a_folder_is_the_librarys_zero_shot_classifier(name: str, tmp_path: Path
     }
 
 
-@pytest.mark.parametrize("name", ["xlm-roberta", "own-canonicalized"])
-def test_an_exported_folder_loads_in_the_library(name: str, tmp_path: Path) -> None:
-    model, folder = published(name, tmp_path)
+def test_an_exported_folder_loads_in_the_library(tmp_path: Path) -> None:
+    model, folder = published("canonicalized", tmp_path)
     source, out = opened(folder), tmp_path / "out"
     out.mkdir()
     weights = FAMILY.export_folder(out, source.description.config, source.description.preprocess, None)
@@ -109,7 +96,7 @@ def test_an_exported_folder_loads_in_the_library(name: str, tmp_path: Path) -> N
 
 
 def test_long_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
-    _, folder = published("xlm-roberta", tmp_path)
+    _, folder = published("stripped", tmp_path)
     source = open_source(str(folder))
     config, preprocess = source.description.config, source.description.preprocess
     long = " ".join(WORDS[:6] * 4)
@@ -122,29 +109,18 @@ def refusal(folder: Path) -> InputError:
     return caught
 
 
-def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
-    _, folder = published("bert", tmp_path)
-    path = folder / "config.json"
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"model_type": "m2m_100"}))
-    assert "its text tower is 'm2m_100' of transformers, expected bert, roberta" in refusal(folder).message
-    path.write_text(json.dumps(document | {"is_decoder": True}))
-    assert "is a decoder" in refusal(folder).message
-    path.unlink()
-    error = refusal(folder)
-    assert "whose config.json is not there" in error.message and "AutoConfig.from_pretrained" in str(error.hint)
-    path.write_text(json.dumps(document))
+def test_a_folder_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    _, folder = published("stripped", tmp_path)
     (folder / "tokenizer.json").unlink()
     assert "has no tokenizer that transformers can read" in refusal(folder).message
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("text", "message"),
     [
-        ("bert", {"hf_pooler_type": "max_pooler"}, "its text tower ends in a MaxPooler"),
-        ("own-stripped", {"tokenizer_kwargs": {"language": "eng_Latn"}}, "settings of its HFTokenizer"),
-        ("own-stripped", {"vocab_size": 10}, "cannot be used"),
+        ({"tokenizer_kwargs": {"language": "eng_Latn"}}, "settings of its HFTokenizer"),
+        ({"vocab_size": 10}, "cannot be used"),
     ],
 )
-def test_settings_that_are_not_supported(name: str, text: dict[str, Any], message: str, tmp_path: Path) -> None:
-    assert message in refusal(published(name, tmp_path, **text)[1]).message
+def test_settings_that_are_not_supported(text: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert message in refusal(published("stripped", tmp_path, **text)[1]).message

@@ -38,6 +38,9 @@ REFUSED = {
     "timm:swin_tiny_patch4_window7_224?pretrained=0&depths=[1,1,1,1]&dynamic_img_size=true": "every size of image",
     "timm:swinv2_cr_tiny_224?pretrained=0&depths=[1,1,1,1]": "WindowMultiHeadAttention",
     "timm:swin_tiny_patch4_window7_224?pretrained=0&depths=[100,200]": "300 blocks",
+    "timm:beit_base_patch16_224?pretrained=0&depth=1&use_shared_rel_pos_bias=true": "share one table",
+    "timm:vit_small_patch16_rope_mixed_224?pretrained=0&depth=1": "angles of its own",
+    "timm:vit_base_mci_224?pretrained=0&depth=1": "keeps numbers beside its weights",
 }
 
 
@@ -50,7 +53,6 @@ def test_what_is_not_supported_is_named(ref: str) -> None:
 UNSUPPORTED = {
     "a convolution beside its first layer": ("deberta-v3", {"conv_kernel_size": 3}),
     "no relative attention": ("deberta-v3", {"relative_attention": False}),
-    "are not square": ("hf-beit", {"image_size": [16, 32]}),
     "windows of 4 tokens are larger than its 2 rows": ("hf-swin", {"depths": [2, 1, 1], "num_heads": [3, 3, 3]}),
     "do not fill them": ("hf-swin", {"image_size": 17}),
 }

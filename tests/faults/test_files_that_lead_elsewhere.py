@@ -35,8 +35,6 @@ from tests.running import described
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "zvogelkanarie"
 TIMM = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=6&depth=1&num_heads=3&num_classes=2"
-BERT_CONFIG = {"model_type": "bert", "vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 1}
-BERT_CONFIG |= {"num_attention_heads": 3, "intermediate_size": 32, "max_position_embeddings": 20}
 TOKENIZER, SPECIAL, CONFIG = "tokenizer_config.json", "special_tokens_map.json", "config.json"
 IMAGES, CLIP, INDEX = "preprocessor_config.json", "open_clip_config.json", "model.safetensors.index.json"
 
@@ -233,17 +231,6 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a text tower on the hub": ("clip", {CLIP: {"model_cfg": text_tower(hf_model_name="evil/x")}}),
     "a text tower in a folder": ("clip", {CLIP: {"model_cfg": text_tower(hf_model_name="OUT")}}),
-    "a text tower with code": (
-        "clip",
-        {
-            CLIP: {"model_cfg": text_tower(hf_model_name="evil/x", hf_model_pretrained=True)},
-            CONFIG: {
-                **BERT_CONFIG,
-                "auto_map": {"AutoConfig": "evil/x--c.C", "AutoModel": "evil/x--c.M"},
-                "attn_implementation": "kernels-community/flash-attn",
-            },
-        },
-    ),
     "a tokenizer on the hub": ("clip", {CLIP: {"model_cfg": text_tower(hf_tokenizer_name="evil/x")}}),
     "a tokenizer in a folder": ("clip", {CLIP: {"model_cfg": text_tower(hf_tokenizer_name="OUT")}}),
     "byte pairs elsewhere": (
@@ -255,24 +242,6 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "trunk": ("clip", {"config": trunk("hf-hub:evil/x")}),
     "trunk in a folder": ("clip", {"config": trunk("local-dir:OUT")}),
     "text tower": ("clip", {"config": text_tower(hf_model_name="evil/x")}),
-    "text tower with code": (
-        "clip",
-        {
-            "config": {
-                **text_tower(hf_model_name="evil/x"),
-                "hf_config": {**BERT_CONFIG, "auto_map": {"AutoConfig": "evil/x--c.C", "AutoModel": "evil/x--c.M"}},
-            }
-        },
-    ),
-    "text tower by a kernel": (
-        "clip",
-        {
-            "config": {
-                **text_tower(hf_model_name="evil/x"),
-                "hf_config": {**BERT_CONFIG, "attn_implementation": "evil/x"},
-            }
-        },
-    ),
     "byte pairs": ("clip", {"config": text_tower(tokenizer_kwargs={"bpe_path": "OUT/secret.txt"})}),
     "architecture": ("timm", {"config": {"architecture": "hf-hub:evil/x"}}),
     "architecture in a folder": ("timm", {"config": {"architecture": "local-dir:OUT"}}),

@@ -66,7 +66,7 @@ def pruned_sources(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> lis
 UNMERGED = ["class-token", "beit", "torchvision", "bert", "llama", "clip", "swin", "deberta-v3", "gpt2"]
 MERGED = [variant for variant in ONE_OF_EACH if variant not in UNMERGED and variant != "hf-siglip"]
 WAYS = (MASKS, [True, False])
-OTHERS = [*MERGED, "hf-siglip", "hybrid"]
+OTHERS = [*MERGED, "hf-siglip"]
 REST = [variant for variant in (*VARIANTS, *MORE) if variant not in (*UNMERGED, *OTHERS)]
 CASES = [*spread(UNMERGED, *WAYS), ("class-token", "2-members", False)]
 CASES += marked_release(spread(OTHERS, *WAYS) + spread(REST, *WAYS))

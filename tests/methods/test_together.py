@@ -300,8 +300,9 @@ def test_mimo_of_texts_adds_the_words_up() -> None:
         assert near(model.member_logits(batch)[member], reference(**batch).logits)
 
 
-def test_one_stem_is_needed() -> None:
-    source = source_of(shared_stock("hybrid"), "hybrid")
+def test_one_stem_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(shared_stock("class-token"), "class-token")
+    monkeypatch.setattr(source.family, "named_parts", {"head": source.family.named_parts["head"]})
     with pytest.raises(UsageError, match="no single convolution"):
         together(source, "mimo:3")
 

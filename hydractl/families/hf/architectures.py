@@ -27,8 +27,6 @@ from hydractl.families.hf.decoders import (
     at_last_token,
     last_norm,
     last_token_logits,
-    mean_of_tokens,
-    pooled_logits,
     unsupported_setting,
 )
 from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
@@ -82,13 +80,6 @@ def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(dropped)
 
 
-def _beit(model: Any, base: Any, state: State) -> Tensor:
-    """Classify the output of the encoder's pooler after the last norm: the class token, or the mean of patches."""
-    hidden = base.layernorm(state.hidden)
-    pooled = base.pooler(hidden)
-    return model.classifier(pooled)
-
-
 def _swin(model: Any, base: Any, state: State) -> Tensor:
     """Classify the mean of all tokens, as a Swin."""
     pooled = _swin_mean(model, base, state)
@@ -107,19 +98,6 @@ def _class_token(model: Any, base: Any, state: State) -> Tensor:
     hidden = base.layernorm(state.hidden)
     class_token = hidden[:, 0, :]
     return model.classifier(class_token)
-
-
-def _normed_head(model: Any, base: Any, state: State) -> Tensor:
-    """Classify with a head that receives all tokens after the last norm and pools them itself."""
-    hidden = base.LayerNorm(state.hidden)
-    return model.classifier(hidden)
-
-
-def _mean(model: Any, base: Any, state: State) -> Tensor:
-    """Classify the mean of all tokens after the last norm."""
-    hidden = base.layernorm(state.hidden)
-    mean = hidden.mean(dim=1)
-    return model.classifier(mean)
 
 
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
@@ -148,9 +126,23 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
     if model.config.classifier_pooling == "cls":
         features = hidden[:, 0]
     else:
-        features = mean_of_tokens(hidden, state.context["tokens"])
+        features = _mean_of_tokens(hidden, state.context["tokens"])
     dropped = model.drop(model.head(features))
     return model.classifier(dropped)
+
+
+def _mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
+    """Return the mean over tokens, ``[B, d_model]``.
+
+    Args:
+        hidden: ``[B, T, d_model]``.
+        tokens: 1 for tokens that count, 0 for padding, ``[B, T]``; None means that all tokens count.
+    """
+    if tokens is None:
+        tokens = torch.ones_like(hidden[..., 0])
+    weights = tokens.unsqueeze(-1)  # [B, T, 1]
+    weighted = hidden * weights
+    return weighted.sum(dim=1) / weights.sum(dim=1)
 
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
@@ -159,18 +151,15 @@ def _patches(model: Any, base: Any, state: State) -> Tensor:
         hidden = state.hidden[:, 1:]
     else:
         hidden = base.post_layernorm(state.hidden)
-    patch_mask = state.context.get("tokens")  # [B, T], 0 for padding
-    if patch_mask is None:
-        return model.classifier(hidden.mean(dim=1))
-    return model.classifier(mean_of_tokens(hidden, patch_mask))
+    return model.classifier(hidden.mean(dim=1))
 
 
 Readout = Callable[[Any, Any, State], Tensor]
 """A function from a classifier, its encoder and the state after the last layer to the logits."""
 
 _LLAMA_KIN = (
-    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
-    *("Ministral", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
+    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "SmolLM3"),
+    *("Arcee", "Ministral", "SeedOss", "StableLm", "Starcoder2"),
 )
 
 
@@ -194,12 +183,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "CamembertForSequenceClassification": Architecture("roberta", _head),
     "ElectraForSequenceClassification": Architecture("electra", _head),
     "ErnieForSequenceClassification": Architecture("ernie", _pooler),
-    "Data2VecTextForSequenceClassification": Architecture("data2vec_text", _head),
-    "RobertaPreLayerNormForSequenceClassification": Architecture("roberta_prelayernorm", _normed_head),
     "DistilBertForSequenceClassification": Architecture("distilbert", _pre_classifier),
     "ViTForImageClassification": Architecture("vit", _class_token),
     "ViTMSNForImageClassification": Architecture("vit", _class_token),
-    "IJepaForImageClassification": Architecture("ijepa", _mean),
     "DeiTForImageClassification": Architecture("deit", _class_token),
     "DeiTForImageClassificationWithTeacher": Architecture("deit", _two_tokens),
     "Dinov2ForImageClassification": Architecture("dinov2", _token_and_mean),
@@ -207,23 +193,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ModernBertForSequenceClassification": Architecture("model", _modern),
     "DebertaV2ForSequenceClassification": Architecture("deberta", _outer_pooler),
     "MPNetForSequenceClassification": Architecture("mpnet", _head),
-    "BeitForImageClassification": Architecture("beit", _beit),
-    "Data2VecVisionForImageClassification": Architecture("data2vec_vision", _beit),
     "SwinForImageClassification": Architecture("swin", _swin),
     "Swinv2ForImageClassification": Architecture("swinv2", _swin),
     **dict.fromkeys([f"{name}ForSequenceClassification" for name in _LLAMA_KIN], _LLAMA),
     "Phi3ForSequenceClassification": Architecture("model.qkv_proj", last_token_logits),
-    "Exaone4ForSequenceClassification": Architecture("model.post_norm", last_token_logits),
     "GPT2ForSequenceClassification": Architecture("transformer", last_token_logits),
-    "EuroBertForSequenceClassification": Architecture("model.self_attn", pooled_logits),
     "CLIPForImageClassification": Architecture("vision_model", _patches),
     "MetaClip2ForImageClassification": Architecture("vision_model", _patches),
     "SiglipForImageClassification": Architecture("vision_model", _patches),
-    "Siglip2ForImageClassification": Architecture("vision_model", _patches),
     dinov3.NAME: Architecture("model.attention", _class_token),
 }
 """The supported classifiers by class name. If an encoder has several classifiers, its body is opened as the first."""
-TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model", "MetaClip2Model")
+TWO_TOWERS = ("CLIPModel", "SiglipModel", "MetaClip2Model")
 """Classes of transformers that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """The first classifier of each encoder, by the part of its name before ``For``, e.g. ``Bert``."""
@@ -242,7 +223,7 @@ def is_decoder(model: Any) -> bool:
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
     """Return the first token of a body after its last norm, if it has one, ``[B, d_model]``."""
-    for name in ("layernorm", "final_norm", "norm", "LayerNorm"):
+    for name in ("layernorm", "final_norm", "norm"):
         if hasattr(base, name):
             norm = getattr(base, name)
             return norm(state.hidden)[:, 0]
@@ -258,11 +239,11 @@ def _last_token(model: Any, base: Any, state: State) -> Tensor:
 def readout_of(model: Any) -> tuple[Readout, int | None]:
     """Return the readout of a model, and how many of the first tokens it uses; None if it uses all tokens.
 
-    A body reads its first token, or the mean of all tokens if it has no class token. A decoder reads its last token,
-    which counts as 1.
+    A body reads its first token, or the mean of all tokens if it is a Swin. A decoder reads its last token, which
+    counts as 1.
     """
     readout = ARCHITECTURES[type(model).__name__].readout
-    if not model.config.num_labels and readout is not _mean:
+    if not model.config.num_labels:
         if readout is _swin:
             return _swin_mean, None
         if readout is last_token_logits:
@@ -277,15 +258,9 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
 
 def _reads_all_tokens(model: Any, readout: Readout) -> bool:
     """Return whether the readout of a classifier uses all tokens, not only the first ones."""
-    if readout in (_mean, _token_and_mean, _patches, _swin):
+    if readout in (_token_and_mean, _patches, _swin):
         return True
-    if readout is _beit:
-        return bool(model.config.use_mean_pooling)
-    if readout is _modern:
-        return model.config.classifier_pooling != "cls"
-    if readout is pooled_logits:
-        return model.classifier_pooling != "bos"
-    return False
+    return readout is _modern and model.config.classifier_pooling != "cls"
 
 
 # --- building a model -------------------------------------------------------------------------------------------------
@@ -298,11 +273,6 @@ def without_traces(config: LibraryConfig) -> dict[str, object]:
         if key not in _NOT_THE_MODEL and not key.startswith("_"):
             architecture[key] = value
     return architecture
-
-
-def for_transformers(config: LibraryConfig) -> dict[str, object]:
-    """Return what transformers gets of a configuration: nothing that names a file, a repository, code or a kernel."""
-    return names_only(config, _ELSEWHERE)
 
 
 @cached_by_config
@@ -333,7 +303,7 @@ def drawn_model(config: LibraryConfig) -> Any:
         InputError: if transformers cannot build the model.
     """
     name = class_name(config)
-    settings: dict[str, Any] = for_transformers(without_traces(config))
+    settings: dict[str, Any] = names_only(without_traces(config), _ELSEWHERE)
 
     labels: Any
     if name in TWO_TOWERS:
@@ -670,7 +640,7 @@ def _unsupported(name: object, why: str = "") -> InputError:
 
 def _why_refused(name: str) -> str:
     """Return why a class is not supported, as the end of a sentence; empty if the reason is not known."""
-    tower = re.match(r"(CLIP|MetaClip2|Siglip2?)(Vision|Text)Model", name)
+    tower = re.match(r"(CLIP|MetaClip2|Siglip)(Vision|Text)Model", name)
     if tower is not None:
         return f": it is one tower of a {tower[1]}Model"
     attention = _attention_class_of(name)

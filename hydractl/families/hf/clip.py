@@ -48,7 +48,6 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     )
     stages = replace(
         stages_of_encoder,
-        per_sample=("attention_mask", "tokens"),
         prefixes=(f"{tower.prefix}.", "visual_projection."),
     )
     # The readout of a SigLIP attends to all tokens and is not linear. A CLIP projects its class token.
@@ -139,9 +138,7 @@ def _image_features(model: Any, state: State) -> Tensor:
     base = model.vision_model
     if is_causal(model):
         return model.visual_projection(_pooled_image(model, state))
-    hidden = base.post_layernorm(state.hidden)
-    patch_mask = state.context.get("tokens")  # [B, T], 0 for padding; only a SigLIP 2 has it
-    return base.head(hidden) if patch_mask is None else base.head(hidden, patch_mask)
+    return base.head(base.post_layernorm(state.hidden))
 
 
 def _pooled_image(model: Any, state: State) -> Tensor:

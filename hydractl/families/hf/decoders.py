@@ -1,4 +1,4 @@
-"""transformers' decoders that classify their last token (Llama and relatives, GPT-2), and encoders built like them.
+"""transformers' decoders that classify their last token: Llama and relatives, GPT-2.
 
 In a decoder a token attends only to itself and the tokens before it, perhaps within a window. Several heads of queries
 may share keys and values.
@@ -98,12 +98,11 @@ def kinds_of_layers(config: Any) -> Sequence[str]:
     return [kind] * config.num_hidden_layers
 
 
-def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
+def decoder_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
     """Compute the embeddings, and the masks and angles of each kind of layer.
 
     Args:
         base: transformers' decoder, e.g. a LlamaModel.
-        causal: whether a token sees only itself and the tokens before it.
         inputs: ``input_ids [B, T]`` and perhaps ``attention_mask [B, T]``.
 
     Returns:
@@ -112,7 +111,7 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
         * ``full_attention``, ``sliding_attention``: the mask of each kind of layer that the model has;
         * ``angles``: cosines and sines by kind of layer, if positions are rotary;
         * ``tokens``: the attention mask of ``inputs``, or None;
-        * ``last``: the position of the last token of each sample if ``causal``, else None.
+        * ``last``: the position of the last token of each sample.
     """
     ids = inputs["input_ids"]
     padding_mask = inputs.get("attention_mask")
@@ -131,11 +130,11 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     context: dict[str, object] = {}
     for kind in kinds:
         window = config.sliding_window if kind == _SLIDING else None
-        context[kind] = _visible_tokens(ids, padding_mask, causal, window)
+        context[kind] = _visible_tokens(ids, padding_mask, window)
     if hasattr(base, "rotary_emb"):
         context["angles"] = _angles_by_kind(base.rotary_emb, hidden, positions, kinds)
     context["tokens"] = padding_mask
-    context["last"] = _last_positions(config, ids, padding_mask) if causal else None
+    context["last"] = _last_positions(config, ids, padding_mask)
     return State(hidden, context)
 
 
@@ -156,27 +155,18 @@ def _angles_by_kind(
     return angles
 
 
-def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
-    """Return the attention mask: which keys each query may attend to.
+def _visible_tokens(ids: Tensor, tokens: Tensor | None, window: int | None) -> Tensor:
+    """Return the attention mask: which keys each query may attend to, of itself and those before it.
 
     Args:
         ids: token ids, ``[B, T]``; only the shape and the device are used.
         tokens: true for tokens that are not padding, ``[B, T]``; None if no token is padding.
-        causal: whether a query attends only to itself and the keys before it.
-        window: the greatest number of keys that a query attends to, itself included; None means no limit. It is ignored
-            unless ``causal``.
+        window: the greatest number of keys that a query attends to, itself included; None means no limit.
 
     Returns:
-        A bool mask ``[B, 1, queries, keys]``, where queries = keys = T and the 1 stands for the heads. None means that
-        every query attends to all keys.
+        A bool mask ``[B, 1, queries, keys]``, where queries = keys = T and the 1 stands for the heads.
     """
     samples, length = ids.shape
-    not_padding = None
-    if tokens is not None:
-        keys_not_padding = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
-        not_padding = keys_not_padding.expand(-1, -1, length, -1)  # [B, 1, T, T]: the same keys for every query
-    if not causal:
-        return not_padding
 
     # The causal mask, perhaps with a window. It is the same for every sample.
     positions = torch.arange(length, device=ids.device)
@@ -185,9 +175,10 @@ def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: in
     if window is not None:
         in_reach = in_reach & (distance < window)
     in_reach_of_samples = in_reach.expand(samples, 1, -1, -1)  # [B, 1, T, T]
-    if not_padding is None:
+    if tokens is None:
         return in_reach_of_samples
-    visible = in_reach_of_samples & not_padding
+    keys_not_padding = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]: the same keys for every query
+    visible = in_reach_of_samples & keys_not_padding
 
     # Padding that is further from its text than the window has only padding in reach. A query that attends to nothing
     # gives NaN in some kernels, so such a query attends to itself. No other token attends to padding, so no result
@@ -223,24 +214,9 @@ def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
     Args:
         attention: transformers' attention module.
     """
-    kind = type(attention).__name__
-    # These rotate pairs of neighbouring dimensions (0 with 1), but get the angles in the order for halves.
-    if kind in ("GlmAttention", "HeliumAttention"):
-        return lambda cos, sin: Rotary(_interleaved(cos), _interleaved(sin), neighbours=True)
     if not getattr(attention, "use_rope", True):
         return None
-    # In an EXAONE 4 with sliding windows, the layers without a window have no positions.
-    if kind == "Exaone4Attention" and attention.sliding_window is not None and not attention.is_sliding:
-        return None
-    # All others rotate dimension i with dimension i + width / 2.
-    return partial(Rotary, neighbours=False)
-
-
-def _interleaved(angles: Tensor) -> Tensor:
-    """Reorder angles ``[..., width]`` for pairs of neighbouring dimensions: from ``a b a b`` to ``a a b b``."""
-    half = angles.shape[-1] // 2
-    first_half = angles[..., :half]  # the second half has the same angles
-    return first_half.repeat_interleave(2, dim=-1)
+    return partial(Rotary, neighbours=False)  # dimension i is rotated with dimension i + width / 2
 
 
 def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
@@ -282,47 +258,11 @@ def at_last_token(state: State, values: Tensor) -> Tensor:
     return last_values[:, 0]
 
 
-def mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
-    """Return the mean over tokens, ``[B, d_model]``.
-
-    Args:
-        hidden: ``[B, T, d_model]``.
-        tokens: 1 for tokens that count, 0 for padding, ``[B, T]``; None means that all tokens count.
-    """
-    if tokens is None:
-        tokens = torch.ones_like(hidden[..., 0])
-    weights = tokens.unsqueeze(-1)  # [B, T, 1]
-    weighted = hidden * weights
-    return weighted.sum(dim=1) / weights.sum(dim=1)
-
-
 def last_token_logits(model: Any, base: Any, state: State) -> Tensor:
     """Compute logits ``[B, classes]`` of the last token, like transformers' ``GenericForSequenceClassification``."""
     hidden = last_norm(base, state)
     last = at_last_token(state, hidden)
     return model.score(last)
-
-
-def pooled_logits(model: Any, base: Any, state: State) -> Tensor:
-    """Compute logits ``[B, classes]`` like transformers' ``EuroBertForSequenceClassification``.
-
-    ``classifier_pooling`` says what is classified. ``bos``: the first token, after a dense layer. ``mean``: the mean of
-    all tokens, after a dense layer. ``late``: the mean of all tokens, each after the dense layer.
-    """
-    hidden = last_norm(base, state)
-    padding_mask = state.context["tokens"]
-    pools_late = model.classifier_pooling == "late"
-    if pools_late:
-        # transformers averages the logits of all tokens. Logits are linear in these features, so averaging the features
-        # gives the same.
-        hidden = model.activation(model.dense(hidden))
-    if model.classifier_pooling == "bos":
-        features = hidden[:, 0]
-    else:
-        features = mean_of_tokens(hidden, padding_mask)
-    if not pools_late:
-        features = model.activation(model.dense(features))
-    return model.classifier(features)
 
 
 def check_padding(config: LibraryConfig, padding: int, origin: str) -> None:

@@ -26,8 +26,6 @@ def encoder_stem(base: Any, inputs: Any) -> State:
     """
     if not isinstance(inputs, Mapping):
         return _stem_of_pixels(base, inputs)
-    if "spatial_shapes" in inputs:
-        return _stem_of_patches(base, inputs)
     if "pixel_values" in inputs:
         return _stem_of_pixels(base, inputs["pixel_values"])
     return _stem_of_tokens(base, inputs)
@@ -56,8 +54,9 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
     if hasattr(base, "embeddings_project"):
         hidden = base.embeddings_project(hidden)
 
-    mask = _none_on_meta(mask_of_inputs)
-    context = _layer_arguments(base, hidden, None, mask)
+    # Of a mask on the meta device transformers would read the numbers.
+    mask = None if mask_of_inputs is None or mask_of_inputs.is_meta else mask_of_inputs
+    context = _layer_arguments(base, hidden, mask)
     context["tokens"] = mask  # for means over tokens
     # ModernBERT has two kinds of layers, each with its own mask and angles.
     if hasattr(base, "rotary_emb"):
@@ -70,22 +69,6 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
     return State(hidden, context)
 
 
-def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Run the stem of a SigLIP 2, whose inputs are already cut into patches; some patches are padding."""
-    pixels = inputs["pixel_values"]
-    shapes = inputs["spatial_shapes"]
-    if shapes.is_meta:
-        # transformers reads the numbers in `spatial_shapes` to place the patches, but meta tensors have none. Such a
-        # call only needs the shape of the result, which positions do not change.
-        hidden = base.embeddings.patch_embedding(pixels)
-    else:
-        hidden = base.embeddings(pixels, shapes)
-    mask = _none_on_meta(inputs.get("pixel_attention_mask"))
-    context = _layer_arguments(base, hidden, pixels, mask)
-    context["tokens"] = mask
-    return State(hidden, context)
-
-
 def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
     """Run the stem of an encoder of images, with pixels ``[B, C, H, W]``."""
     hidden = base.embeddings(pixels)
@@ -93,27 +76,20 @@ def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
         hidden = hidden[0]
     if hasattr(base, "pre_layrnorm"):
         hidden = base.pre_layrnorm(hidden)
-    context = _layer_arguments(base, hidden, pixels, None)
-    return State(hidden, context)
+    return State(hidden, _layer_arguments(base, hidden, None))
 
 
-def _none_on_meta(mask: Tensor | None) -> Tensor | None:
-    """Return the mask, or None if it is on the meta device: transformers would read its numbers."""
-    return None if mask is None or mask.is_meta else mask
-
-
-def _layer_arguments(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, object]:
+def _layer_arguments(base: Any, hidden: Tensor, mask: Tensor | None) -> dict[str, object]:
     """Return the arguments of an encoder's layers other than the tokens, by transformers' names.
 
     Args:
         base: the encoder.
         hidden: the tokens before the first layer, ``[B, T, d_model]``.
-        pixels: the inputs of an encoder of images, else None.
         mask: true for tokens that are not padding, ``[B, T]``; None if no token is padding.
     """
     attention_mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
     context: dict[str, object] = {"attention_mask": attention_mask}
-    context.update(relative.relative_context(base, hidden, pixels, mask))
+    context.update(relative.relative_context(base, hidden, mask))
     return context
 
 

@@ -48,8 +48,8 @@ from hydractl.families.hf.decoders import (
     turn_of,
 )
 from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
-from hydractl.families.hf.images import image_collate, image_format, random_images, write_processor
-from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
+from hydractl.families.hf.images import image_collate, image_format, write_processor
+from hydractl.families.hf.layouts import LAYOUTS
 from hydractl.families.hf.published import (
     class_labels,
     converted_weights,
@@ -67,6 +67,7 @@ from hydractl.families.hf.texts import (
     text_collate,
     write_tokenizer,
 )
+from hydractl.families.pixels import input_size, random_pixels
 from hydractl.families.prompts import scaled_cosines
 from hydractl.families.reading import (
     checkpoint_on_hub,
@@ -148,13 +149,13 @@ class HFEncoder(ModelFamily):
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"(({'|'.join(LAYOUTS)})\.)?"
-        r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
-        r"encoder\.(rel_embeddings|relative_attention_bias|relative_position_bias|layers\.\d+\.downsample\.reduction)\.)",
+        r"((embeddings|embeddings_project|embed_tokens|wte|wpe)\.|"
+        r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
         rf"|(({'|'.join(LAYOUTS)})\.)?"
-        r"((pooler\.)?layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
+        r"(layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
         r"encoder\.LayerNorm)\.",
-        "attention": rf"{_LAYER}(attention|attn|self_attn|relative_position_bias)\.",
+        "attention": rf"{_LAYER}(attention|attn|self_attn)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
@@ -162,7 +163,7 @@ class HFEncoder(ModelFamily):
         "position": r"\w+\.(embeddings\.position_embeddings?|wpe\.)",
         "class_token": r"(\w+\.)?embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
         "words": r"\w+\.(embeddings\.((word|tok)_embeddings|token_embedding)|embed_tokens|wte)\.",
-        "layer_scale": r".*\.(layer_scale[12]\.lambda1|lambda_[12])$",
+        "layer_scale": r".*\.layer_scale[12]\.lambda1$",
         "scale": r"logit_(scale|bias)$",
         "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
     }
@@ -336,16 +337,40 @@ class HFEncoder(ModelFamily):
         return LAYOUTS[site.layout].heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Return the dropout rates of the attention weights and of the attention output; see :func:`dropouts_of`."""
-        return dropouts_of(model, site.path, LAYOUTS[site.layout])
+        """Return the dropout rates of the attention weights and of the attention output.
+
+        The classes of transformers store these rates under different names, as numbers or as dropout modules. The
+        second rate is 0 if the attention does not drop its output itself.
+        """
+        core: Any = model.get_submodule(site.path).get_submodule(LAYOUTS[site.layout].core)
+        # GPT-2 has a dropout module for each of the two.
+        if hasattr(core, "resid_dropout"):
+            return float(core.attn_dropout.p), float(core.resid_dropout.p)
+
+        # The attention weights: the attribute is a rate, or a dropout module with the rate `p`.
+        dropout = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
+        weights_rate = getattr(dropout, "p", dropout)
+
+        # The output: ModernBERT's `out_drop` is a dropout module, or an identity without `p`.
+        output_rate = getattr(core, "residual_dropout", 0.0)
+        if hasattr(core, "out_drop"):
+            output_rate = getattr(core.out_drop, "p", output_rate)
+        return float(weights_rate), float(output_rate)
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace the module that computes attention; BERT's residual, dropout and norm after it stay in place."""
         layout = LAYOUTS[site.layout]
-        path_of_layer = site.path.removesuffix(f".{layout.block}")
-        layer = model.get_submodule(path_of_layer)
+        block: Any = model.get_submodule(site.path)
+        layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
         stand_in = relative.stand_in(attention, layer)
-        put_in_place(model, site.path, layout, attention, stand_in)
+        if stand_in is None:
+            stand_in = _StandIn(attention, block.get_submodule(layout.core))
+        if not layout.core:
+            model.set_submodule(site.path, stand_in)
+            return
+        setattr(block, layout.core, stand_in)
+        if layout.heads.out == "output.dense":
+            block.output.dense = nn.Identity()  # HeadAttention already applies the output projection
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut each tower of the model into stem, blocks and readout.
@@ -365,15 +390,15 @@ class HFEncoder(ModelFamily):
         paths_and_layers = layers_of(base, layout)
         layers = [layer for _, layer in paths_and_layers]
 
-        # Encoders have a module `embeddings`. Decoders, and encoders built like them, do not, and their layers may be
-        # of several kinds, e.g. with and without a sliding window.
+        # Encoders have a module `embeddings`. Decoders do not, and their layers may be of several kinds, e.g. with and
+        # without a sliding window.
         stem: Callable[[Any], State]
         blocks: list[Callable[[State], State]]
         if hasattr(base, "embeddings"):
             stem = partial(encoder_stem, base)
             blocks = for_each(run_encoder_layer, layers)
         else:
-            stem = partial(decoder_stem, base, is_decoder(model))
+            stem = partial(decoder_stem, base)
             kinds = kinds_of_layers(base.config)
             blocks = [partial(run_decoder_layer, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
 
@@ -427,7 +452,7 @@ class HFEncoder(ModelFamily):
         """Draw random tokens without padding for a model of texts, or random pixels for a model of images."""
         if _is_text(preprocess):
             return random_tokens(preprocess, batch, seed)
-        return random_images(preprocess, batch, seed)
+        return random_pixels(input_size(preprocess), batch, seed)
 
     def longest_text(self, preprocess: Preprocessing) -> int | None:
         """Return ``model_max_length`` of the tokenizer; None for images."""
@@ -558,11 +583,8 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
     if width % heads:  # some classes of the library cut such heads off silently
         raise InputError(f"{type(block).__name__} has {heads} attention heads for a width of {width}")
 
-    path = f"{tower.prefix}.{layer_path}"
-    if layout.block:
-        path += f".{layout.block}"
     return Site(
-        path,
+        f"{tower.prefix}.{layer_path}.{layout.block}",
         heads=heads,
         head_dim=width // heads,
         d_model=d_model,
@@ -570,57 +592,6 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
         layout=tower.key,
         sharing=heads // key_heads,
     )
-
-
-def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[float, float]:
-    """Return the dropout rates of an attention block: for the attention weights, and for the output.
-
-    The classes of transformers store these rates under different names, as numbers or as dropout modules. The second
-    rate is 0 if the attention does not drop its output itself.
-
-    Args:
-        model: transformers' model.
-        path: dotted name of the attention block in ``model``.
-        layout: the module names of this kind of encoder.
-    """
-    block = model.get_submodule(path)
-    core: Any = block.get_submodule(layout.core)
-    # GPT-2 has a dropout module for each of the two.
-    if hasattr(core, "resid_dropout"):
-        return float(core.attn_dropout.p), float(core.resid_dropout.p)
-
-    # The attention weights: the attribute is a rate, or a dropout module with the rate `p`.
-    dropout = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
-    weights_rate = getattr(dropout, "p", dropout)
-
-    # The output: ModernBERT's `out_drop` is a dropout module, or an identity without `p`.
-    output_rate = getattr(core, "residual_dropout", 0.0)
-    if hasattr(core, "out_drop"):
-        output_rate = getattr(core.out_drop, "p", output_rate)
-    return float(weights_rate), float(output_rate)
-
-
-def put_in_place(
-    model: nn.Module, path: str, layout: EncoderLayout, attention: nn.Module, stand_in: nn.Module | None = None
-) -> None:
-    """Replace transformers' attention module in place; everything that a layer does after it stays.
-
-    Args:
-        model: transformers' model.
-        path: dotted name of the attention block in ``model``.
-        layout: the module names of this kind of encoder.
-        attention: the new attention.
-        stand_in: a wrapper of ``attention`` that can be called like this layer's attention; None means the usual one.
-    """
-    block: Any = model.get_submodule(path)
-    if stand_in is None:
-        stand_in = _StandIn(attention, block.get_submodule(layout.core))
-    if not layout.core:
-        model.set_submodule(path, stand_in)
-        return
-    setattr(block, layout.core, stand_in)
-    if layout.heads.out == "output.dense":
-        block.output.dense = nn.Identity()  # HeadAttention already applies the output projection
 
 
 def _positions_of_last(state: State) -> Tensor:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError
 from hydractl.families.base import ImageFormat
 from hydractl.families.config_json import Preprocessing, object_in
-from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels, upright
+from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, upright
 from hydractl.families.reading import folder_for_library, names_only, read_config, refused_as, write_config
 from hydractl.jsonio import shown
 
 PROCESSORS = (
-    *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
-    *("CLIPImageProcessor", "SiglipImageProcessor", "Siglip2ImageProcessor", "DINOv3ViTImageProcessor"),
+    *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor"),
+    *("CLIPImageProcessor", "SiglipImageProcessor", "DINOv3ViTImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
 # Newer versions of transformers write the second file if there is also a tokenizer.
@@ -32,9 +30,7 @@ _ELSEWHERE = ("auto_map",)
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 
 
-def image_preprocess(
-    folder: Path, default: str, channels: int, size: tuple[int, int] | None, patch: int | None = None
-) -> dict[str, object]:
+def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int, int] | None) -> dict[str, object]:
     """Read the image processor of a published folder; without one, use the default processor of the architecture.
 
     Args:
@@ -42,7 +38,6 @@ def image_preprocess(
         default: the class name of the default processor, e.g. ``ViTImageProcessor``.
         channels: the number of channels that the model takes.
         size: the height and width that the model takes; None if it takes images of any size.
-        patch: the side in pixels of the patches into which the processor cuts images; None if it cuts none.
 
     Returns:
         The preprocessing: ``kind``, ``input_size`` (``[C, H, W]``) and ``processor`` (its settings).
@@ -52,7 +47,7 @@ def image_preprocess(
     """
     processor = _read_processor(folder, default)
     if processor is None:
-        processor = _default_processor(default, size, patch)
+        processor = _default_processor(default, size)
     # Convert the settings to JSON and back, so that they are already as a checkpoint will store them.
     settings = json.loads(processor.to_json_string())
     shape = _shape_of_images(_build_processor(settings), channels)
@@ -60,9 +55,6 @@ def image_preprocess(
     if size is not None and (height, width) != size:
         model_height, model_width = size
         raise InputError(f"{folder} prepares images of {height}x{width}, its model takes {model_height}x{model_width}")
-    patch_size = settings.get("patch_size")
-    if patch is not None and patch_size != patch:
-        raise InputError(f"{folder} cuts images into patches of {shown(patch_size)}, not of {patch}")
     return {"kind": "image", "input_size": shape, "processor": settings}
 
 
@@ -101,16 +93,14 @@ def _read_processor(folder: Path, default: str) -> Any:
         return AutoImageProcessor.from_pretrained(str(seen), local_files_only=True, trust_remote_code=False)
 
 
-def _default_processor(name: str, size: tuple[int, int] | None, patch: int | None) -> Any:
+def _default_processor(name: str, size: tuple[int, int] | None) -> Any:
     """Return transformers' image processor with its default settings, changed to give images of another size.
 
     Args:
         name: the class name of the processor.
         size: the height and width of the processed images; None means the default size.
-        patch: the side in pixels of the patches into which it cuts images; None if it cuts none.
     """
-    processor_class = getattr(transformers, name)
-    processor = processor_class() if patch is None else processor_class(patch_size=patch)
+    processor = getattr(transformers, name)()
     if size is None:
         return processor
 
@@ -132,9 +122,7 @@ def _default_processor(name: str, size: tuple[int, int] | None, patch: int | Non
 
 
 def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
-    """Return a function from a list of PIL images to pixels ``[B, C, H, W]``, or to patches.
-
-    Patches come as a dict with the patches, a mask that is 0 for padding, and the rows and columns of each image.
+    """Return a function from a list of PIL images to pixels ``[B, C, H, W]``.
 
     Raises:
         InputError: if the image processor is not supported, or does not give images of the size in ``preprocess``.
@@ -148,7 +136,7 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
     mode = mode_of(channels)
 
     def collate(samples: list[Any]) -> Any:
-        """Return the inputs of the model for a list of images."""
+        """Return the pixels of a list of images."""
         # Transformers' own `load_image` turns images, too.
         images = [in_mode(upright(image), mode) for image in images_of(samples)]
         return _run_processor(processor, images)
@@ -161,14 +149,9 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
 
     The mean and standard deviation of a format are for pixels from 0 to 1. Those of a processor are for pixels after
     its own rescaling, e.g. from 0 to 255, so they are divided by the range of these.
-
-    Raises:
-        UsageError: if the processor cuts images into patches.
     """
     settings: Any = preprocess["processor"]
     channels, height, width = input_size(preprocess)
-    if "max_num_patches" in settings:
-        raise UsageError("--augment: the model reads patches that its processor cuts; augment the files instead")
 
     # What the processor makes of the brightest pixel, the byte 255. Most processors rescale bytes by 1 / 255, which
     # makes it 1; so do processors that do not mention rescaling. Without rescaling it stays 255.
@@ -221,28 +204,6 @@ def _way_of_resizing(settings: Any, height: int, width: int) -> tuple[str, int |
     return "other", None
 
 
-def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
-    """Draw random inputs of the shapes that :func:`image_collate` gives.
-
-    If the model reads patches, each image is a square of patches, and the remaining patches are padding.
-    """
-    settings: Any = preprocess["processor"]
-    channels, height, width = input_size(preprocess)
-    max_patches = settings.get("max_num_patches")
-    if max_patches is None:
-        return random_pixels([channels, height, width], batch, seed)
-
-    patch = settings["patch_size"]
-    patches_per_side = height // patch
-    is_not_padding = torch.arange(max_patches) < patches_per_side**2  # [max_patches]
-    mask = is_not_padding.int().repeat(batch, 1)  # [batch, max_patches]
-    return {
-        "pixel_values": random_pixels([max_patches, channels * patch**2], batch, seed),
-        "pixel_attention_mask": mask,
-        "spatial_shapes": torch.full((batch, 2), patches_per_side),
-    }
-
-
 def write_processor(folder: Path, preprocess: Preprocessing) -> None:
     """Write the settings of the image processor to ``preprocessor_config.json``."""
     settings: Any = preprocess["processor"]
@@ -263,9 +224,6 @@ def _build_processor(settings: object) -> Any:
         sizes = settings.get(key) or {}
         if not isinstance(sizes, Mapping) or not _are_lengths(sizes):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
-    patch_settings = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
-    if not is_size(patch_settings):
-        raise InputError(f"the image processor has the patch_size and max_num_patches {shown(patch_settings)}")
     with refused_as(f"transformers cannot build its {name}"):
         processor_class = getattr(transformers, name)
         return processor_class.from_dict(names_only(settings, _ELSEWHERE))
@@ -286,8 +244,6 @@ def _are_lengths(sizes: Mapping[str, object]) -> bool:
 def _shape_of_images(processor: Any, channels: int) -> list[int]:
     """Return the shape ``[C, H, W]`` of processed images, found by processing a blank image.
 
-    If the processor gives patches, the shape is that of the largest square that can be cut into so many patches.
-
     Args:
         processor: transformers' image processor, which checks some of its settings only when it processes an image.
         channels: the number of channels that the model takes.
@@ -298,23 +254,14 @@ def _shape_of_images(processor: Any, channels: int) -> list[int]:
     example = Image.new(mode_of(channels), (8, 8))
     with refused_as("the image processor cannot be used"):
         pixels = _run_processor(processor, [example])
-    if isinstance(pixels, dict):
-        # [1, patches, C * patch_size * patch_size]
-        _, max_patches, numbers_per_patch = pixels["pixel_values"].shape
-        side = processor.patch_size * math.isqrt(max_patches)
-        shape = [numbers_per_patch // processor.patch_size**2, side, side]
-    else:
-        shape = list(pixels.shape[1:])  # [1, C, H, W] -> [C, H, W]
+    shape = list(pixels.shape[1:])  # [1, C, H, W] -> [C, H, W]
     if shape[0] != channels:
         raise InputError(f"the image processor gives {shape[0]} channels, the model takes {channels}")
     return shape
 
 
 def _run_processor(processor: Any, images: list[Image.Image]) -> Any:
-    """Process images; return pixels ``[B, C, H, W]``, or a dict of patches with their mask and spatial shapes."""
-    batch = processor(images=images, return_tensors="pt")
-    if "spatial_shapes" in batch:
-        return dict(batch)
-    pixels = batch["pixel_values"]
+    """Process images; return pixels ``[B, C, H, W]``."""
+    pixels = processor(images=images, return_tensors="pt")["pixel_values"]
     # A processor that neither rescales nor normalises gives the bytes of the image.
     return pixels if pixels.is_floating_point() else pixels.float()

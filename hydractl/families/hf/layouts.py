@@ -17,7 +17,7 @@ class EncoderLayout:
         core: name of the module that computes attention, relative to the attention block; empty means the block.
         core_class: how the class name of that module ends, e.g. ``SelfAttention``.
         norm: name of the norm before the attention, relative to the layer; empty if the norm comes after.
-        block: name of the attention block, relative to the layer; empty means the layer itself.
+        block: name of the attention block, relative to the layer.
         embeddings: names of the modules before the first layer.
         staged: whether the layers are in stages, and tokens are merged between stages (Swin).
     """
@@ -61,32 +61,12 @@ _CLIP = replace(
     block="self_attn",
 )
 _MODERN = replace(_VIT, heads=AttentionLayout(("Wqkv",), "Wo"), norm="attn_norm", block="attn")
-_BEIT = EncoderLayout(
-    layers="layers",
-    heads=AttentionLayout(
-        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        "attention.o_proj",
-        table="relative_position_bias.relative_position_bias_table",
-    ),
-    core="attention",
-    core_class="Attention",
-    norm="layernorm_before",
-    block="",
-    embeddings=("embeddings", "shared_position_bias"),
+_SWIN = replace(
+    _VIT,
+    layers="encoder.layers",
+    heads=replace(_PROJECTIONS, table="relative_position_bias.relative_position_bias_table"),
+    staged=True,
 )
-_DATA2VEC = replace(
-    _BEIT,
-    layers="encoder.layer",
-    heads=AttentionLayout(
-        ("attention.query", "attention.key", "attention.value"),
-        "output.dense",
-        table="attention.relative_position_bias.relative_position_bias_table",
-    ),
-    core_class="SdpaSelfAttention",
-    block="attention",
-    embeddings=("embeddings", "encoder.relative_position_bias"),
-)
-_SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table), staged=True)
 _SWINV2 = replace(
     _BERT,
     layers="encoder.layers",
@@ -143,24 +123,18 @@ LAYOUTS = {
     "roberta": _BERT,
     "electra": _BERT,
     "ernie": _BERT,
-    "data2vec_text": _BERT,
-    "roberta_prelayernorm": replace(_BERT, norm="attention.LayerNorm"),
     "distilbert": _DISTILBERT,
     "vit": _VIT,
     "deit": _VIT,
-    "ijepa": _VIT,
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
-    "beit": _BEIT,
-    "data2vec_vision": _DATA2VEC,
     "swin": _SWIN,
     "swinv2": _SWINV2,
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
     "model.qkv_proj": _PHI3,
-    "model.post_norm": replace(_LLAMA, norm=""),
     "model.attention": replace(_DINOV2, layers="layer"),
     "transformer": _GPT2,
     "vision_model": _CLIP,

@@ -42,7 +42,6 @@ _NEVER = (
 _PROCESSORS = {
     "vit": "ViTImageProcessor",
     "vit_msn": "ViTImageProcessor",
-    "ijepa": "ViTImageProcessor",
     "swin": "ViTImageProcessor",
     "swinv2": "ViTImageProcessor",
     "deit": "DeiTImageProcessor",
@@ -52,9 +51,6 @@ _PROCESSORS = {
     "clip": "CLIPImageProcessor",
     "metaclip_2": "CLIPImageProcessor",
     "siglip": "SiglipImageProcessor",
-    "siglip2": "Siglip2ImageProcessor",
-    "beit": "BeitImageProcessor",
-    "data2vec-vision": "BeitImageProcessor",
 }
 _MOST_TIMES = 4
 """A model may be so many times as large as its weights, whose heads may have been cut out."""
@@ -303,14 +299,11 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
     image_tower = towers[0]
     # DINOv2 interpolates its positions, so it takes images of any size.
     size = None if image_tower.prefix.startswith("dinov2") else patch_image_size(model)
-    # The image processor of SigLIP 2 has to cut images into patches.
-    patch = image_tower.base.config.patch_size if config.model_type == "siglip2" else None
     preprocess = image_preprocess(
         folder,
         default=_PROCESSORS[config.model_type],
         channels=image_tower.base.config.num_channels,
         size=size,
-        patch=patch,
     )
     if len(towers) > 1:
         preprocess["texts"] = clip.text_preprocess_of(folder, model)
@@ -329,7 +322,7 @@ def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
     # table of positions.
     architecture = towers_of(model)[0].prefix
     unused_positions = 0
-    if architecture in ("roberta", "roberta_prelayernorm", "data2vec_text"):
+    if architecture == "roberta":
         unused_positions = (config.pad_token_id or 0) + 1
     elif architecture == "mpnet":
         unused_positions = 2
@@ -356,8 +349,8 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
     # A model of texts has no image processor.
     if model_type not in _PROCESSORS:
         return None
-    # These compute positions for any number of patches.
-    if model_type in ("dinov3_vit", "siglip2"):
+    # It computes positions for any number of patches.
+    if model_type == "dinov3_vit":
         return None
     encoder = towers_of(model)[0].base
     # CLIP and SigLIP have no separate module for patches.

@@ -1,4 +1,4 @@
-"""transformers' encoders with relative positions: BEiT, data2vec, Swin, DeBERTa v2 and v3, MPNet.
+"""transformers' encoders with relative positions: Swin, DeBERTa v2 and v3, MPNet.
 
 Their scores of attention depend on the distance of two tokens. For each kind there is a wrapper of
 :class:`hydractl.model.attention.HeadAttention` that can be called like transformers' own attention.
@@ -18,16 +18,12 @@ from torch import Tensor, nn
 from hydractl.families.base import Stages, State, normed_input
 from hydractl.heads.relative import Relative
 
-_BEITS = ("BeitModel", "Data2VecVisionModel")
-"""Encoders whose layers may share one table of relative positions."""
-_ARGUMENTS = ("attention_mask", "resolution", "position_bias", "relative_pos", "rel_embeddings")
+_ARGUMENTS = ("attention_mask", "position_bias", "relative_pos", "rel_embeddings")
 """The keys of the context that are also names of arguments of a layer."""
-_Entry = Tensor | tuple[int, ...]
-"""A value in the context."""
 
 
 class _Tables(nn.Module):
-    """Wraps ``HeadAttention`` for models whose heads add a learned number for each distance (BEiT, Swin, MPNet).
+    """Wraps ``HeadAttention`` for models whose heads add a learned number for each distance (Swin, MPNet).
 
     Args:
         attention: the :class:`hydractl.model.attention.HeadAttention` to call.
@@ -41,36 +37,6 @@ class _Tables(nn.Module):
         self.attention = attention
         attention.keep_apart()
         self.register_buffer("index", index, persistent=False)
-
-
-class BeitInPlace(_Tables):
-    """Replaces BEiT's attention."""
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """Compute the attention of ``hidden_states``, ``[M * B, T, d_model]``.
-
-        BEiT passes the numbers that all layers add to their scores as ``attention_mask``, ``[heads, T, T]`` or
-        ``[M, heads, T, T]``.
-        """
-        relative = None
-        if self.index is not None or attention_mask is not None:
-            relative = Relative(self.index, shared=attention_mask)
-        return self.attention(hidden_states, relative=relative), None
-
-
-class Data2VecInPlace(BeitInPlace):
-    """Replaces data2vec's attention, which is BEiT's with other names of the arguments."""
-
-    def forward(  # type: ignore[override]
-        self,
-        hidden_states: Tensor,
-        output_attentions: bool = False,
-        relative_position_bias: Tensor | None = None,
-        interpolate_pos_encoding: bool = False,
-        resolution: tuple[int, int] | None = None,
-    ) -> tuple[Tensor, None]:
-        """Compute the attention of ``hidden_states``, ``[M * B, T, d_model]``; see :meth:`BeitInPlace.forward`."""
-        return super().forward(hidden_states, relative_position_bias)
 
 
 class SwinInPlace(_Tables):
@@ -173,19 +139,11 @@ class DisentangledInPlace(nn.Module):
 def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
     """Return the module to put in the place of a layer's attention; None if the layer has no relative positions.
 
-    If transformers keeps a table of relative positions beside the attention, it is removed from the layer.
-
     Args:
         attention: the :class:`hydractl.model.attention.HeadAttention` to use.
         layer: transformers' layer.
     """
-    # Where transformers keeps the index of distances (which row of the table belongs to which pair of tokens) differs
-    # by class: in the layer, in its attention, or nowhere.
     kind = type(layer).__name__
-    if kind == "BeitLayer":
-        return BeitInPlace(attention, _take_index(layer))
-    if kind == "Data2VecVisionLayer":
-        return Data2VecInPlace(attention, _take_index(layer.attention.attention))
     if kind == "SwinLayer":
         table = layer.attention.relative_position_bias
         tokens = table.window_area
@@ -199,36 +157,18 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
     return None
 
 
-def _take_index(holder: Any) -> Tensor | None:
-    """Remove the table of relative positions from its module, and return its index ``[T, T]``; None without a table."""
-    table = getattr(holder, "relative_position_bias", None)
-    holder.relative_position_bias = None
-    if table is None:
-        return None
-    return table.generate_relative_position_index(table.window_size)
-
-
-def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> Mapping[str, _Entry]:
+def relative_context(base: Any, hidden: Tensor, mask: Tensor | None) -> Mapping[str, Tensor]:
     """Return the arguments for relative positions that an encoder's layers receive beside the tokens.
 
     Args:
         base: the encoder.
         hidden: the tokens before the first layer, ``[B, T, d_model]``.
-        pixels: the inputs of a model of images, else None.
         mask: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
 
     Returns:
         The arguments by transformers' names; empty for encoders without relative positions.
     """
     kind = type(base).__name__
-    # BEiT and data2vec: the size of the images, and the table that all layers share, if there is one.
-    if kind in _BEITS:
-        height_and_width = tuple(pixels.shape[2:])
-        context: dict[str, _Entry] = {"resolution": height_and_width}
-        table = _shared_table(base)
-        if table is not None:
-            context["shared_position_bias"] = table(table.window_size)[0]  # [1, heads, T, T] -> [heads, T, T]
-        return context
     # MPNet: the biases that all layers share, computed once for texts of this length.
     if kind == "MPNetModel":
         tokens = hidden.new_empty((1, hidden.shape[1], 0))  # only the number of tokens is used
@@ -258,96 +198,15 @@ def run_relative_layer(layer: Any, state: State) -> State:
         layer: transformers' layer; its attention may have been replaced.
         state: the state before the layer; its context has the mask and the entries of :func:`relative_context`.
     """
-    shared = state.context.get("shared_position_bias")
-    is_data2vec = type(layer).__name__ == "Data2VecVisionLayer"
-
-    # If the attention of a BEiT or data2vec was replaced, hydractl's own version of the layer runs.
-    if is_data2vec and isinstance(layer.attention.attention, BeitInPlace):
-        hidden = _run_data2vec(layer, state.hidden, shared)
-        return State(hidden, state.context)
-    if isinstance(getattr(layer, "attention", None), BeitInPlace):
-        hidden = _run_beit(layer, state.hidden, shared)
-        return State(hidden, state.context)
-
-    # Otherwise transformers' layer runs. The shared table has another argument name in each of the two classes.
     arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    if is_data2vec:
-        del arguments["attention_mask"]  # the layer has no such argument
-        name_of_shared = "relative_position_bias"
-    else:
-        name_of_shared = "attention_mask"  # BEiT adds its mask to the scores
-    if shared is not None:
-        arguments[name_of_shared] = shared[None]
     output = layer(state.hidden, **arguments)
     # Some layers also return the attention weights.
     return State(output[0] if isinstance(output, tuple) else output, state.context)
 
 
-# The next two functions do what transformers' layers do. Those layers multiply by parameters, which an ensemble
-# replaces by modules, and torch.compile cannot trace a module in the place of a parameter.
-
-
-def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    """Return the tokens ``[B, T, d_model]`` after a BEiT layer: attention, then MLP, each scaled and added.
-
-    Args:
-        layer: transformers' BeitLayer, with its attention replaced.
-        hidden: the tokens before the layer.
-        shared: the numbers that all layers add to their scores, ``[heads, T, T]``; None if there are none.
-    """
-    attention_input = layer.layernorm_before(hidden)
-    attended, _ = layer.attention(attention_input, shared)
-    scaled_attention = _scaled(layer.lambda_1, layer.dropout(attended))
-    after_attention = layer.drop_path(scaled_attention) + hidden
-
-    mlp_input = layer.layernorm_after(after_attention)
-    mlp_output = layer.mlp(mlp_input)
-    scaled_mlp = _scaled(layer.lambda_2, layer.dropout(mlp_output))
-    return layer.drop_path(scaled_mlp) + after_attention
-
-
-def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    """Return the tokens ``[B, T, d_model]`` after a data2vec layer: attention, then MLP, each scaled and added.
-
-    The MLP consists of the modules ``intermediate`` and ``output``, which include activation and dropout.
-
-    Args:
-        layer: transformers' Data2VecVisionLayer, with its attention replaced.
-        hidden: the tokens before the layer.
-        shared: the numbers that all layers add to their scores, ``[heads, T, T]``; None if there are none.
-    """
-    attention_input = layer.layernorm_before(hidden)
-    attention_outputs = layer.attention(attention_input, relative_position_bias=shared)
-    scaled_attention = _scaled(layer.lambda_1, attention_outputs[0])
-    after_attention = layer.drop_path(scaled_attention) + hidden
-
-    mlp_input = layer.layernorm_after(after_attention)
-    widened = layer.intermediate(mlp_input)
-    scaled_mlp = _scaled(layer.lambda_2, layer.output(widened))
-    return layer.drop_path(scaled_mlp) + after_attention
-
-
-def _scaled(factor: Any, x: Tensor) -> Tensor:
-    """Multiply by LayerScale: a vector, or a module that multiplies; None means that there is no LayerScale."""
-    if factor is None:
-        return x
-    if isinstance(factor, nn.Module):
-        return factor(x)
-    return factor * x
-
-
-def _shared_table(base: Any) -> Any:
-    """Return the module with the table that all layers of a BEiT or data2vec share; None if there is none."""
-    if type(base).__name__ == "BeitModel":
-        return base.shared_position_bias
-    return getattr(base.encoder, "relative_position_bias", None)
-
-
 def entries_of_weights(base: Any) -> tuple[str, ...]:
     """Return the keys of the context whose tensors depend on weights, for ``Stages.per_member``."""
     kind = type(base).__name__
-    if kind in _BEITS and _shared_table(base) is not None:
-        return ("shared_position_bias",)
     if kind == "MPNetModel":
         return ("position_bias",)
     if kind == "DebertaV2Model":
@@ -366,8 +225,6 @@ def problems(base: Any) -> list[str]:
         if not base.config.relative_attention or not terms:
             messages.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
         return messages
-    if kind in _BEITS and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
-        return ["its images are not square, for which the library turns its tables of distances round"]
     if kind in ("SwinModel", "Swinv2Model"):
         return _problems_of_swin(base)
     return []

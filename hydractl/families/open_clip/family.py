@@ -23,9 +23,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import timm
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, MultiheadStandIn, Stages
 from hydractl.families.config_json import LibraryConfig, Preprocessing, object_in, object_or_empty
-from hydractl.families.hf import family as hf
 from hydractl.families.hf.texts import TOKENIZER_FILES, text_collate, write_tokenizer
-from hydractl.families.open_clip.hf_text import LAYOUT, TRANSFORMER, hf_config_in, hf_text, is_of_transformers
 from hydractl.families.open_clip.inputs import (
     cleaned,
     open_clip_collate,
@@ -40,20 +38,18 @@ from hydractl.families.open_clip.inputs import (
     tokens_of,
 )
 from hydractl.families.open_clip.models import (
-    DECODER,
     SECTIONS,
     TRUNK,
     blocks_of,
     drawn_clip,
     skeleton,
     text_tower,
-    towers_of_coca,
 )
 from hydractl.families.open_clip.stages import text_stages, visual_stages
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import filled_templates, scaled_cosines
 from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config
-from hydractl.files.checkpoint import DictTensors, MappedTensors, TensorSource
+from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Site
 
 _TOP = ("embed_dim", "quick_gelu", "custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
@@ -61,7 +57,7 @@ _BLOCK = r"(visual\.|text\.)?transformer\.resblocks\.\d+\."
 
 
 class OpenClip(ModelFamily):
-    """The family of open_clip's ``CLIP`` and ``CustomTextCLIP``, with its own towers or those of timm, transformers."""
+    """The family of open_clip's ``CLIP`` and ``CustomTextCLIP``, with its own towers, or one of timm for images."""
 
     name = "open_clip"
     scaled = timm.FAMILY.scaled
@@ -74,7 +70,7 @@ class OpenClip(ModelFamily):
         "mlp": rf"{_BLOCK}mlp\.",
         "norm": rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
         "embed": r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$"
-        r"|(text\.)?token_embedding\.|text\.cls_emb$",
+        r"|(text\.)?token_embedding\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"visual\.(conv1|trunk\.patch_embed)\.",
@@ -90,8 +86,6 @@ class OpenClip(ModelFamily):
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """Load a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``.
 
-        A CoCa is loaded without the decoder that writes captions.
-
         Returns:
             The model, or None if the folder has no ``open_clip_config.json``, or no weights of open_clip but those of
             another library.
@@ -104,14 +98,9 @@ class OpenClip(ModelFamily):
             return None
         if _holds_weights_of_another_library(folder):
             return None
-        published_config = published.get("model_cfg")
-        if not isinstance(published_config, dict):
+        config = published.get("model_cfg")
+        if not isinstance(config, dict):
             raise InputError(f"{folder / CONFIG} has no model_cfg")
-        is_coca = "multimodal_cfg" in published_config
-        config = towers_of_coca(published_config)
-        hf_name = object_or_empty(config, "text_cfg").get("hf_model_name")
-        if isinstance(hf_name, str):
-            config["hf_config"] = hf_config_in(folder, hf_name)
         model = skeleton(config)
 
         weights = folder / WEIGHTS
@@ -119,12 +108,7 @@ class OpenClip(ModelFamily):
             "hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
             f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')"
         )
-        tensors: TensorSource = published_weights(weights, hint)
-        if is_coca:  # leave out the tensors of the decoder
-            names = [name for name in tensors.names() if not name.startswith(DECODER)]
-            infos = {name: tensors.info(name) for name in names}
-            tensors = MappedTensors(infos, tensors.read)
-
+        tensors = published_weights(weights, hint)
         preprocess = open_clip_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {})
         if not own_tokenizer(config):
             preprocess["texts"] = text_settings(folder, config)
@@ -134,7 +118,6 @@ class OpenClip(ModelFamily):
             tensors=tensors,
             preprocess=preprocess,
             labels=None,
-            left=[f"{DECODER}*"] if is_coca else (),
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
@@ -160,10 +143,7 @@ class OpenClip(ModelFamily):
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
         published = _published_entry(arch, tag)
-        # Check the model before downloading anything. This is not possible if its text tower is a model of
-        # transformers, whose configuration is in the repository.
-        if not text_cfg_of(config).get("hf_model_name"):
-            skeleton(config)
+        skeleton(config)  # checks the model before anything is downloaded
 
         # A file after the repository is a pickle; a repository alone has safetensors.
         repo, file = os.path.split(str(published.get("hf_hub", "")))
@@ -228,16 +208,11 @@ class OpenClip(ModelFamily):
     ) -> str:
         """Write ``open_clip_config.json``; the weights go into ``open_clip_model.safetensors``.
 
-        If the text tower or the tokenizer is from transformers, transformers' files for it are written too. open_clip's
-        own tokenizer needs no file. Folders of open_clip have no place for class names, so ``labels`` is ignored.
+        If the tokenizer is from transformers, its files are written too. open_clip's own tokenizer needs no file.
+        Folders of open_clip have no place for class names, so ``labels`` is ignored.
         """
-        published = dict(config)
-        published.pop("hf_config", None)
-        document = {"model_cfg": published, "preprocess_cfg": published_preprocess(preprocess)}
+        document = {"model_cfg": dict(config), "preprocess_cfg": published_preprocess(preprocess)}
         write_config(folder / CONFIG, document)
-        if "hf_config" in config:
-            hf_config = object_in(config, "hf_config", "the configuration of the model")
-            write_config(folder / "config.json", hf_config)
         if "texts" in preprocess:
             write_tokenizer(folder, preprocess["texts"])
         return WEIGHTS
@@ -252,8 +227,7 @@ class OpenClip(ModelFamily):
         """Return the sites (attention blocks): first those of the image tower, then those of the text tower.
 
         Examples of paths are ``visual.transformer.resblocks.0.attn`` (open_clip's own image tower),
-        ``visual.trunk.blocks.0.attn`` (timm's), ``transformer.resblocks.0.attn`` (open_clip's own text tower) and
-        ``text.transformer.encoder.layer.0.attention`` (transformers').
+        ``visual.trunk.blocks.0.attn`` (timm's) and ``transformer.resblocks.0.attn`` (the text tower).
         """
         model = skeleton(config)
         sites = []
@@ -265,8 +239,7 @@ class OpenClip(ModelFamily):
                 sites.append(dataclasses.replace(site, path=path, tower="visual"))
         # All other towers.
         for path, block in blocks_of(model):
-            site_of = _site_of_transformers if is_of_transformers(path) else _site_of_block
-            sites.append(site_of(path, block))
+            sites.append(_site_of_block(path, block))
         return sites
 
     def classes(self, config: LibraryConfig) -> None:
@@ -283,10 +256,8 @@ class OpenClip(ModelFamily):
         """
         texts = filled_templates(labels, templates)
         tokens = tokens_of(config, preprocess, texts)  # [classes * templates, tokens]
-        model = skeleton(config)
-        has_own_text_tower = own_tokenizer(config) and hf_text(model) is None
-        if has_own_text_tower:
-            tower = text_tower(model)
+        if own_tokenizer(config):
+            tower = text_tower(skeleton(config))
             if tower.ends_early:
                 ends = pooled_at(tokens, tower.pool, tower.eos)  # [classes * templates]
                 longest = int(ends.max()) + 1
@@ -295,18 +266,13 @@ class OpenClip(ModelFamily):
         return {"text": by_class}
 
     def layout(self, site: Site) -> AttentionLayout:
-        """Return the names of the tensors of a site; the family of timm or transformers knows those of its towers."""
-        if is_of_transformers(site.path):
-            return LAYOUT.heads
+        """Return the names of the tensors of a site; the family of timm knows those of its towers."""
         if site.path.startswith(TRUNK):
             return timm.FAMILY.layout(site)
         return self.attention
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
-        """Return the part of a tensor; for a tower of another library, the family of that library decides."""
-        if is_of_transformers(name):
-            name_in_tower = name.removeprefix(TRANSFORMER)
-            return hf.FAMILY.part(f"bert.{name_in_tower}", sites)
+        """Return the part of a tensor; for a tower of timm, the family of that library decides."""
         if name.startswith(TRUNK):
             name_in_tower = name.removeprefix(TRUNK)
             return timm.FAMILY.part(name_in_tower, sites)
@@ -316,22 +282,17 @@ class OpenClip(ModelFamily):
         """Return the dropout rates of the attention weights and of the output; they are 0 in open_clip's own models."""
         if site.path.startswith(TRUNK):
             return timm.FAMILY.dropouts(model, site)
-        if is_of_transformers(site.path):
-            return hf.dropouts_of(model, site.path, LAYOUT)
         attention: Any = model.get_submodule(site.path)
         if isinstance(attention, nn.MultiheadAttention):
             return attention.dropout, 0.0
         return attention.attn_drop.p, attention.out_drop.p
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace the attention module of a site; in a tower of another library, that library's family does it."""
+        """Replace the attention module of a site; in a tower of timm, that library's family does it."""
         # An image tower that is a timm model. The family timm expects paths relative to it.
         if site.path.startswith(TRUNK):
             site_in_trunk = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
             timm.FAMILY.install(model.visual.trunk, site_in_trunk, attention)  # type: ignore[union-attr,arg-type]
-            return
-        if is_of_transformers(site.path):
-            hf.put_in_place(model, site.path, LAYOUT, attention)
             return
         # One of open_clip's own towers.
         block = model.get_submodule(site.path.removesuffix(".attn"))
@@ -456,28 +417,11 @@ def _site_of_block(path: str, block: Any) -> Site:
     )
 
 
-def _site_of_transformers(path: str, block: Any) -> Site:
-    """Return the site of one layer in a text tower of transformers.
-
-    Args:
-        path: dotted name of the layer in the model.
-        block: the layer.
-    """
-    attention = block.attention.self
-    return Site(
-        f"{path}.{LAYOUT.block}",
-        heads=attention.num_attention_heads,
-        head_dim=attention.attention_head_size,
-        d_model=block.attention.output.dense.out_features,
-        tower="text",
-    )
-
-
 # --- architectures by name --------------------------------------------------------------------------------------------
 
 
 def _known_config(arch: str) -> dict[str, object]:
-    """Return the configuration of one of open_clip's architectures, without the decoder of a CoCa.
+    """Return the configuration of one of open_clip's architectures.
 
     Raises:
         InputError: if the name is unknown; the hint has up to 5 similar names.
@@ -491,8 +435,7 @@ def _known_config(arch: str) -> dict[str, object]:
         if similar_names:
             hint = f"near names: {', '.join(similar_names)}"
         raise InputError(f"open_clip {open_clip.__version__} has no architecture {arch!r}", hint=hint)
-    config = open_clip.get_model_config(arch)
-    return towers_of_coca(config)
+    return open_clip.get_model_config(arch)
 
 
 def _published_entry(arch: str, tag: str) -> Mapping[str, object]:
@@ -572,8 +515,7 @@ def _with_defaults(config: LibraryConfig) -> LibraryConfig:
     """
     complete = {}
     for key, value in config.items():
-        is_set = value not in (None, False)
-        if is_set and key != "hf_config":
+        if value not in (None, False):
             complete[key] = value
     for section, section_class in SECTIONS.items():
         settings = section_class(**object_in(config, section, "the configuration of the model"))

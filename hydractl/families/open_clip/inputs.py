@@ -191,13 +191,7 @@ def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
     text_cfg = text_cfg_of(config)
     _hf_settings(text_cfg)  # only checks the settings; raises an error if they are not supported
 
-    # The size of the vocabulary: a text tower of transformers states it in its own configuration.
-    if text_cfg.get("hf_model_name"):
-        hf_config: Any = config["hf_config"]
-        vocabulary = hf_config["vocab_size"]
-    else:
-        vocabulary = _number_in(text_cfg, "vocab_size", VOCABULARY)
-
+    vocabulary = _number_in(text_cfg, "vocab_size", VOCABULARY)
     length = _number_in(text_cfg, "context_length", CONTEXT_LENGTH)
     texts = text_preprocess(folder, positions=length, vocabulary=vocabulary, always=("input_ids",))
     # open_clip ignores the greatest length that the tokenizer states.

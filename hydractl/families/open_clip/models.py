@@ -23,15 +23,6 @@ from hydractl.families import timm
 from hydractl.families.base import numbered_paths
 from hydractl.families.config_json import LibraryConfig, is_whole_number, object_in
 from hydractl.families.meta_device import on_meta_device
-from hydractl.families.open_clip.hf_text import (
-    LAYOUT,
-    TRANSFORMER,
-    hf_text,
-    hf_text_obstacles,
-    is_of_transformers,
-    problem_of_hf_config,
-    text_cfg_with_folder,
-)
 from hydractl.families.open_clip.inputs import CONTEXT_LENGTH, VOCABULARY, own_tokenizer, simple_tokenizer, text_cfg_of
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import shown
@@ -48,10 +39,10 @@ VISUAL_BLOCKS = "visual.transformer.resblocks"
 """The dotted name of the list of blocks in open_clip's own image tower."""
 TRUNK = "visual.trunk."
 """The beginning of the names of all parameters in an image tower that is a timm model."""
-DECODER = "text_decoder."
-"""The beginning of the names of all parameters of a CoCa outside its two towers."""
 # Settings that are not supported (section, key), with the reason.
 _FOREIGN = (
+    ("text_cfg", "hf_model_name", "its text tower is a model of transformers"),
+    ("text_cfg", "embed_cls", "its TextTransformer has a class token (embed_cls)"),
     ("text_cfg", "tokenizer_mode", "its HFTokenizer has a mode of its own (tokenizer_mode)"),
     ("vision_cfg", "output_tokens", "its VisionTransformer gives tokens beside features (output_tokens)"),
     ("text_cfg", "output_tokens", "its TextTransformer gives tokens beside features (output_tokens)"),
@@ -95,7 +86,7 @@ def text_tower(model: Any) -> TextTower:
     return TextTower(
         module=model.text,
         prefix="text.",
-        pool=model.text.pool_type if model.text.cls_emb is None else "last",
+        pool=model.text.pool_type,
         eos=getattr(model.text, "eos_id", None),
     )
 
@@ -118,8 +109,7 @@ def skeleton(config: LibraryConfig) -> Any:
     # Fill the buffers.
     if isinstance(model.visual, TimmModel):
         timm.fill_timm_buffers(model.visual.trunk)
-    if hf_text(model) is None:
-        _fill_causal_mask(text_tower(model).module)
+    _fill_causal_mask(text_tower(model).module)
     return model.eval()
 
 
@@ -139,48 +129,17 @@ def _fill_causal_mask(holder: Any) -> None:
 def drawn_clip(config: LibraryConfig) -> Any:
     """Build open_clip's model from its configuration, with freshly drawn weights, on the default device.
 
-    The entries of the configuration are the arguments of the model's class, except two. ``custom_text`` chooses the
-    class (CustomTextCLIP or CLIP). ``hf_config`` is transformers' configuration of the text tower.
+    The entries of the configuration are the arguments of the model's class, except ``custom_text``, which chooses the
+    class (CustomTextCLIP or CLIP).
     """
-    model_class = open_clip.CustomTextCLIP if _is_custom(config) else open_clip.CLIP
-    arguments = {name: value for name, value in config.items() if name not in ("custom_text", "hf_config")}
+    model_class = open_clip.CustomTextCLIP if config.get("custom_text") else open_clip.CLIP
+    arguments = {name: value for name, value in config.items() if name != "custom_text"}
 
     # An image tower that is a timm model: keep open_clip from downloading weights for it.
     vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
     if "timm_model_name" in vision_cfg:
         arguments["vision_cfg"] = {**vision_cfg, "timm_model_pretrained": False}
-
-    # A text tower that is a model of transformers: open_clip reads its configuration only from a folder, so a temporary
-    # folder exists until the model is built.
-    hf_config = object_in(config, "hf_config", _ORIGIN) if "hf_config" in config else None
-    with text_cfg_with_folder(text_cfg_of(config), hf_config) as text_cfg:
-        arguments["text_cfg"] = text_cfg
-        return model_class(**arguments, cast_dtype=None)
-
-
-def _is_custom(config: LibraryConfig) -> bool:
-    """Return whether open_clip builds a CustomTextCLIP from a configuration: it says so, or names a text tower."""
-    if config.get("custom_text"):
-        return True
-    text_cfg = text_cfg_of(config)
-    return bool(text_cfg.get("hf_model_name"))
-
-
-def towers_of_coca(config: LibraryConfig) -> dict[str, object]:
-    """Return the configuration of a CoCa without its decoder, as a CustomTextCLIP; return a copy of any other.
-
-    The decoder writes captions. It attends across the towers, and zero-shot classification does not need it.
-    """
-    towers = dict(config)
-    if "multimodal_cfg" not in config:
-        return towers
-    towers.pop("multimodal_cfg")
-    towers.pop("pad_id", None)
-    for section in SECTIONS:
-        if section in config:
-            towers[section] = {**object_in(config, section, _ORIGIN), "output_tokens": False}
-    towers["custom_text"] = True
-    return towers
+    return model_class(**arguments, cast_dtype=None)
 
 
 def _check_config(config: LibraryConfig) -> None:
@@ -196,13 +155,13 @@ def _check_config(config: LibraryConfig) -> None:
             raise InputError(f"{_ORIGIN} has no {section}")
     text_cfg = text_cfg_of(config)
     vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
-    name = "CustomTextCLIP" if _is_custom(config) else "CLIP"
+    name = "CustomTextCLIP" if config.get("custom_text") else "CLIP"
 
     # Settings that are not supported. A list of layers stands for the stages of a ResNet.
+    if "multimodal_cfg" in config:
+        raise _refusal("CoCa", "its decoder of captions attends across the towers")
     if isinstance(vision_cfg.get("layers"), list):
         raise _refusal(name, "its visual tower is a ModifiedResNet")
-    if text_cfg.get("embed_cls") and name == "CLIP":
-        raise _refusal(name, "its TextTransformer has a class token (embed_cls), which CLIP leaves out")
     for section, key, reason in _FOREIGN:
         if object_in(config, section, _ORIGIN).get(key):
             raise _refusal(name, reason)
@@ -217,11 +176,7 @@ def _check_config(config: LibraryConfig) -> None:
     if problems:
         raise InputError(f"open_clip cannot build this model: {problems[0]}", problems=problems)
 
-    # A text tower of transformers, and whether the text tower knows every token of its tokenizer.
-    if text_cfg.get("hf_model_name"):
-        problem = problem_of_hf_config(config.get("hf_config"))
-        if problem is not None:
-            raise _refusal(name, problem)
+    # Whether the text tower knows every token of its tokenizer.
     if own_tokenizer(config):
         vocabulary = text_cfg.get("vocab_size", VOCABULARY)
         tokenizer_size = simple_tokenizer(config).vocab_size
@@ -249,7 +204,7 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
 
     Args:
         model: open_clip's model, on the meta device. Its image tower is open_clip's own or a timm model, its text tower
-            is open_clip's own or a model of transformers.
+            is open_clip's own.
         config: the configuration from which it was built.
     """
     visual = model.visual
@@ -267,17 +222,10 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
             pooling = "no pooling" if visual.attn_pool is None else "an AttentionalPooler for tokens"
             yield f"its VisionTransformer has {pooling}, so there is no one feature of an image"
 
-    # The text tower.
-    encoder = hf_text(model)
-    if encoder is not None:
-        yield from hf_text_obstacles(encoder)
-    else:
-        yield from _text_obstacles(text_tower(model), config)
-
-    # The blocks of open_clip's own towers. Towers of other libraries were checked completely above.
+    # The text tower, and the blocks of open_clip's own towers. A tower of timm was checked completely above.
+    yield from _text_obstacles(text_tower(model), config)
     for path, block in blocks_of(model):
-        if not is_of_transformers(path):
-            yield from _block_obstacles(path, block)
+        yield from _block_obstacles(path, block)
 
 
 def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
@@ -335,8 +283,6 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
     if type(block) is ResidualAttentionBlock:
         if type(attention) is not nn.MultiheadAttention:
             yield f"{description}, expected nn.MultiheadAttention"
-        elif hasattr(block, "ln_1_kv"):
-            yield f"{description} that attends across towers"
     elif type(block) is not CustomResidualAttentionBlock or type(attention) is not Attention:
         yield f"{description}, expected open_clip's own"
     elif attention.logit_scale is not None:
@@ -355,15 +301,8 @@ def blocks_of(model: Any) -> list[tuple[str, Any]]:
     visual_blocks: list[tuple[str, Any]] = []
     if not isinstance(model.visual, TimmModel):
         visual_blocks += _with_paths(VISUAL_BLOCKS, model.visual.transformer.resblocks)
-    encoder: Any = hf_text(model)
-    if encoder is not None:  # the text tower is a model of transformers
-        path = f"{TRANSFORMER}{LAYOUT.layers}"
-        layers = encoder.transformer.encoder.layer
-    else:
-        tower = text_tower(model)
-        path = f"{tower.prefix}transformer.resblocks"
-        layers = tower.module.transformer.resblocks
-    return visual_blocks + _with_paths(path, layers)
+    tower = text_tower(model)
+    return visual_blocks + _with_paths(f"{tower.prefix}transformer.resblocks", tower.module.transformer.resblocks)
 
 
 def _with_paths(path: str, blocks: nn.ModuleList) -> list[tuple[str, Any]]:

@@ -9,35 +9,20 @@ from typing import Any
 
 import torch
 from open_clip.timm_model import TimmModel
-from open_clip.transformer import Attention, text_global_pool
+from open_clip.transformer import text_global_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.families import timm
 from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, normed_input, numbered_paths
-from hydractl.families.open_clip.hf_text import hf_text, hf_text_stages
 from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, TextTower, text_tower
 from hydractl.families.prompts import mean_features
 
 
 def _run_block(block: Any, state: State) -> State:
     """Return the state after one block."""
-    mask = state.context.get("attn_mask")
-    if mask is not None and mask.dim() == 4:
-        mask = _mask_for(block.attn, mask)
-    hidden = block(state.hidden, attn_mask=mask)
+    hidden = block(state.hidden, attn_mask=state.context.get("attn_mask"))
     return State(hidden, state.context)
-
-
-def _mask_for(attention: Any, mask: Tensor) -> Tensor:
-    """Return a mask ``[B, 1, T, T]`` in the shape that an attention module takes.
-
-    open_clip's and torch's own modules take ``[B * heads, T, T]``; hydractl's takes the mask as it is.
-    """
-    if not isinstance(attention, nn.MultiheadAttention | Attention):
-        return mask
-    mask_by_head = mask.expand(-1, attention.num_heads, -1, -1)  # [B, heads, T, T]
-    return mask_by_head.flatten(0, 1)  # [B * heads, T, T]
 
 
 def visual_stages(model: Any) -> Stages:
@@ -112,13 +97,9 @@ def text_stages(model: Any) -> Stages:
     Together they do what open_clip's ``encode_text`` does, and ``build_zero_shot_classifier`` with the prompts of each
     class.
     """
-    encoder = hf_text(model)
-    if encoder is not None:  # the tower is a model of transformers
-        return hf_text_stages(encoder)
     tower = text_tower(model)
     prefix = tower.prefix
     blocks = tower.module.transformer.resblocks
-    has_class_token = getattr(tower.module, "cls_emb", None) is not None
 
     # A CustomTextCLIP has the tower as its module `text`. A CLIP has the modules of the tower as its own attributes.
     if prefix:
@@ -132,12 +113,12 @@ def text_stages(model: Any) -> Stages:
         stem=partial(_text_stem, tower.module),
         blocks=for_each(_run_block, blocks),
         block_paths=numbered_paths(f"{prefix}transformer.resblocks", blocks),
-        stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
+        stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding"),
         readout=lambda state: _class_features(tower, state),
         projection=_text_projection(tower),
         attention_inputs=for_each(partial(normed_input, "ln_1"), blocks),
         reads=lambda state: _positions_read(tower, state),
-        per_sample=("text", "attn_mask") if has_class_token else ("text",),
+        per_sample=("text",),
         tower="text",
         of_labels=True,
         prefixes=prefixes,
@@ -155,32 +136,13 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
         inputs: ``text``, the token ids ``[classes, prompts, T]``.
 
     Returns:
-        The embeddings of N = classes * prompts texts, ``[N, T, d_model]``, or ``[N, T + 1, d_model]`` if the tower adds
-        a class token at the end. The context has ``text`` (the ids unchanged) and ``attn_mask`` (a mask that is added
-        to scores, or None).
+        The embeddings of N = classes * prompts texts, ``[N, T, d_model]``. The context has ``text`` (the ids unchanged)
+        and ``attn_mask`` (``[T, T]``, added to the scores of every text: -inf for a pair that may not attend; or None).
     """
-    # The embeddings of the tokens, with a class token at the end if the tower has one, plus those of their positions.
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [N, T]
-    embedded = holder.token_embedding(text)  # [N, T, d_model]
-    class_token = getattr(holder, "cls_emb", None)
-    if class_token is not None:
-        class_tokens = class_token.expand(len(text), 1, -1)  # the same one for every text: [N, 1, d_model]
-        embedded = torch.cat([embedded, class_tokens], dim=1)  # [N, T + 1, d_model]
-    tokens = embedded.shape[1]
-    hidden = embedded + holder.positional_embedding[:tokens]
-
-    # Masks are added to the attention scores [N, heads, tokens, tokens]: 0 for a pair that may attend, -inf for one
-    # that may not. So two masks are combined by adding them. The causal mask is the same for all texts, [tokens,
-    # tokens].
+    tokens = text.shape[1]
+    hidden = holder.token_embedding(text) + holder.positional_embedding[:tokens]
     mask = None if holder.attn_mask is None else holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
-
-    # With a class token, the padding of each text is masked as well. Added to it, the causal mask is repeated for every
-    # text, and the sum is [N, 1, tokens, tokens].
-    if class_token is not None:
-        mask_by_head = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, tokens, tokens]
-        mask_by_text = mask_by_head.unflatten(0, (len(text), -1))  # [N, heads, tokens, tokens]
-        padding_mask = mask_by_text[:, :1]  # [N, 1, tokens, tokens]: all heads have the same mask
-        mask = padding_mask if mask is None else mask + padding_mask
     return State(hidden, {"text": inputs["text"], "attn_mask": mask})
 
 
