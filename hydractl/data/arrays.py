@@ -1,17 +1,18 @@
 """Images in a ``.npz`` file: ``x`` uint8, optionally ``y`` and ``classes``. Nothing is ever unpickled.
 
-Images are read from the file when they are asked for. A compressed array would have to be unpacked again for each image
-of a shuffled epoch, so it is held in memory, unless the samples will be read just once and in order.
+Images are read from the file when they are asked for. A compressed array would have to be unpacked again for each
+image, so it is held in memory.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,12 @@ from PIL import Image
 from hydractl.data.base import Dataset, reason
 from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels, limited
-from hydractl.data.npz_rows import NpzRows, read_array_header
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 
 _SETTINGS = ("x", "y", "classes")
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""The header before a member in a zip archive; its last two fields are the lengths of the name and the extra field."""
 
 # The errors of numpy quote whole headers, so the reason in a message is cut to this many characters.
 _LONGEST_REASON = 200
@@ -41,7 +43,7 @@ class ArrayImages(Dataset):
             array in memory, or rows that are read from the file.
     """
 
-    def __init__(self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | NpzRows) -> None:
+    def __init__(self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | _StoredRows) -> None:
         super().__init__(spec, where, ids)
         self.images = images
 
@@ -64,8 +66,13 @@ class _Header(NamedTuple):
     dtype: np.dtype[Any]
     fortran: bool
 
+    @property
+    def row_bytes(self) -> int:
+        """The size of one row in bytes."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
 
-def read_npz(spec: DataSpec, limit: int | None, seed: int = 0, *, read_once: bool = False) -> tuple[Dataset, RawLabels]:
+
+def read_npz(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
 
     ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]`` or
@@ -78,7 +85,6 @@ def read_npz(spec: DataSpec, limit: int | None, seed: int = 0, *, read_once: boo
         limit: how many samples to take; None means all.
         seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
             represented.
-        read_once: the samples will be read once and in order, so a compressed array need not be kept in memory.
 
     Returns:
         The images that ``limit`` takes, and their labels before they are mapped to the classes of a model.
@@ -97,7 +103,7 @@ def read_npz(spec: DataSpec, limit: int | None, seed: int = 0, *, read_once: boo
             raise InputError(f"{spec.where}: not a usable image set", problems=all_problems)
         raw, rows = _read_labels(path, names, headers, label_problems, limit, seed)
         images_name = names["x"]
-        images = _open_images(spec, path, images_name, headers[images_name], rows, read_once=read_once)
+        images = _open_images(spec, path, images_name, headers[images_name], rows)
     except (InputError, MemoryError):
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
@@ -203,8 +209,8 @@ def _read_labels(
 
 
 def _open_images(
-    spec: DataSpec, path: Path, name: str, header: _Header, rows: Sequence[int], *, read_once: bool
-) -> npt.NDArray[np.uint8] | NpzRows:
+    spec: DataSpec, path: Path, name: str, header: _Header, rows: Sequence[int]
+) -> npt.NDArray[np.uint8] | _StoredRows:
     """Return the images at some rows of the array: in memory, or read from the file when they are asked for.
 
     Args:
@@ -213,37 +219,123 @@ def _open_images(
         name: the name of the array.
         header: the header of the array.
         rows: the indices of the images, ascending.
-        read_once: whether the images will be read once and in order. If so, a compressed array is not kept in memory.
     """
-    all_rows_asked = len(rows) == header.shape[0]
-
-    # 1. In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
+    # In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
     if header.fortran:
-        all_images = _read_whole_array(path, name)
+        with np.load(path, allow_pickle=False) as arrays:
+            all_images: npt.NDArray[np.uint8] = arrays[name]
         return np.ascontiguousarray(all_images[list(rows)])
-    images = NpzRows(path, name, spec.where, rows)
 
-    # 2. A compressed array that is read more than once, or out of order, is unpacked into memory. Otherwise it would be
-    # unpacked from its start again for every image that lies before the last one.
-    is_compressed = not images.at_any_row
-    keep_in_memory = is_compressed and not read_once
-    if keep_in_memory and all_rows_asked:
-        return _read_whole_array(path, name)
-
-    # Of a compressed array only the asked rows are kept in memory. First check that the file is sound.
-    images.check()
-    if keep_in_memory:
-        return np.stack([images[i] for i in range(len(rows))])
-
-    # 3. All other images stay in the file.
-    return images
+    # A compressed array would have to be unpacked from its start again for every image, so its rows are kept.
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(f"{name}.npy")
+    if info.compress_type == zipfile.ZIP_STORED:
+        _unpack(path, name, header, [])
+        return _StoredRows(path, info, header, spec.where, rows)
+    return _unpack(path, name, header, rows)
 
 
-def _read_whole_array(path: Path, name: str) -> npt.NDArray[np.uint8]:
-    """Read the whole array of images into memory."""
-    with np.load(path, allow_pickle=False) as arrays:
-        images: npt.NDArray[np.uint8] = arrays[name]
-    return images
+def _unpack(path: Path, name: str, header: _Header, rows: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Return some rows of an array in C order, which is read through once, up to the last of them or to its end.
+
+    At its end the checksum (CRC) of the archive is compared, too.
+
+    Args:
+        path: the file.
+        name: the name of the array.
+        header: the header of the array.
+        rows: the indices of the rows, ascending. If it is empty, the array is read to its end and nothing returned.
+
+    Raises:
+        OSError, zipfile.BadZipFile, zlib.error, EOFError: if the file is damaged.
+    """
+    total = header.shape[0]
+    unpacked = np.empty((len(rows), *header.shape[1:]), np.uint8)
+    places = {row: place for place, row in enumerate(rows)}
+    count = max(rows) + 1 if rows else total
+    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        read_array_header(member)
+        for row in range(count):
+            content = member.read(header.row_bytes)
+            if len(content) < header.row_bytes:
+                raise EOFError("the array ends too early")
+            if row in places:
+                unpacked[places[row]] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
+        if count == total:
+            member.read(1)  # zipfile compares the checksum when it reaches the end of the member
+    return unpacked
+
+
+class _StoredRows:
+    """Some rows of an array that is stored in C order and without compression, each read when it is asked for.
+
+    Every read opens the file itself, so data workers may share this object.
+
+    Args:
+        path: the ``.npz`` file.
+        info: the member of the archive that holds the array.
+        header: the header of the array.
+        where: the name of the data set in messages.
+        rows: the indices of the rows that this sequence holds.
+    """
+
+    def __init__(self, path: Path, info: zipfile.ZipInfo, header: _Header, where: str, rows: Sequence[int]) -> None:
+        """Find out where the array begins; no row is read yet."""
+        self._path = path
+        self._header = header
+        self._where = where
+        self._rows = rows
+
+        # The bytes of a member stand behind its header in the archive, its name and its extra field; those of the array
+        # behind the header of the .npy.
+        with open(path, "rb") as file:
+            self._version = _version_of(file)
+            file.seek(info.header_offset)
+            name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+            file.seek(name_length + extra_length, os.SEEK_CUR)
+            read_array_header(file)
+            self._begin = file.tell()
+
+    def __getitem__(self, i: int) -> npt.NDArray[np.uint8]:
+        """Return row i of this sequence, ``[H, W]`` or ``[H, W, C]``.
+
+        Raises:
+            InputError: if the file was changed since it was opened, or cannot be read.
+        """
+        row_bytes = self._header.row_bytes
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                version = _version_of(file)
+                file.seek(self._begin + self._rows[i] * row_bytes)
+                content = file.read(row_bytes)
+        except OSError as error:
+            raise InputError(f"{self._where}: cannot read the file: {reason(error)}") from error
+        if version != self._version or len(content) < row_bytes:
+            raise InputError(f"{self._where}: the file was changed while it was read", hint="run it again")
+        return np.frombuffer(content, np.uint8).reshape(self._header.shape[1:])
+
+
+def _version_of(file: IO[bytes]) -> tuple[int, int, int]:
+    """Return what changes if a file is replaced or written to."""
+    status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_array_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of a ``.npy``; the next bytes of ``member`` are then the data.
+
+    Returns:
+        The shape of the array, whether it is stored in Fortran's order, and its element type.
+
+    Raises:
+        ValueError: if it is no ``.npy``, or has a version other than 1.0 and 2.0, which is for structured arrays.
+    """
+    version = np.lib.format.read_magic(member)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(member)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(member)
+    raise ValueError(f"a .npy of version {version} is for structured arrays")
 
 
 class _UnusableArray(ValueError):

@@ -141,7 +141,6 @@ def open_inputs(
                     ignore_labels=True,
                     reads=reads,
                     on_bad=on_bad,
-                    read_once=True,
                 )
             parts.append(part)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,14 +36,12 @@ class _ReaderEntry(NamedTuple):
         samples: the :attr:`Dataset.kind` of the data it opens; None if that is only known once the data are open.
         drawn: whether the reader takes a seed. It then reads all labels before it chooses samples, so that a limit can
             draw samples of every class.
-        streams: whether the reader takes ``read_once``, and then keeps less in memory.
     """
 
     module: str
     function: str
     samples: str | None
     drawn: bool
-    streams: bool = False
 
     def reader(self) -> _Reader:
         """Import the reader's module and return the reader."""
@@ -54,7 +51,7 @@ class _ReaderEntry(NamedTuple):
 
 
 _READERS = {
-    "npz": _ReaderEntry("hydractl.data.arrays", "read_npz", "image", drawn=True, streams=True),
+    "npz": _ReaderEntry("hydractl.data.arrays", "read_npz", "image", drawn=True),
     "folder": _ReaderEntry("hydractl.data.files", "read_folder", "image", drawn=True),
     "list": _ReaderEntry("hydractl.data.files", "read_image_list", "image", drawn=True),
     "text": _ReaderEntry("hydractl.data.text", "read_text", "text", drawn=False),
@@ -88,7 +85,6 @@ def open_data(
     ignore_labels: bool = False,
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
-    read_once: bool = False,
 ) -> Dataset:
     """Open a data set.
 
@@ -112,8 +108,6 @@ def open_data(
             :data:`PAIRS`.
         on_bad: what to do with a sample that cannot be read. ``error`` raises an error; ``skip`` leaves it out
             and records it in :attr:`Dataset.skipped`.
-        read_once: the samples will be read once and in order. Then a set that can be read piece by piece from its file
-            is not kept in memory.
 
     Returns:
         The data set; its ``labels`` index its ``label_names``.
@@ -145,7 +139,7 @@ def open_data(
         reads = {}
     if entry.samples is not None:
         _check_models_read(parsed, entry.samples, reads)
-    dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed, read_once=read_once)
+    dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed)
     _share_fingerprints(dataset, parsed.kind, parsed.path, frozenset(parsed.query.items()), id(parsed.held), turns)
     if turns:
         _turn(dataset, spec)
@@ -248,8 +242,6 @@ def _read_set(
     wanted_rows: ChosenRows | None,
     limit: int | None,
     seed: int,
-    *,
-    read_once: bool,
 ) -> tuple[Dataset, RawLabels]:
     """Read the whole set, or only what is needed of it.
 
@@ -262,11 +254,8 @@ def _read_set(
         wanted_rows: the choice of samples; None if all are wanted.
         limit: how many samples are wanted; None means all.
         seed: seed of the random draw.
-        read_once: whether the samples will be read once and in order.
     """
     read = entry.reader()
-    if entry.streams:
-        read = partial(read, read_once=read_once)
     if entry.drawn:
         return read(spec, limit if wanted_rows is None else None, seed)
     return read(spec, limit if wanted_rows is None else wanted_rows.reach)
