@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,13 @@ from hydractl.files.results import Count, Number, Record, Result, null, optional
 from hydractl.heads.mask import MOST_HEADS
 
 
+def _whole_digests(hashes: str) -> str:
+    """Return base64 of fingerprints, which must hold whole ones of six bytes."""
+    if len(base64.b64decode(hashes, validate=True)) % 6:  # what is no base64 is a ValueError, too
+        raise ValueError("cuts a fingerprint")
+    return hashes
+
+
 class SeenRecord(Record):
     """One use of a data set by what is behind a file."""
 
@@ -19,7 +27,11 @@ class SeenRecord(Record):
     as_: Annotated[str, told("What it was used as: `id`, `ood`, `train`, `val`, `ood_val` or `calibration`.")]
     data: Annotated[str, told("Fingerprint of the data set.")]
     n: Annotated[Count, told("Number of its samples that were used.")]
-    hashes: Annotated[str, told("Base64 of the first six bytes of each sample's SHA-256, ascending, each once.")]
+    hashes: Annotated[
+        str,
+        AfterValidator(_whole_digests),
+        told("Base64 of the first six bytes of each sample's SHA-256, ascending, each once."),
+    ]
     decoder: str | None = optional(
         "Versions of what decoded its images; empty for texts and arrays. Older files, whose fingerprints are of bytes "
         "as they were stored, lack it."

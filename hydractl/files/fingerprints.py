@@ -8,14 +8,15 @@ file.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 
 from hydractl.errors import InputError
+from hydractl.files.circuit_answer import SeenRecord
 
 
 class Fingerprinted(Protocol):
@@ -58,6 +59,9 @@ of samples used, and ``hashes`` the base64 of the kept fingerprints, ascending, 
 versions of what decoded the samples, and is empty for texts and arrays. Records of earlier versions of hydractl lack
 it: their fingerprints are of the bytes of files, and can be compared with nothing.
 """
+
+
+_SEEN = TypeAdapter(list[SeenRecord])
 
 
 def entry(by: str, role: str, dataset: Fingerprinted) -> Entry:
@@ -163,9 +167,12 @@ def checked(value: Any, origin: str) -> list[Entry]:
     """
     if value is None:
         return []
-    if not isinstance(value, list) or not all(map(_is_entry, value)):
-        raise InputError(f"{origin} has a broken list of samples that were seen ('seen')")
-    return value
+    try:
+        _SEEN.validate_python(value)
+    except ValidationError:
+        raise InputError(f"{origin} has a broken list of samples that were seen ('seen')") from None
+    entries: list[Entry] = value
+    return entries
 
 
 def seen_in(document: Any, origin: str) -> list[Entry]:
@@ -183,19 +190,3 @@ def seen_in(document: Any, origin: str) -> list[Entry]:
     seen_before = checked(before, origin)
     seen_since = checked(document.get("seen"), origin)
     return merged(seen_before, seen_since)
-
-
-def _is_entry(value: Any) -> bool:
-    """Return whether a value from a file is an :data:`Entry`."""
-    if not isinstance(value, dict) or type(value.get("n")) is not int:
-        return False
-    for key in ("by", "as", "data", "hashes"):
-        if not isinstance(value.get(key), str):
-            return False
-    if not isinstance(value.get("decoder", ""), str):
-        return False
-    try:
-        hashes = base64.b64decode(value["hashes"], validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    return len(hashes) % _BYTES == 0

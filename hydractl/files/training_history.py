@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import EpochRecord, TrainingRecord
 
 _POINTS = 60
 """About how many epochs of a history are kept in a record."""
-_NUMBERS = ("loss", "val_accuracy", "val_nll")
-"""The keys of the numbers of an epoch; only the loss is always there."""
+_EPOCHS = TypeAdapter(list[EpochRecord])
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
@@ -119,9 +120,7 @@ def _learning_rate_words(header: Mapping[str, object]) -> str | None:
 
 def _last_epochs(epochs: object) -> list[str]:
     """Return a line for each of the last epochs of a run, five at most; an empty list if these are not epochs."""
-    if not isinstance(epochs, list) or not all(map(_is_epoch, epochs)):
-        return []
-    return [epoch_text(epoch) for epoch in epochs[-5:]]
+    return [epoch_text(epoch) for epoch in _read_epochs(epochs)[-5:]]
 
 
 def begun_with(header: Mapping[str, object]) -> dict[str, object]:
@@ -156,10 +155,9 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
     settings = provenance.get("settings")
     if not isinstance(settings, Mapping):
         return None
-    history = settings.get("history")
-    if not isinstance(history, list) or not history or not all(map(_is_epoch, history)):
+    history = _read_epochs(settings.get("history"))
+    if not history:
         return None
-    last = history[-1]
 
     # Find the epoch whose weights were kept. Weights that a method has collected or averaged belong to no epoch.
     kept = settings.get("kept_epoch")
@@ -167,7 +165,7 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
         return None
     return TrainingRecord(
         member=member,
-        steps=last["steps"],
+        steps=history[-1].steps,
         kept_epoch=kept,
         n=_samples_of(seen, settings.get("train")),
         n_val=_samples_of(seen, settings.get("val")),
@@ -175,53 +173,34 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
     )
 
 
-def _thinned_out(history: Sequence[Mapping[str, Any]], kept: int | None) -> list[EpochRecord]:
-    """Return about ``_POINTS`` evenly spread epochs of a history, always including the kept and the last epoch."""
-    step = math.ceil(len(history) / _POINTS)
-    last = history[-1]
-    epochs = []
-    for index, epoch in enumerate(history):
-        if index % step == 0 or epoch is last or epoch["epoch"] == kept:
-            epochs.append(EpochRecord(**_known_facts(epoch)))
+def _read_epochs(history: object) -> list[EpochRecord]:
+    """Return the epochs of a history from a file; empty if any of them is broken, or tells no epoch, steps or loss."""
+    try:
+        epochs = _EPOCHS.validate_python(history)
+    except ValidationError:
+        return []
+    if any(None in (epoch.epoch, epoch.steps, epoch.loss) for epoch in epochs):
+        return []
     return epochs
 
 
-def _is_epoch(entry: Any) -> bool:
-    """Return whether a value from a file is an epoch with a loss, and all its numbers are finite."""
-    if not isinstance(entry, Mapping) or "loss" not in entry:
-        return False
-    if type(entry.get("epoch")) is not int or type(entry.get("steps")) is not int:
-        return False
-    numbers = [entry[key] for key in _NUMBERS if key in entry]
-    return all(map(_is_finite_number, numbers))
+def _thinned_out(history: Sequence[EpochRecord], kept: int | None) -> list[EpochRecord]:
+    """Return about ``_POINTS`` evenly spread epochs of a history, always including the kept and the last epoch."""
+    step = math.ceil(len(history) / _POINTS)
+    epochs = []
+    for index, epoch in enumerate(history):
+        if index % step == 0 or epoch is history[-1] or epoch.epoch == kept:
+            epochs.append(epoch)
+    return epochs
 
 
-def _is_finite_number(value: Any) -> bool:
-    """Return whether a value is a finite number; True and False are not numbers here."""
-    if type(value) not in (int, float):
-        return False
-    return math.isfinite(value)
-
-
-def epoch_text(epoch: Mapping[str, object]) -> str:
+def epoch_text(epoch: EpochRecord) -> str:
     """Describe an epoch in a line: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
-    for key, value in _known_facts(epoch).items():
-        if isinstance(value, float):
-            shown = f"{value:.4f}"
-        else:
-            shown = str(value)
+    for key, value in epoch.to_dict().items():
+        shown = f"{value:.4f}" if isinstance(value, float) else str(value)
         facts.append(f"{key} {shown}")
     return ", ".join(facts)
-
-
-def _known_facts(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known entries of an epoch in their usual order, without anything else that a file may say."""
-    known = {}
-    for key in ("epoch", "steps", *_NUMBERS):
-        if key in epoch:
-            known[key] = epoch[key]
-    return known
 
 
 def _samples_of(seen: Iterable[Entry], fingerprint: Any) -> int | None:

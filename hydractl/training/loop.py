@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
+from hydractl.files.model_records import EpochRecord
 from hydractl.files.training_history import epoch_text
 from hydractl.log import Log, Progress
 from hydractl.training.checkpointing import (
@@ -435,7 +436,7 @@ class Training:
         # Record the epoch, and go on with the next one from its first sample.
         history.epochs.append(epoch)
         self.position = 0  # the next epoch begins
-        self.context.log.info(epoch_text(epoch))
+        self.context.log.info(epoch_text(EpochRecord(**epoch)))
         self.context.run_log.event("epoch", **epoch)
 
         # Some courses, e.g. of averaged weights, choose no epoch.

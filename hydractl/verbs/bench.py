@@ -26,8 +26,6 @@ from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_of_bench
 
-SCHEMA = "hydractl.bench/1"
-
 CONVENTIONS = {
     "latency_ms": "wall time of one call on one batch, with the device idle before and after; std with n - 1",
     "call": "the averaged prediction: log of the mean over members of their softmax; inputs are already on the device",

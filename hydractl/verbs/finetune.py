@@ -43,8 +43,6 @@ from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
-SCHEMA = "hydractl.finetune/2"
-
 _NOT_DECISIVE = (
     *("compile", "checkpoint_blocks"),  # the result is the same, to rounding
     *("max_length", "tower"),  # the provenance has their values once the model is known

@@ -32,8 +32,6 @@ from hydractl.training.outputs import FinishedTraining, RunFiles, finished, numb
 from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.outcome import Outcome
 
-SCHEMA = "hydractl.finetunes/2"
-
 Check = Callable[[TrainingRequest, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
 Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan, Sequence[str]], FinetuneAnswer]

@@ -26,16 +26,14 @@ from hydractl.methods.laplace import LaplaceOptions
 from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
 from hydractl.model.laplace import KEY, last_layers, stored_tensors
 from hydractl.model.loading import build_model
-from hydractl.model.matching import asked_classes, check_labels_are_classes, named_by_data
+from hydractl.model.matching import asked_classes
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
 from hydractl.training.data import Reader, report_all_cut
 from hydractl.verbs.finetune_request import TrainingRequest
-from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.opening import announce_reading, open_labelled
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import model_batches
-
-SCHEMA = "hydractl.laplace/1"
 
 
 def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -> Outcome:
@@ -219,16 +217,7 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
     )
     if request.options.data.val is None:
         return data, None, source
-    named = named_by_data(source, request.options.data.val, request.options.data.limit)
-    val = open_data(
-        request.options.data.val,
-        limit=request.options.data.limit,
-        seed=request.seed,
-        labels=named.description.labels or [],
-        need_labels=True,
-        reads={source.name: source.description.reads},
-    )
-    check_labels_are_classes(val, named)
+    named, val = open_labelled(source, request.options.data.val, request.options.data.limit, request.seed)
     validation = without_training_data(GivenSet("--val", val), GivenSet("--train", data))
     if validation.left_out:
         log.info(validation.sentence("--val", "--train"))

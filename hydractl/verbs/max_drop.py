@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from hydractl.data import open_data
 from hydractl.data.base import Dataset, left_out_warnings, one_class_warning, orientation_warnings
 from hydractl.data.part import dataset_part
 from hydractl.data.text import cut_warning
@@ -24,9 +23,9 @@ from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.model.loading import build_model
-from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source, pruned
 from hydractl.verbs.choosing import Measuring
+from hydractl.verbs.opening import open_labelled
 from hydractl.verbs.score import drawn_samples, model_batches
 
 
@@ -142,11 +141,8 @@ def choose_within(
         choose: returns the choice of heads for a budget.
         log: receives what the first two choices log (one without and one with removals), and every accuracy.
     """
-    dataset = _samples_to_measure_on(source, val, on, log)
+    source, dataset = _samples_to_measure_on(source, val, on, log)
     samples = len(dataset)
-    spec = val or on.data
-    assert spec is not None  # the options require one of them
-    source = named_by_data(source, spec, on.limit)
     choices_tried: list[HeadChoice] = []
 
     def try_budgets() -> Iterable[int]:
@@ -191,31 +187,22 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
     return {"max_drop": max_drop, "measured": measured}
 
 
-def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, log: Log) -> Dataset:
+def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, log: Log) -> tuple[Source, Dataset]:
     """Open the labelled data set that accuracy is measured on: ``--val``, or else ``--data``.
 
     Returns:
-        All samples of ``--val``, or the drawn ones of ``--data``.
+        The model, with its classes named by the data; all samples of ``--val``, or the drawn ones of ``--data``.
     """
     spec = val or on.data
     assert spec is not None  # the options require one of them
-    named = named_by_data(source, spec, on.limit)
-    dataset = open_data(
-        spec,
-        limit=on.limit,
-        seed=on.seed,
-        labels=named.description.labels or [],
-        need_labels=True,
-        reads={named.name: named.description.reads},
-    )
-    check_labels_are_classes(dataset, named)
+    named, dataset = open_labelled(source, spec, on.limit, on.seed)
     if val:
         log.warn_all(left_out_warnings(dataset))
         log.warn_all([one_class_warning(dataset)])
     else:
         dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, on))
     log.warn_all([cut_warning(dataset, named.family.collate(named.description.preprocess))])
-    return dataset
+    return named, dataset
 
 
 def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuring) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hydractl.data import Dataset, open_data
 from hydractl.data.names import read_labels, read_prompts
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.state_dict import StateDict
 from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
+from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import ModelOptions, Source, warnings_of_opening
 from hydractl.options.call import filled
 
@@ -31,6 +34,26 @@ def opening_options(values: Mapping[str, Any], *, bodies: bool = False) -> Model
     labels = None if values["labels"] is None else read_labels(values["labels"])
     prompt = tuple(read_prompts(values["prompt"]))
     return filled(ModelOptions, values, labels=labels, prompt=prompt, bodies=bodies)
+
+
+def open_labelled(source: Source, spec: DataSpec, limit: int | None, seed: int) -> tuple[Source, Dataset]:
+    """Open labelled data for one model; return the model, with its classes named by them if it is zero-shot, and them.
+
+    Raises:
+        InputError: a sample has no label, or one that is no class of the model.
+    """
+    named = named_by_data(source, spec, limit)
+    dataset = open_data(
+        spec,
+        limit=limit,
+        seed=seed,
+        # Without class names, an empty list makes the data refuse names instead of matching them by position.
+        labels=named.description.labels or [],
+        need_labels=True,
+        reads={named.name: named.description.reads},
+    )
+    check_labels_are_classes(dataset, named)
+    return named, dataset
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:

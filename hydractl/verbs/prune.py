@@ -296,27 +296,29 @@ def _choose_by_scores(
     paths = site_paths(source, wanted.tower)
     scored_paths = [path for path in paths if path in scores.scores]
     mask_of_scored_sites = mask_of_model.at(scored_paths)
-    fixed_at_scored_sites = _fixed_at_sites_of(mask_of_scored_sites, fixed)
     if not mask_of_scored_sites.heads:
         raise InputError(f"{wanted.scores} has no scores of the {wanted.tower} tower")
     check_scored(scores, mask_of_scored_sites)
 
+    # At the sites of --with-mask stay those heads of the model that it keeps.
+    shared = apply_fixed(mask_of_scored_sites.at(fixed), fixed)
+
     # Some criteria decide which heads are kept: their decision is the mask.
     if isinstance(wanted.criterion, Decider):
         decided = scores.info[wanted.criterion.name]["kept"]
-        mask = _mask_of_decision(decided, mask_of_scored_sites, fixed_at_scored_sites)
-        return HeadChoice(mask_of_model.updated(mask), details, seen)
+        kept = {path: tuple(decided.get(path, heads)) for path, heads in mask_of_scored_sites.kept.items()}
+        mask = HeadMask(mask_of_scored_sites.heads, kept)
+        return HeadChoice(mask_of_model.updated(mask).updated(shared), details, seen)
 
     # The others only score heads: the lowest are removed, over the whole model or within each site.
     details["scope"] = wanted.scope
     if wanted.scope == "global":
         count = total_budget(mask_of_scored_sites, wanted.keep, wanted.remove)
         lowest_first = lowest(scores, mask_of_scored_sites.kept_heads)
-        mask = select_global(lowest_first, mask_of_scored_sites, count, fixed_at_scored_sites)
+        mask = select_global(lowest_first, mask_of_scored_sites, count, fixed)
     else:
         removals_by_path = site_budget(mask_of_scored_sites, wanted.keep, wanted.remove)
-        mask = select_per_site(scores, mask_of_scored_sites, removals_by_path)
-        mask = _with_shared_sites(mask, mask_of_scored_sites, fixed_at_scored_sites)
+        mask = select_per_site(scores, mask_of_scored_sites, removals_by_path).updated(shared)
     return HeadChoice(mask_of_model.updated(mask), details, seen)
 
 
@@ -326,45 +328,6 @@ def _read_scores(file: Document, source: Source, wanted: Selection, log: Log) ->
     _check_same_base(file.content, file.text, source, wanted, log)
     _check_order(scores, wanted, log)
     return scores
-
-
-def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, fixed: Fixed) -> HeadMask:
-    """Return the mask of a criterion that decides by itself which heads are kept.
-
-    Args:
-        decided: the heads that the criterion keeps, by the path of the site (attention module).
-        present: the heads that the model has.
-        fixed: by site, the heads that another mask keeps; at these sites it decides instead of the criterion.
-    """
-    kept = dict(present.kept)
-    for path, heads in decided.items():
-        if path in kept and path not in fixed:
-            kept[path] = tuple(heads)
-    return apply_fixed(HeadMask(present.heads, kept), fixed)
-
-
-def _fixed_at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
-    """Return the entries of ``fixed`` whose site is a site of ``mask``."""
-    fixed_here = {}
-    for path, kept in fixed.items():
-        if path in mask.heads:
-            fixed_here[path] = kept
-    return fixed_here
-
-
-def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadMask:
-    """Return ``mask`` with other heads at the sites in ``fixed``: the present ones that the other mask keeps.
-
-    Args:
-        mask: decides at the other sites (attention modules).
-        present: the heads that the model has.
-        fixed: by site, the heads that the other mask keeps.
-    """
-    kept = dict(mask.kept)
-    for path, heads_of_other in fixed.items():
-        shared = [head for head in present.kept[path] if head in heads_of_other]
-        kept[path] = tuple(shared)
-    return HeadMask(mask.heads, kept)
 
 
 def _check_same_base(document: Any, path: str, source: Source, wanted: Selection, log: Log) -> None:
@@ -521,7 +484,6 @@ def _choose_by_circuit(
     paths = site_paths(source, wanted.tower or tower_of_circuit)
     mask_of_model = source.description.mask.at(paths)
     mask_at_start_of_tower = mask_at_start.at(paths)
-    fixed_in_tower = _fixed_at_sites_of(mask_at_start_of_tower, fixed)
     count = _count_removals(ranking, mask_of_model, mask_at_start_of_tower, wanted)
     removals = max(count, 0)  # the count is negative if the circuit's start has lost more heads than the budget
 
@@ -539,10 +501,10 @@ def _choose_by_circuit(
         drawn_order = sample_ranking(ranking, wanted.sample_from, count, wanted.on.seed)
         never_drawn = ranking.removed[wanted.sample_from :]
         check_whole(ranking, never_drawn, path)
-        mask = select_global(drawn_order, mask_at_start_of_tower, removals, fixed_in_tower)
+        mask = select_global(drawn_order, mask_at_start_of_tower, removals, fixed)
     else:
-        mask = select_global(list(ranking.removed), mask_at_start_of_tower, removals, fixed_in_tower)
-        kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed_in_tower]
+        mask = select_global(list(ranking.removed), mask_at_start_of_tower, removals, fixed)
+        kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed]
         check_whole(ranking, kept_by_circuit, path)
     return mask_at_start.updated(mask), details
 

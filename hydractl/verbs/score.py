@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
-from hydractl.data import Batch, Dataset, batches, open_data
+from hydractl.data import Batch, Dataset, batches
 from hydractl.data.base import left_out_warnings, one_class_warning, orientation_warnings
 from hydractl.data.part import dataset_part
 from hydractl.data.text import cut_warning
@@ -25,12 +25,12 @@ from hydractl.heads.mask import HeadScores
 from hydractl.heads.selection import site_budget
 from hydractl.log import Log
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
-from hydractl.model.matching import asked_classes, check_labels_are_classes, known, named_by_data, only_one, sites_of
+from hydractl.model.matching import asked_classes, known, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite_weights
 from hydractl.verbs.choosing import Measuring, Scoring
-from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.opening import announce_reading, open_labelled
 from hydractl.verbs.outcome import Outcome
 
 
@@ -232,19 +232,9 @@ def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
     """
     # Open the data, and build the model.
     assert on.data is not None  # the options require it for a criterion that needs data
-    source = named_by_data(source, on.data, on.limit)
-    dataset = open_data(
-        on.data,
-        limit=on.limit,
-        seed=on.seed,
-        # Without class names, an empty list makes the data refuse names instead of matching them by position.
-        labels=source.description.labels or [],
-        need_labels=True,
-        reads={source.name: source.description.reads},
-    )
+    source, dataset = open_labelled(source, on.data, on.limit, on.seed)
     log.warn_all(left_out_warnings(dataset))
     log.warn_all([one_class_warning(dataset)])
-    check_labels_are_classes(dataset, source)
     model = build_model(source, on.device, on.dtype)
 
     # Draw the samples.
