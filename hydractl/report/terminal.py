@@ -209,7 +209,7 @@ def _three_digits(value: float | None) -> str:
 
 def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
     """Return the importance of the heads as a map, and as numbers if these fit the width."""
-    title = f"importance ({answer.method or 'given'}), shaded by rank"
+    title = f"importance ({answer.method or 'given'}), in tenths of all ranks"
     picture = HeatMap(title, list(answer.sites.items()))
     return _spaced([picture, _if_it_fits(_score_numbers(answer.sites), width)])
 

@@ -138,49 +138,20 @@ def shown_name(name: str) -> str:
 def short_names(names: Sequence[str], width: int) -> list[str]:
     """Return names of at most ``width`` characters that are still different from each other.
 
-    First, dotted parts that all names end with are removed, then dotted parts that all begin with. Then names are cut
-    on their left. If two names become equal by that, all names are numbered.
+    Long names are cut on their left. If two names become equal by that, all names are numbered.
 
     Args:
         names: the names, e.g. "blocks.0.attn" and "blocks.1.attn".
         width: the largest number of characters.
     """
-    # Take away what all names share at their end and at their beginning, and cut what is still too long.
-    names_without_ending = _without_shared_parts(names, width, _LAST)
-    distinct_parts = _without_shared_parts(names_without_ending, width, _FIRST)
-    cut_names = [_end_of(name, width) for name in distinct_parts]
-    if len(set(cut_names)) == len(set(distinct_parts)):
+    cut_names = [_end_of(name, width) for name in names]
+    if len(set(cut_names)) == len(set(names)):
         return cut_names
     numbered = []
-    for index, name in enumerate(distinct_parts):
+    for index, name in enumerate(names):
         prefix = f"{index} "
         numbered.append(prefix + _end_of(name, width - len(prefix)))
     return numbered
-
-
-_FIRST, _LAST = 0, -1
-"""The index of the part of a name that :func:`_without_shared_parts` removes."""
-
-
-def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[str]:
-    """Return names without dotted parts that all share on one side, until the longest name fits ``width``.
-
-    Every name keeps at least one part.
-
-    Args:
-        names: the names, e.g. "blocks.0.attn" and "blocks.1.attn", which share "attn" at the end.
-        width: the number of characters that the longest name should have at most.
-        side: the end where parts are removed: ``_FIRST`` or ``_LAST``.
-    """
-    parts_of_names = [name.split(".") for name in names]
-    while max((len(".".join(parts)) for parts in parts_of_names), default=0) > width:
-        if len({parts[side] for parts in parts_of_names}) > 1:
-            break  # the names differ on this side
-        if any(len(parts) < 2 for parts in parts_of_names):
-            break  # a name would lose its last part
-        for parts in parts_of_names:
-            del parts[side]
-    return [".".join(parts) for parts in parts_of_names]
 
 
 def _end_of(name: str, width: int) -> str:

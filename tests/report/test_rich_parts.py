@@ -6,13 +6,10 @@ import io
 import math
 import random
 import re
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from rich.color import Color
 from rich.console import Console, RenderableType
-from rich.segment import Segment
 
 from hydractl.files.circuit_answer import KeptSite
 from hydractl.files.verb_answers import FinetuneAnswer, RecipeSetting
@@ -36,12 +33,6 @@ def drawn(thing: RenderableType, screen: Console) -> list[str]:
     return ["".join(s.text for s in line).rstrip() for line in screen.render_lines(thing, pad=False)]
 
 
-def cells(thing: RenderableType, screen: Console, line: int) -> list[tuple[str, Color | None]]:
-    """Text and background of each character of a line."""
-    segments: list[Segment] = screen.render_lines(thing, pad=False)[line]
-    return [(c, s.style.bgcolor if s.style else None) for s in segments for c in s.text]
-
-
 def test_without_colours_by_hand() -> None:
     # Four values: the ranks are 0, 1/3, 2/3 and 1, so their tenths are 0, 3, 6 and 9.
     assert drawn(HeatMap("importance", ROWS), console()) == [
@@ -59,48 +50,14 @@ def test_ascii() -> None:
     assert "".join(lines).isascii()
 
 
-@pytest.mark.parametrize(("colors", "no_color"), [("standard", False), ("truecolor", True), ("256", True)])
-def test_few_or_no_colours_are_as_none(colors: str, no_color: bool) -> None:
-    screen = console(colors=colors, no_color=no_color)
-    assert drawn(HeatMap("x", ROWS), screen) == drawn(HeatMap("x", ROWS), console())
-
-
-@pytest.mark.parametrize("colors", ["truecolor", "256"])
-def test_with_colours(colors: str) -> None:
-    screen = console(colors=colors)
-    heat = HeatMap("importance", ROWS)
-    first, second = (cells(heat, screen, line)[15:] for line in (3, 4))
-    assert [c for c, _ in first] == list("  ·   ") and [c for c, _ in second] == list("■       ")
-    color = {0.5: first[0][1], 3.0: first[4][1], 2e-7: second[2][1], 1.0: second[6][1]}
-    assert (first[2][1], second[0][1]) == (None, None)  # marks stand on the terminal's own ground
-    assert first[0] == first[1] and second[4][1] == color[0.5]
-    assert (color[2e-7], color[3.0]) == (Color.from_rgb(0x44, 0x01, 0x54), Color.from_rgb(0xFD, 0xE7, 0x25))
-    light = [luminance(color[value]) for value in sorted(color)]
-    assert light == sorted(light) and len(set(light)) == 4
-
-
-def luminance(color: Color | None) -> float:
-    assert color is not None and color.triplet is not None
-    linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 255 / 12.92 for c in color.triplet]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_lightness_grows_over_the_whole_scale() -> None:
-    row = cells(HeatMap("x", [("s", [float(n) for n in range(70)])]), console(160, "truecolor"), 4)[3:]
-    light = [luminance(color) for _, color in row[::2]]
-    assert len(light) == 70 and all(a < b for a, b in pairwise(light))
-
-
 CLIP = [f"{tower}transformer.resblocks.{n}.attn" for tower in ("visual.", "") for n in range(24)]
 
 
-@pytest.mark.parametrize(
-    ("heads", "width", "colors"), spread([1, 12, 16, 17, 25, 64], [20, 40, 60, 80, 120], [None, "truecolor"], each=2)
-)
-def test_every_line_fits_and_shows_every_head(heads: int, width: int, colors: str | None) -> None:
+@pytest.mark.parametrize(("heads", "width"), spread([1, 12, 16, 17, 25, 64], [20, 40, 60, 80, 120]))
+def test_every_line_fits_and_shows_every_head(heads: int, width: int) -> None:
     draw = random.Random(heads)
     rows = [(name, [draw.choice((1.0, None, math.inf)) for _ in range(heads)]) for name in CLIP]
-    lines = drawn(HeatMap("x", rows), console(width, colors))
+    lines = drawn(HeatMap("x", rows), console(width))
     assert max(map(len, lines)) <= width
     if heads <= 16 and width >= 80:
         assert sum(line.startswith(tuple(CLIP)) for line in lines) == len(CLIP)  # no name is cut
@@ -120,12 +77,9 @@ def test_columns_are_numbered_from_top_to_bottom() -> None:
 
 def test_short_names_stay_different() -> None:
     assert short_names(CLIP, 36) == CLIP
-    assert short_names(CLIP[:24], 20)[:2] == ["resblocks.0", "resblocks.1"]
-    assert short_names(CLIP[:24], 9)[-1] == "23"
-    assert short_names(CLIP, 31)[23:25] == ["visual.transformer.resblocks.23", "transformer.resblocks.0"]
+    assert short_names(CLIP[:24], 10)[-1] == "…s.23.attn"
     assert short_names(["some.long.one", "another.one.10"], 8) == ["…ong.one", "….one.10"]
-    assert short_names(["left.long.one.x", "right.long.one.y"], 4) == ["…e.x", "…e.y"]
-    assert short_names(["bright", "right", "x.right"], 5) == ["0 …ht", "1 …ht", "2 …ht"]
+    assert short_names(["bright", "right", "x.right"], 4) == ["0 …t", "1 …t", "2 …t"]
     for width in (12, 20, 31):
         short = short_names(CLIP, width)
         assert len(set(short)) == len(CLIP) and max(map(len, short)) <= width
@@ -135,7 +89,10 @@ def test_short_names_stay_different() -> None:
 def test_scores_show_the_picture_first_and_numbers_where_they_fit() -> None:
     document = {"schema": "hydractl.scores/1", "method": "taylor", "sites": {"s.0": [0.25, None], "s.1": [1, 2]}}
     lines = drawn(render(result_of(document), 80), console())  # type: ignore[arg-type]
-    assert lines[:2] == ["importance (taylor), shaded by rank", "lowest 0.2500 0123456789 highest 2.0000   · removed"]
+    assert lines[:2] == [
+        "importance (taylor), in tenths of all ranks",
+        "lowest 0.2500 0123456789 highest 2.0000   · removed",
+    ]
     assert lines[3:5] == ["s.0  0 ·", "s.1  5 9"]
     assert [line.split() for line in lines[-2:]] == [["s.0", "0.250", "-"], ["s.1", "1.00", "2.00"]]
     wide = {**document, "sites": {f"blocks.{n}.attn": [n / 7 + h for h in range(12)] for n in range(12)}}
