@@ -13,7 +13,8 @@ A table stands between ``<!-- KIND: NAME ... -->`` and ``<!-- end -->``:
     seeds      trainings of ``seeds.json``, which ``examples/seeds.py`` writes; ``cifar10`` and ``elsewhere`` are others
     rules      ``verdict-rules.json``, which ``benchmarks/verdict_rules.py`` writes
     words      ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes
-    layers     ``layered-scores.json``, which ``benchmarks/layered_scores.py`` writes: what is ``said``, or ``changes``
+    layers     ``layered-scores.json``, which ``benchmarks/layered_scores.py`` writes: what is ``said``, ``changes``, or
+               those of the ``hedge``
     paper      a table of the paper, of ``paper.json``
 
 and of ``benchmarks/results/NAME.json`` those that ``hydractl bench`` writes (``bench``) and the scripts of benchmarks:
@@ -948,6 +949,8 @@ def layers(part: str) -> str:
     document = json.loads((DOCS / "results/layered-scores.json").read_text(encoding="utf-8"))
     if part == "said":
         return said_of_layers(document)
+    if part == "hedge":
+        return hedge_with_layers(document)
     rows = []
     for change in document["changes"]:
         title = ", ".join(f"{choice}: {value}" for choice, value in change["changes"].items())
@@ -967,14 +970,12 @@ def said_of_layers(document: dict[str, Any]) -> str:
     mean = statistics.mean(own)
     mean_of = {
         score: statistics.mean(model["references"][score] for model in models)
-        for score in ("msp", "mahalanobis", "hedge")
+        for score in ("msp", "mahalanobis")
     }
     above = sum(one > other for one, other in zip(own, last, strict=True))
     lowest = min(one - other for one, other in zip(own, last, strict=True))
     left_out = document["left_out"]
     chosen = statistics.mean(one["mean"] for one in left_out)
-    with_hedge = [model["hedge_with_it"] for model in models]
-    hedge_above = sum(model["hedge_with_it"] > model["references"]["hedge"] for model in models)
     first = (
         f"**`mahalanobis-layers` has a mean AUROC of {mean:.3f} on {len(models)} small models, the last layer alone "
         f"{mean_of['mahalanobis']:.3f}, MSP {mean_of['msp']:.3f}.** It is above the last layer on {above} of them, and "
@@ -984,12 +985,33 @@ def said_of_layers(document: dict[str, Any]) -> str:
         f"* **Nothing less plain is better**: the variant chosen on all models but one has {chosen:.3f} on the one "
         "left out, in the mean over all of them."
     )
-    third = (
-        f"* **The sum of standardised free scores** that needs no OOD data ({mean_of['hedge']:.3f}) gains with it: "
-        f"{statistics.mean(with_hedge):.3f}, more on {hedge_above} of {len(models)}."
-    )
+    third = f"* **`hedge`, the sum that needs no OOD data, gains with it**: {gain_of_hedge(document['hedge'])}."
     paragraphs = [textwrap.fill(text, 120, subsequent_indent="  " * text.startswith("*")) for text in (second, third)]
     return "\n".join([textwrap.fill(first, 120), "", *paragraphs])
+
+
+def gain_of_hedge(models: list[dict[str, Any]]) -> str:
+    """What the sum gains by the score of all layers, on the models that were looked at and on the others."""
+    parts = []
+    for held_out, name in ((False, "the same models"), (True, "that nobody looked at before")):
+        measured = [model["all"] for model in models if model["held_out"] == held_out]
+        before, after = (statistics.mean(one[key] for one in measured) for key in ("without", "with"))
+        above = sum(one["with"] > one["without"] for one in measured)
+        parts.append(f"{before:.3f} to {after:.3f}, more on {above} of {len(measured)} {name}")
+    return "; ".join(parts)
+
+
+def hedge_with_layers(document: dict[str, Any]) -> str:
+    """The sum of standardised scores on each model that was held out, with the score of all layers and without."""
+    rows = []
+    for model in document["hedge"]:
+        if model["held_out"]:
+            figures, few = model["all"], model["few"]
+            cells = [f"{figures[key]:.3f}" for key in ("msp", "without", "with")]
+            lowest = f"{figures['lowest']:+.3f}"
+            rows.append([model["name"], *cells, lowest, f"{few['without']:.3f}", f"{few['with']:.3f}"])
+    titles = ["", "MSP", "without", "with", "lowest - MSP", "300 samples: without", "with"]
+    return markdown(titles, rows)
 
 
 KINDS = {
