@@ -969,8 +969,7 @@ def said_of_layers(document: dict[str, Any]) -> str:
     last = [model["references"]["mahalanobis"] for model in models]
     mean = statistics.mean(own)
     mean_of = {
-        score: statistics.mean(model["references"][score] for model in models)
-        for score in ("msp", "mahalanobis")
+        score: statistics.mean(model["references"][score] for model in models) for score in ("msp", "mahalanobis")
     }
     above = sum(one > other for one, other in zip(own, last, strict=True))
     lowest = min(one - other for one, other in zip(own, last, strict=True))

@@ -26,12 +26,12 @@ from hydractl.api.options import (
     running,
 )
 from hydractl.api.validating import OnBad
-from hydractl.api.values import Data, NamedData, Path
+from hydractl.api.values import Data, NamedData
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.metrics.requested import Threshold
-from hydractl.options.call import Problems, current, filled, log, where
+from hydractl.options.call import Problems, current, filled, log
 from hydractl.options.signature import opt
 from hydractl.studies.plan import SHARED
 from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
@@ -46,7 +46,7 @@ in_study = partial(opt, group="Study")
 ROWS = ("default", *KINDS)
 """Names of ``--rows``."""
 
-_FURTHER_SCORES = tuple(name for name in ON_FEATURES if name not in OF_STUDY)
+_FURTHER_SCORES = tuple(name for name, data in ON_FEATURES.items() if name not in OF_STUDY and data != "words")
 
 
 @verb("study", writes="folder")
@@ -150,10 +150,6 @@ def study(
             split=True,
         ),
     ] = (),
-    negative_words: Annotated[
-        Path | None,
-        in_study("Words that name no class, one a line, for --ood-score neglabel of zero-shot models", metavar="FILE"),
-    ] = None,
     epochs: Annotated[int, in_study("Epochs of rows that are trained [epochs]", at_least=1)] = 3,
     lr: Annotated[
         float | Sequence[float],
@@ -212,10 +208,6 @@ def study(
         problems.needs("test")
         problems.twice_named("ood_val")
         problems.twice_named("ood")
-        problems.goes_with("negative_words", "ood_score")
-        for name in values["ood_score"]:
-            if ON_FEATURES.get(name) == "words" and negative_words is None:
-                problems.add(f"--ood-score {name}{where('ood_score')} needs --negative-words FILE")
 
     from hydractl.api.results import Study
     from hydractl.verbs.opening import opening_options

@@ -479,8 +479,6 @@ class Plan:
             return arguments
         of_features = self._feature_arguments(row)
         of_features.pop("ood_score", None)  # it names all scores; only ``score`` is wanted here
-        if ON_FEATURES[score] != "words":
-            of_features.pop("negative_words", None)
         return {**arguments, **of_features}
 
     def free_command(self, score: str) -> Command:

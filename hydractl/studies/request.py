@@ -65,7 +65,6 @@ class StudyRequest:
         approx: the approximation of the search; None for an exact one.
         fit_samples: training samples that OOD scores on features are fitted to.
         ood_score: further OOD scores to choose from.
-        negative_words: a file of words that name no class, or None.
         epochs, lr: of rows that are trained.
         threshold: of ``best.st``, by a share of ID samples.
         bootstrap: resamples for intervals.
@@ -90,7 +89,6 @@ class StudyRequest:
     approx: str | None
     fit_samples: int
     ood_score: Sequence[str]
-    negative_words: str | None
     epochs: int
     lr: Sequence[float]
     threshold: Threshold

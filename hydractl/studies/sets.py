@@ -11,12 +11,10 @@ import numpy as np
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
-from hydractl.data.names import read_words
 from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_sets, shared_samples, trained_on_warning
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.words import digest_of_words
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.files.fingerprints import incomparable, marked, who_saw
 from hydractl.log import Log
@@ -38,8 +36,6 @@ _MOST_NAMED = 5
 
 _MOST_MEMBERS = 4
 """The most members that a row of a study has: the whole model and three circuits."""
-
-_WORDS = "--negative-words"
 
 _APART = "give --train, --val, --ood-val, --test and each --ood samples of their own"
 
@@ -64,7 +60,7 @@ class StudySets:
     Attributes:
         request: what is asked of the study; its validation data lack the samples that would be in both halves.
         fit: the samples that OOD scores on features are fitted to; None to leave these scores out.
-        fingerprints: the fingerprint of each set, and of the words that name no class, by its option.
+        fingerprints: the fingerprint of each set, by its option.
         notes: sentences on samples that were left out.
         warnings: sentences on what is odd about the data.
         layers_fit: whether there is memory for the scores of all layers, in every row.
@@ -78,7 +74,7 @@ class StudySets:
     layers_fit: bool = True
 
     def changes(self, before: Any) -> list[str]:
-        """Return a line for every set that has changed since the study was begun, and for the words.
+        """Return a line for every set that has changed since the study was begun.
 
         Args:
             before: the fingerprints of that time, as read from a file; anything but a mapping counts as none.
@@ -87,8 +83,7 @@ class StudySets:
         lines = []
         for option, fingerprint in self.fingerprints.items():
             if fingerprints_before.get(option) != fingerprint:
-                content = "words" if option == _WORDS else "samples or labels"
-                lines.append(f"{option}: other {content} than when the study was begun")
+                lines.append(f"{option}: other samples or labels than when the study was begun")
         return lines
 
     def tell(self, log: Log) -> None:
@@ -201,9 +196,6 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
         warnings.append(f"{LAYERS} is left out: its sums over all layers may need too much memory")
 
     fingerprints = {given_set.option: given_set.dataset.fingerprint() for given_set in sets.every}
-    if request.negative_words is not None:
-        words = read_words(request.negative_words, _WORDS)
-        fingerprints[_WORDS] = digest_of_words(words)
     found = [warning for warning in warnings if warning is not None]
     return StudySets(request, fit, fingerprints, notes, found, layers_fit)
 

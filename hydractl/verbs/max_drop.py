@@ -20,6 +20,7 @@ from hydractl.data.text import cut_warning
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, entry, merged
+from hydractl.files.results import Record
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.model.loading import build_model
@@ -68,12 +69,25 @@ def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple
     return len(counts_read) - 1, counts_read
 
 
+class _Counts(Record):
+    """What one step of a search got right."""
+
+    correct: int
+    n_id: int
+
+
+class _CountedCircuit(Record):
+    """What of a circuit tells how many samples each of its steps gets right."""
+
+    base: _Counts
+    removed: Sequence[_Counts]
+
+
 def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
     """Count the removals of a circuit that stay within the drop, using the counts that its search stored.
 
     Args:
-        document: the circuit. Its ``base`` and each entry of ``removed`` say how many of ``n_id`` samples are
-            ``correct``.
+        document: the circuit.
         path: the path of the circuit, for error messages.
         max_drop: the accuracy that may be lost, as a share of the samples.
 
@@ -85,38 +99,13 @@ def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float)
     """
     if document.get("algorithm", "greedy") != "greedy":
         raise InputError(f"{path} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
-    base = document.get("base")
-    samples = None
-    if isinstance(base, Mapping):
-        samples = base.get("n_id")
-    steps = [base, *document["removed"]]
-    correct = _correct_after_steps(steps, samples)
-    if correct is None or type(samples) is not int:
-        raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
+    counted = _CountedCircuit.checked(
+        document, f"{path} does not say how many samples each step gets right", "give --val, to count them"
+    )
+    samples = counted.base.n_id
+    correct = [counts.correct for counts in (counted.base, *counted.removed)]
     count, counts_read = steps_within(correct, samples, max_drop)
     return count, _provenance(max_drop, "circuit", samples, counts_read)
-
-
-def _correct_after_steps(steps: Sequence[Any], samples: Any) -> list[int] | None:
-    """Return how many samples the model classifies correctly after each step of a circuit.
-
-    Args:
-        steps: the steps as they are in the file, which may be broken.
-        samples: the number of samples, which must be the same for all steps.
-
-    Returns:
-        The counts; None if a step has no count, or has a count for another number of samples.
-    """
-    correct = []
-    for step in steps:
-        if not isinstance(step, Mapping):
-            return None
-        if type(step.get("correct")) is not int:
-            return None
-        if step.get("n_id") != samples:
-            return None
-        correct.append(step["correct"])
-    return correct
 
 
 def choose_within(

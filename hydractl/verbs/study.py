@@ -206,8 +206,6 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
 
     # The options. Scores on logits need not be named (except one): they are computed later from the stored logits.
     options: dict[str, object] = {"ood_score": ["msp", *names]}
-    if request.negative_words is not None:
-        options["negative_words"] = request.negative_words
     if samples is None:
         return options
     options["train"] = samples.spec

@@ -28,25 +28,23 @@ from hydractl.api.study import ROWS
 from hydractl.cli.app import main
 from hydractl.data.base import Dataset
 from hydractl.data.batching import Batch
-from hydractl.errors import InputError
 from hydractl.evaluation import inputs
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.log import Log, Progress
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.model.source import ModelOptions, open_source
+from hydractl.model.source import open_source
 from hydractl.options.command import Command
 from hydractl.options.registry import VERBS
 from hydractl.report.terminal import render
 from hydractl.report.texts import program_words
 from hydractl.studies.rows import KINDS
-from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.study_time import _passes_of_training
 from tests.answers import result_of
-from tests.calls import ran, study_request
+from tests.calls import ran
 from tests.forked import Forked
 from tests.pico import published
 from tests.spread import marked_release
@@ -711,8 +709,6 @@ def test_what_was_calibrated_before_is_set_aside_and_said_so(copy: Path, capsys:
         ({"--ood": "noise=noise.npz?"}, "noise.npz?"),
         ({"--threshold": "5"}, "--threshold must be id:P"),
         ({"--ood-score": "mcm"}, "--ood-score mcm is of class texts, and vit is not zero-shot"),
-        ({"--ood-score": "neglabel"}, "--ood-score neglabel (flag) needs --negative-words FILE"),
-        ({"--negative-words": "words.txt"}, "--negative-words (flag) needs --ood-score"),
     ],
 )
 def test_what_makes_no_sense(
@@ -729,26 +725,6 @@ def test_a_zero_shot_model_has_no_rows_of_classifiers(copy: Path, capsys: pytest
     data = ["--train", "train.npz", "--labels", "names.txt", "--rows", "deep,heads,laplace", "-o", "new"]
     assert main(["study", "clip", *(word for pair in OPTIONS.items() for word in pair), *data]) == 2
     assert "--rows laplace,heads: only a model with a classifier" in capsys.readouterr().err
-
-
-def test_words_that_have_changed_since_are_noticed(copy: Path) -> None:
-    published("clip", copy / "clip")
-    (copy / "names.txt").write_text("a\nb\nc\n")
-    data: dict[str, Any] = {"val": "val.npz", "ood_val": ["seen.npz"], "test": "test.npz", "ood": ["noise=noise.npz"]}
-    asked = study_request(**data, labels="names.txt", ood_score=["neglabel"], negative_words="words.txt")
-    source = open_source("clip", ModelOptions(labels=["a", "b", "c"]))
-
-    def found(text: str) -> StudySets:
-        (copy / "words.txt").write_text(text)
-        return study_sets(asked, source)
-
-    begun = found("lamp\nriver\n")
-    assert found("lamp\n\nriver").changes(begun.fingerprints) == []
-    changes = found("lamp\nstone\n").changes(begun.fingerprints)
-    assert changes == ["--negative-words: other words than when the study was begun"]
-    (copy / "words.txt").unlink()
-    with pytest.raises(InputError, match=r"--negative-words|words.txt"):
-        study_sets(asked, source)
 
 
 GRID = ["--train", "train.npz", "--epochs", "3", "--batch-size", "2", "--lr", "0.0001,0.01"]
