@@ -79,7 +79,6 @@ class StudyRow:
         needs_training_data: whether the model is trained or fitted.
         needs_labels: whether the training data need labels.
         needs_classifier: whether the model needs a classifier, which a zero-shot model does not have.
-        least_steps: the fewest steps that its training can have; 0 for any number.
     """
 
     name: str
@@ -88,7 +87,6 @@ class StudyRow:
     needs_training_data: bool = True
     needs_labels: bool = True
     needs_classifier: bool = False
-    least_steps: int = 0
 
     def recipe_for(self, heads: int) -> Recipe:
         """Return the recipe for a model with this number of heads at each site."""

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from hydractl.files.study_answer import StabilityRecord
-from hydractl.log import Log
 from hydractl.metrics.bootstrap import mean_over_sets
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import HEDGE
@@ -230,13 +229,12 @@ class Chosen:
         }
 
 
-def choose(plan: Plan, given_score: str | None, log: Log) -> Chosen:
+def choose(plan: Plan, given_score: str | None) -> Chosen:
     """Choose a row and a score by the predictions on the validation data alone.
 
     Args:
         plan: the plan of the study, whose steps up to the choice are done.
         given_score: the OOD score that the studied model was given with; None without one.
-        log: receives warnings of rows that only guess.
     """
     rows = {}
     candidates: list[Candidate] = []
@@ -246,9 +244,7 @@ def choose(plan: Plan, given_score: str | None, log: Log) -> Chosen:
         validated = ValidatedRow(row, calibration, measure_row(path, calibration, given_score=given_score))
         rows[row.name] = validated
         candidates += validated.candidates(plan.request.bootstrap, plan.request.seed)
-    chosen = Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val), given_score)
-    log.warn_all(chosen.doubts_of_guessing)
-    return chosen
+    return Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val), given_score)
 
 
 _NAMED_SCORES = 4

@@ -182,10 +182,6 @@ class Evidence:
         lower_ends: Floats = np.quantile(aurocs[..., 1:], 0.025, axis=-1)
         return lower_ends - aurocs[..., 0]
 
-    def inside(self, metric: str, index: int, reading: int) -> float:
-        """Return the accuracy or the NLL of a candidate in a reading."""
-        return float(self._inside[metric][index, reading])
-
     def loss(self, metric: str, index: int, reading: int) -> Difference:
         """Return by how much the accuracy or the NLL of a candidate is worse than that of the single model."""
         if metric == ACCURACY:  # higher is better
@@ -370,8 +366,8 @@ def _beyond_limit(evidence: Evidence, index: int, max_drop: float, reading: int)
     """Return how a row is beyond a limit of accuracy or NLL; empty if it keeps to both."""
     for metric, limit in limits_of(max_drop).items():
         if evidence.loss(metric, index, reading).exceeds(limit):
-            figure = evidence.inside(metric, index, reading)
-            of_single = evidence.inside(metric, evidence.reference, reading)
+            figure = _value(evidence.candidates[index].inside, metric)
+            of_single = _value(evidence.candidates[evidence.reference].inside, metric)
             worse = "lower" if metric == ACCURACY else "higher"
             name = KINDS[metric].words
             return f"{name} {figure:.4f}, significantly {worse} than {of_single:.4f}, and by more than {limit:g}"
@@ -405,7 +401,6 @@ class StudyChoice:
         rivals: the indices of the single model's admissible candidates that are not significantly below its best one.
         reasons: why each candidate was not taken, in the order of the candidates; empty for the chosen one.
         ruled_out: by row, why the validation data rule it out.
-        limits: by row, the reason why it may not be taken, whatever its score; empty if it may.
     """
 
     chosen: int
@@ -415,7 +410,6 @@ class StudyChoice:
     blind: list[str]
     rivals: list[int]
     reasons: list[str]
-    limits: dict[str, str] = field(default_factory=dict)
     ruled_out: dict[str, str] = field(default_factory=dict)
 
 
@@ -444,7 +438,6 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
         blind=[name for index, name in enumerate(evidence.sets) if index not in voting_sets],
         rivals=rivals,
         reasons=[_why_not_taken(evidence, decision, index, max_drop) for index in indices],
-        limits={row: why_not_eligible(evidence, index, max_drop, 0) for row, index in own_candidates.items()},
         ruled_out=_ruled_out(evidence, decision, max_drop),
     )
 

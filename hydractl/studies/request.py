@@ -70,7 +70,6 @@ class StudyRequest:
         bootstrap: resamples for intervals.
         limit, tower, seed: as every verb has them.
         on_bad: whether a sample that cannot be read is an ``error``, or is left out: ``skip``.
-        batch_size: samples that are computed together.
         timed: whether the latency of ``best.st`` is measured.
         decisive: see :func:`decisive_settings`; a study goes on only where all of it is the same.
         given: the options that somebody gave, of those that its steps share with a study, by name.
@@ -97,7 +96,6 @@ class StudyRequest:
     tower: str | None
     on_bad: str
     seed: int
-    batch_size: int
     timed: bool
     decisive: Mapping[str, object]
     given: Mapping[str, object]

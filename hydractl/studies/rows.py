@@ -33,7 +33,6 @@ class RowKind:
         needs_training_data: whether they need training data.
         needs_labels: whether these need labels.
         needs_classifier: whether they need a classifier, which a zero-shot model does not have.
-        least_steps: the smallest number of steps that their training can have; 0 for any number.
     """
 
     make: Maker
@@ -41,7 +40,6 @@ class RowKind:
     needs_training_data: bool = False
     needs_labels: bool = True
     needs_classifier: bool = False
-    least_steps: int = 0
 
 
 KINDS: dict[str, RowKind] = {}
@@ -225,7 +223,6 @@ def _kind_of(declared: StudyRow) -> RowKind:
         needs_training_data=declared.needs_training_data,
         needs_labels=declared.needs_labels,
         needs_classifier=declared.needs_classifier,
-        least_steps=declared.least_steps,
     )
 
 

@@ -17,7 +17,6 @@ from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.files.fingerprints import incomparable, marked, who_saw
-from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.ood_scores import LAYERS
 from hydractl.metrics.threshold import stored_score
@@ -85,12 +84,6 @@ class StudySets:
             if fingerprints_before.get(option) != fingerprint:
                 lines.append(f"{option}: other samples or labels than when the study was begun")
         return lines
-
-    def tell(self, log: Log) -> None:
-        """Log the notes and the warnings."""
-        for note in self.notes:
-            log.info(note)
-        log.warn_all(self.warnings)
 
 
 @dataclass

@@ -282,27 +282,20 @@ class Tested:
         return sentences + doubts.of_temperature(self.chosen.rows[row].temperature, gain, calibrated, raw)
 
     def _why_no_other_row(self) -> list[str]:
-        """Return the reasons why no other row was taken, as sentences; the last one is on the best other row."""
+        """Return a sentence on why the best other row was not taken; empty without another row that has the score."""
         chosen = self.chosen
         names = [name for name in chosen.rows if name != SINGLE]
-        if not names:
-            return []
-        lines = []
-        if all(chosen.choice.limits[name].startswith("accuracy") for name in names):
-            lines.append("Every other model loses more accuracy on validation data than --max-drop allows.")
-
-        # And why the best of them was not taken, under the single model's score.
+        # The best of them, under the single model's score.
         indices = [chosen.evidence.index_under(name, chosen.common_score) for name in names]
-        indices_with_score = [index for index in indices if index is not None]
-        if indices_with_score:
-            best = max(indices_with_score, key=chosen.mean_auroc)
-            lines.append(
-                f"On validation data the best of the other models under {chosen.common_score}, {chosen.rung(best).row},"
-                f" has a mean AUROC of {number(chosen.mean_auroc(best))}; the single model has "
-                f"{number(chosen.mean_auroc(chosen.choice.own_candidates[SINGLE]))}. It was not taken: "
-                f"{chosen.choice.reasons[best]}."
-            )
-        return lines
+        best = max((index for index in indices if index is not None), key=chosen.mean_auroc, default=None)
+        if best is None:
+            return []
+        auroc, of_single = (number(chosen.mean_auroc(index)) for index in (best, chosen.choice.own_candidates[SINGLE]))
+        return [
+            f"On validation data the best of the other models under {chosen.common_score}, {chosen.rung(best).row},"
+            f" has a mean AUROC of {auroc}; the single model has {of_single}. It was not taken: "
+            f"{chosen.choice.reasons[best]}."
+        ]
 
     def _doubts_of_threshold(self, threshold: ThresholdRecord | None) -> list[str]:
         """Return the doubts about the threshold that ``best.st`` holds for the row and the score to use."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from hydractl.data.opening import keeping_fingerprints
@@ -37,7 +37,7 @@ from hydractl.studies.steps import Step, script
 from hydractl.studies.tested import test_rows
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.study_time import StepSeconds, count_samples, in_all, step_seconds
+from hydractl.verbs.study_time import StepSeconds, in_all, step_seconds
 
 PLAN = "hydractl.study-plan/5"
 
@@ -67,7 +67,9 @@ def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry
     source = only_one(open_sources([request.model], opening), "study")
     folder = Path(output or f"{source.name}.study")
     sets = study_sets(request, source)
-    sets.tell(log)
+    for note in sets.notes:
+        log.info(note)
+    log.warn_all(sets.warnings)
 
     # What was said about the data here is not repeated by each step.
     log_once = SayOnce(log, sets.warnings)
@@ -111,10 +113,10 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
     """Return the rows of a study of this scale, with the steps that make and measure them.
 
     Raises:
-        UsageError: the model cannot have a row, or its training would be too short.
+        UsageError: the model cannot have a row.
     """
     request = sets.request
-    _check_rows(request, source, scale)
+    _check_rows(source, scale)
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, request.tower)
@@ -140,29 +142,17 @@ def _has_classifier(source: Source) -> bool:
     return source.family.classes(source.description.config) is not None
 
 
-def _check_rows(request: StudyRequest, source: Source, scale: Scale) -> None:
-    """Refuse rows that the model cannot have, or whose training would be too short.
+def _check_rows(source: Source, scale: Scale) -> None:
+    """Refuse rows that the model cannot have.
 
     Raises:
         UsageError: there are such rows; the message names them.
     """
-    kinds = {name: KINDS[name] for name in scale.rows}
-    of_classifiers = [name for name, kind in kinds.items() if kind.needs_classifier]
+    of_classifiers = [name for name in scale.rows if KINDS[name].needs_classifier]
     if of_classifiers and not _has_classifier(source):
         raise UsageError(
             f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
-        )
-    least_by_row = {name: kind.least_steps for name, kind in kinds.items() if kind.least_steps}
-    if not least_by_row:
-        return
-    assert request.train is not None  # rows that are trained are refused without it
-    steps = request.epochs * math.ceil(count_samples(request.train) / request.batch_size)
-    least = max(least_by_row.values())
-    if steps < least:
-        raise UsageError(
-            f"--rows {','.join(least_by_row)}: a training of {least} steps or more is needed, and this one has {steps}",
-            hint="more --epochs, or a smaller --batch-size",
         )
 
 
@@ -366,15 +356,14 @@ class _Course:
 class _StepProgress(Progress):
     """The progress of the long task of a step, which moves the bar of the study."""
 
-    def __init__(self, course: _Course, step: Step, total: int) -> None:
-        self._course = course
-        self._step = step
+    def __init__(self, move: Callable[[float], None], total: int) -> None:
+        self._move = move
         self._total = total
         self._done = 0
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
-        self._course.move(self._step, min(1.0, self._done / max(1, self._total)))
+        self._move(min(1.0, self._done / max(1, self._total)))
 
     def set_total(self, total: int) -> None:
         self._total = total
@@ -386,10 +375,9 @@ class _StepLog(PassedOn):
     Searches and trainings, the tasks that take long, move the bar of the study; other tasks show nothing.
     """
 
-    def __init__(self, log: Log, course: _Course, step: Step) -> None:
+    def __init__(self, log: Log, move: Callable[[float], None]) -> None:
         super().__init__(log)
-        self._course = course
-        self._step = step
+        self._move = move
 
     def info(self, message: str) -> None:
         self._log.detail(message)
@@ -399,7 +387,7 @@ class _StepLog(PassedOn):
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
         if total and unit in ("evaluations", "steps"):
-            yield _StepProgress(self._course, self._step, total)
+            yield _StepProgress(self._move, total)
         else:
             yield Progress()
 
@@ -423,7 +411,7 @@ def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> 
             log.detail(f"{line}: done before")
         else:
             log.detail(line)
-            step.command.run(_StepLog(log, course, step))
+            step.command.run(_StepLog(log, partial(course.move, step)))
             if step.outputs in rows:
                 row = rows[step.outputs]
                 of_single = of_single or mean_aurocs(plan, single)
@@ -459,7 +447,7 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
 
         # Choose on the validation data, and store the choice before any test sample is read.
         _run_steps(plan.steps, plan, course, log)
-        chosen = choose(plan, stored_score(source.description.extra), log)
+        chosen = choose(plan, stored_score(source.description.extra))
         with Output(folder / "choice.json", force=True) as output:
             write_json(output, chosen.document())
 

@@ -121,7 +121,7 @@ def test_a_limit_of_accuracy_rules_out_only_what_is_lost_for_certain(lost: int, 
     evidence = Evidence([single, row])
     choice = choose_candidate(evidence, 0.01)
     assert ([single, row][choice.chosen].row == "a") is stays
-    assert choice.limits["a"].startswith("accuracy 0.") is not stays
+    assert choice.ruled_out.get("a", "").startswith("accuracy 0.") is not stays
     losses = doubtful_losses(evidence, 1, 0.01)
     assert list(losses) == ([ACCURACY] if stays and lost - gained > 7 else [])
     if losses:

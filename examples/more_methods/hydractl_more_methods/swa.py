@@ -71,5 +71,5 @@ _OF_A_STUDY = ByTraining(SwaOptions(0.5, 20), {"schedule": "constant"})
 METHOD = Method(
     "swa",
     SwaOptions,
-    rows=(StudyRow("swa", _OF_A_STUDY, place=5, least_steps=40),),
+    rows=(StudyRow("swa", _OF_A_STUDY, place=5),),
 )

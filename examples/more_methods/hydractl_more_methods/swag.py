@@ -56,5 +56,5 @@ _OF_A_STUDY = ByOneTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "con
 METHOD = Method(
     "swag",
     SwagOptions,
-    rows=(StudyRow("swag", _OF_A_STUDY, place=5, least_steps=40),),
+    rows=(StudyRow("swag", _OF_A_STUDY, place=5),),
 )
