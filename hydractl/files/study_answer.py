@@ -42,11 +42,16 @@ class MistakesRecord(Record):
     )
 
 
-class NextBestRecord(Record):
-    """What comes next to the choice on validation data, on the test data."""
+class RungRecord(Record):
+    """A row with an OOD score."""
 
     row: Annotated[str, told("The row.")]
     score: Annotated[str, told("The OOD score.")]
+
+
+class NextBestRecord(RungRecord):
+    """What comes next to the choice on validation data, on the test data."""
+
     mac_ratio: Number = null("Its mult-adds over those of the single model.")
     line: Annotated[str, told("The same in a sentence.")]
     against_used: Annotated[Sequence[FindingRecord], told("Its differences to the model to use.")]
@@ -70,11 +75,9 @@ class VerdictRecord(Record):
     mistakes: MistakesRecord | None = optional("Which score to trust for mistakes, where test data have labels.")
 
 
-class UseRecord(Record):
+class UseRecord(RungRecord):
     """The model to use, which is `best.st`."""
 
-    row: Annotated[str, told("The row.")]
-    score: Annotated[str, told("The OOD score.")]
     temperature: Annotated[float, told("What the log of the averaged prediction is divided by.")]
     threshold: ThresholdRecord | None = null("From which score on a sample counts as OOD.")
     mac_ratio: Number = null("Its mult-adds over those of the single model.")
@@ -96,22 +99,18 @@ class StabilityRecord(Record):
     ] = None
 
 
-class ChoiceRecord(Record):
+class ChoiceRecord(RungRecord):
     """What was chosen on validation data."""
 
-    row: Annotated[str, told("The row.")]
-    score: Annotated[str, told("The OOD score.")]
     rule: Annotated[str, told("The rule in words.")]
     telling: Annotated[Sequence[str], told("The OOD validation sets that had a vote.")]
     blind: Annotated[Sequence[str], told("Those that had none.")]
     stability: Annotated[StabilityRecord, told("How sure the choice is.")]
 
 
-class LadderRungRecord(Record):
+class LadderRungRecord(RungRecord):
     """One step of what test data may lead down to."""
 
-    row: Annotated[str, told("The row.")]
-    score: Annotated[str, told("The OOD score.")]
     against_next: Annotated[Sequence[FindingRecord], told("Its differences to the next one; empty for the last.")]
 
 
@@ -154,17 +153,22 @@ class DetectedRecord(OodDetection):
     ood_score: Annotated[str, told("The OOD score.")]
 
 
-class StudyRowRecord(Record):
-    """One row of a study."""
+class AnyRowRecord(Record):
+    """What is known of a row, whether it ran on the test data or not."""
 
     name: Annotated[str, told("Its name.")]
-    chosen: Annotated[bool, told("Whether validation data chose it.")]
-    used: Annotated[bool, told("Whether it is `best.st`.")]
     members: Annotated[Count, told("Number of members.")]
     macs: Count | None = null("Multiply-adds of one sample.")
     params: Count | None = null("Number of stored parameters.")
     mac_ratio: Number = null("`macs` over those of the single model.")
     temperature: Annotated[float, told("The temperature that validation data gave it.")]
+
+
+class StudyRowRecord(AnyRowRecord):
+    """One row of a study."""
+
+    chosen: Annotated[bool, told("Whether validation data chose it.")]
+    used: Annotated[bool, told("Whether it is `best.st`.")]
     score: Annotated[str, told("The OOD score that validation data gave it.")]
     search: SearchGainRecord | None = null("The search that it comes from, where there was one.")
     lr: Sequence[float] | None = optional(
@@ -175,16 +179,10 @@ class StudyRowRecord(Record):
     common: DetectedRecord | None = null("The same under the score of the single model, if it has it.")
 
 
-class RuledOutRecord(Record):
+class RuledOutRecord(AnyRowRecord):
     """One row that validation data rule out, which did not run on the test data."""
 
-    name: Annotated[str, told("Its name.")]
     reason: Annotated[str, told("Why it cannot be chosen.")]
-    members: Annotated[Count, told("Number of members.")]
-    macs: Count | None = null("Multiply-adds of one sample.")
-    params: Count | None = null("Number of stored parameters.")
-    mac_ratio: Number = null("`macs` over those of the single model.")
-    temperature: Annotated[float, told("The temperature that validation data gave it.")]
     validation: Annotated[TestedRecord, told("On the validation data, under one score.")]
 
 
