@@ -108,6 +108,10 @@ class Difference:
         return self.value > limit + _ROUNDING and self.low > 0
 
 
+Figure = str | tuple[int, ...]
+"""What candidates are compared by: a metric, or the indices of the OOD sets that the mean AUROC is over."""
+
+
 class Evidence:
     """The figures of all candidates on the validation data and on every resample of them.
 
@@ -130,15 +134,12 @@ class Evidence:
 
         # The figures of all candidates as arrays. A reading is one way to measure them: reading 0 is the data
         # themselves, and each other reading is a round of the bootstrap.
-        self._aurocs = np.stack([_aurocs(candidate, self.sets) for candidate in self.candidates])
-        # [candidates, sets, readings]
-        self._inside = {}  # by metric, [candidates, readings]
+        aurocs = [_aurocs(candidate, self.sets) for candidate in self.candidates]
+        self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
+        self._figures: dict[Figure, Floats] = {}  # [candidates, readings]
         for metric in (ACCURACY, NLL):
-            self._inside[metric] = np.stack([_readings(candidate.inside, metric) for candidate in self.candidates])
-
-        # Caches: means by the sets they are over; ends of intervals by both candidates and the figure.
-        self._means: dict[tuple[int, ...], Floats] = {}
-        self._spreads: dict[tuple[int, int, object], tuple[float, float]] = {}
+            self._figures[metric] = np.stack([_readings(candidate.inside, metric) for candidate in self.candidates])
+        self._spreads: dict[tuple[int, int, Figure], tuple[float, float]] = {}
 
     @property
     def readings(self) -> int:
@@ -185,42 +186,32 @@ class Evidence:
     def loss(self, metric: str, index: int, reading: int) -> Difference:
         """Return by how much the accuracy or the NLL of a candidate is worse than that of the single model."""
         if metric == ACCURACY:  # higher is better
-            return self._paired(self._inside[metric], self.reference, index, metric, reading)
-        return self._paired(self._inside[metric], index, self.reference, metric, reading)
+            return self.difference(self.reference, index, metric, reading)
+        return self.difference(index, self.reference, metric, reading)
 
     def mean(self, index: int, sets: tuple[int, ...], reading: int) -> float:
         """Return the mean AUROC of a candidate over ``sets`` in a reading; 0 without sets."""
-        return float(self._mean_aurocs(sets)[index, reading]) if sets else 0.0
+        return float(self._of_all(sets)[index, reading]) if sets else 0.0
 
-    def _mean_aurocs(self, sets: tuple[int, ...]) -> Floats:
-        """Return the mean AUROC over ``sets``, [candidates, readings]; it is computed once for each choice of sets."""
-        if sets not in self._means:
-            self._means[sets] = self._aurocs[:, list(sets)].mean(axis=1)
-        return self._means[sets]
+    def _of_all(self, figure: Figure) -> Floats:
+        """Return a figure of all candidates, [candidates, readings]; a mean AUROC is computed once."""
+        if figure not in self._figures:
+            self._figures[figure] = self._aurocs[:, np.asarray(figure)].mean(axis=1)
+        return self._figures[figure]
 
-    def difference(self, index: int, other: int, sets: tuple[int, ...], reading: int) -> Difference:
-        """Return the mean AUROC of one candidate over some sets minus that of another.
-
-        Args:
-            index: the index of the candidate.
-            other: the index of the other candidate, whose mean is subtracted.
-            sets: the indices of the OOD sets that the means are over; there are some.
-            reading: 0 for the data themselves, else the number of a round of the bootstrap.
-        """
-        return self._paired(self._mean_aurocs(sets), index, other, sets, reading)
-
-    def _paired(self, figures: Floats, index: int, other: int, name: object, reading: int) -> Difference:
-        """Return the figure of one candidate minus that of another, with its 95 % interval.
+    def difference(self, index: int, other: int, figure: Figure, reading: int) -> Difference:
+        """Return a figure of one candidate minus that of another, with its 95 % interval.
 
         The interval has the width that it has on the data, and moves along with the difference of the reading.
 
         Args:
-            figures: [candidates, readings].
-            index, other: the indices of both candidates.
-            name: tells the figure from others.
+            index: the index of the candidate.
+            other: the index of the other candidate, whose figure is subtracted.
+            figure: a metric, or the indices of the OOD sets that the mean AUROC is over; there are some.
             reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        key = (index, other, name)
+        figures = self._of_all(figure)
+        key = (index, other, figure)
         if key not in self._spreads:
             differences = figures[index] - figures[other]  # [readings]
             low, high = np.quantile(differences[1:], [0.025, 0.975])
