@@ -194,9 +194,7 @@ HELD_OUT = {
     "digits, seed 1": RECIPES["digits-1"],
     "digits, CLIP, seed 1": replace(RECIPES["clip"], training=RECIPES["clip"].training.replace("--seed 0", "--seed 1")),
     "fashion, other half": RECIPES["fashion-1"],
-    "fashion, wide": RECIPES["fashion-wide"],
     "fashion, noisy labels": RECIPES["fashion-noisy"],
-    "cifar, seed 2": RECIPES["cifar-2"],
     "cifar, few": RECIPES["cifar-few"],
     "MiniLM, noisy labels": RECIPES["minilm-noisy"],
 }

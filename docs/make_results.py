@@ -992,7 +992,7 @@ def said_of_layers(document: dict[str, Any]) -> str:
 def gain_of_hedge(models: list[dict[str, Any]]) -> str:
     """What the sum gains by the score of all layers, on the models that were looked at and on the others."""
     parts = []
-    for held_out, name in ((False, "the same models"), (True, "that nobody looked at before")):
+    for held_out, name in ((False, "models that were looked at"), (True, "others")):
         measured = [model["all"] for model in models if model["held_out"] == held_out]
         before, after = (statistics.mean(one[key] for one in measured) for key in ("without", "with"))
         above = sum(one["with"] > one["without"] for one in measured)

@@ -53,6 +53,30 @@ def test_the_score_is_hydractl_s(layered: Any) -> None:
     assert layered.scores_of(made, layered.Variant(), ["test"])["test"] == pytest.approx(expected)
 
 
+def test_the_sum_has_the_score_of_all_blocks_as_one_part_more(layered: Any) -> None:
+    made, _, _ = case(layered)
+    random = np.random.default_rng(1)
+    counts = {"val": 30, "test": 40, "near": 20, "far": 20}
+    names = (*layered.ON_LOGITS, *layered.ON_FEATURES)
+    references = {
+        key: {name: random.normal(size=count) * 3 + (key == "far") for name in names} for key, count in counts.items()
+    }
+    measured = layered.hedge_document(
+        "digits", made._replace(references=references), made._replace(references=references)
+    )
+
+    def mean_auroc(parts: list[dict[str, np.ndarray]]) -> float:
+        sums = {key: sum((part[key] - part["val"].mean()) / part["val"].std() for part in parts) for key in counts}
+        higher = [(sums[key][:, None] > sums["test"]).mean() for key in ("near", "far")]
+        return float(np.mean(higher))
+
+    six = [{key: references[key][name] for key in counts} for name in layered.HEDGE]
+    of_blocks = layered.scores_of(made, layered.Variant(), counts)
+    assert measured["held_out"] is False and measured["all"] == measured["few"]
+    assert measured["all"]["without"] == pytest.approx(mean_auroc(six), abs=1e-5)
+    assert measured["all"]["with"] == pytest.approx(mean_auroc([*six, of_blocks]), abs=1e-5)
+
+
 def test_a_model_left_out_does_not_choose(layered: Any) -> None:
     own, other = layered.Variant(), layered.Variant(sum="log")
 
