@@ -21,6 +21,7 @@ from hydractl.evaluation.predictions.store import (
     ranges,
     read_samples,
     score_tensor,
+    tensor_infos,
     tensor_names,
 )
 from hydractl.files.checkpoint import FileTensors
@@ -252,30 +253,19 @@ def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header,
         return no_logits
     if len(logits.shape) != 3 or logits.shape[1] != samples:
         return no_logits
-    members, _, classes = logits.shape
-    if min(members, classes) < 1:
+    if min(logits.shape[0], logits.shape[2]) < 1:
         return "its logits have no member or no class"
 
     # The scores, ids and labels must have the same number of samples.
-    for score in scores:
-        if not _has_tensor(header, score_tensor(index, score), "F64", (members, samples, 1)):
-            return f"its {score} are missing or of another shape"
-    if not _has_tensor(header, names["id_ends"], "I64", (samples,)):
-        return "its id_ends are missing or of another shape"
-    if entry.labelled and not _has_tensor(header, names["labels"], "I64", (samples,)):
-        return "its labels are missing or of another shape"
     ids = header.tensors.get(names["ids"])
-    if ids is None or ids.dtype != "U8" or len(ids.shape) != 1:
+    if ids is None or len(ids.shape) != 1:
         return "it has no ids"
+    for name, expected in tensor_infos(index, logits, ids.shape[0], entry.labelled, scores).items():
+        info = header.tensors.get(name)
+        if info is None or (info.dtype, info.shape) != (expected.dtype, expected.shape):
+            _, _, part = name.rpartition(".")
+            return f"its {part} are missing or of another shape"
     return None
-
-
-def _has_tensor(header: Header, name: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a file has a tensor with this name, dtype and shape."""
-    info = header.tensors.get(name)
-    if info is None:
-        return False
-    return info.dtype == dtype and info.shape == shape
 
 
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:

@@ -105,6 +105,30 @@ def score_tensor(index: int, score: str) -> str:
     return f"sets.{index}.scores.{score}"
 
 
+def tensor_infos(
+    index: int, logits: TensorInfo, id_bytes: int, labelled: bool, scores: Sequence[str]
+) -> dict[str, TensorInfo]:
+    """Return the dtype and shape of every tensor of a set, by its name in the file.
+
+    Args:
+        index: the index of the set in the file.
+        logits: those of its logits, ``[members, N, classes]``.
+        id_bytes: the number of bytes of all its ids.
+        labelled: whether it has labels.
+        scores: the names of the OOD scores on features that are stored.
+    """
+    members, samples, _ = logits.shape
+    names = tensor_names(index)
+    infos = {names["logits"]: logits}
+    for score in scores:
+        infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
+    infos[names["id_ends"]] = TensorInfo("I64", (samples,))
+    if labelled:
+        infos[names["labels"]] = TensorInfo("I64", (samples,))
+    infos[names["ids"]] = TensorInfo("U8", (id_bytes,))
+    return infos
+
+
 def ranges(shape: Sequence[int]) -> list[range]:
     """Split all samples into ranges of neighbouring samples, each with at most about 4 MiB of logits.
 
@@ -197,13 +221,11 @@ class PredictionsWriter:
         infos: dict[str, TensorInfo] = {}
         known: dict[str, bytes] = {}
         for index, dataset in enumerate(sets):
-            samples = len(dataset.ids)
-            infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, samples, classes))
-            for score in scores:
-                infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
-            for name, (known_kind, array) in _ids_and_labels(index, dataset).items():
-                infos[name] = TensorInfo(known_kind, array.shape)
-                known[name] = array.tobytes()
+            logits = TensorInfo(kind, (members, len(dataset.ids), classes))
+            contents = _ids_and_labels(index, dataset)
+            id_bytes = len(contents[tensor_names(index)["ids"]])
+            infos |= tensor_infos(index, logits, id_bytes, dataset.labels is not None, scores)
+            known |= contents
         head, order = header_bytes(infos, description)
 
         # Open the file of a stopped run, or a new one, which gets its final size.
@@ -297,21 +319,12 @@ class PredictionsWriter:
         _, samples, width = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
         start_of_tensor = self._tensors.header.data_start + info.start
-
-        # Sort the samples by their index, which is the order in the file.
-        unsorted_rows = np.asarray(rows)
-        order = np.argsort(unsorted_rows, kind="stable")
-        sorted_rows = unsorted_rows[order]
-        sorted_values = np.ascontiguousarray(columns[:, order], dtype=number_format)
-
-        # Split them into runs of neighbouring samples, so that each run is written at once: samples 3, 4 and 7 are the
-        # runs 3, 4 and 7 alone. A new run starts where two indices do not follow each other.
-        run_starts = np.flatnonzero(np.diff(sorted_rows) != 1) + 1
-        for run in np.split(np.arange(len(sorted_rows)), run_starts):
-            for member, values in enumerate(sorted_values):
-                first_row = member * samples + int(sorted_rows[run[0]])
-                self._file.seek(start_of_tensor + first_row * width * number_format.itemsize)
-                self._file.write(values[run].tobytes())
+        values = np.ascontiguousarray(columns, dtype=number_format)
+        for member, values_of_member in enumerate(values):
+            for row, values_of_sample in zip(rows, values_of_member, strict=True):
+                numbers_before = (member * samples + int(row)) * width
+                self._file.seek(start_of_tensor + numbers_before * number_format.itemsize)
+                self._file.write(values_of_sample.tobytes())
         self._file.flush()
 
     def read(self, index: int, rows: Sequence[int]) -> LogitsBatch:
@@ -341,8 +354,8 @@ class PredictionsWriter:
         self._file.close()
 
 
-def _ids_and_labels(index: int, dataset: SetEntry) -> dict[str, tuple[str, npt.NDArray[Any]]]:
-    """Return the tensors of a set that are known from the beginning, its ids and labels: dtype and array, by name.
+def _ids_and_labels(index: int, dataset: SetEntry) -> dict[str, bytes]:
+    """Return the contents by name of the tensors of a set that are known from the beginning, its ids and labels.
 
     Args:
         index: the index of the set in the file.
@@ -353,13 +366,10 @@ def _ids_and_labels(index: int, dataset: SetEntry) -> dict[str, tuple[str, npt.N
     encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
     id_lengths = [len(encoded_id) for encoded_id in encoded_ids]
     names = tensor_names(index)
-    tensors: dict[str, tuple[str, npt.NDArray[Any]]] = {
-        names["ids"]: ("U8", np.frombuffer(b"".join(encoded_ids), dtype=np.uint8)),
-        names["id_ends"]: ("I64", np.cumsum(id_lengths, dtype="<i8")),
-    }
+    contents = {names["ids"]: b"".join(encoded_ids), names["id_ends"]: np.cumsum(id_lengths, dtype="<i8").tobytes()}
     if dataset.labels is not None:
-        tensors[names["labels"]] = ("I64", dataset.labels.astype("<i8"))
-    return tensors
+        contents[names["labels"]] = dataset.labels.astype("<i8").tobytes()
+    return contents
 
 
 def _has_header(path: Path) -> bool:
