@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from hydractl.errors import UsageError
 from hydractl.evaluation.answer import records_of_sets
@@ -20,10 +18,9 @@ from hydractl.evaluation.plausibility import (
     warning_of_unsuited,
     warnings_of_fit,
 )
-from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import open_rows_and_sets, row_scores
-from hydractl.evaluation.sets import TRAIN, EvalSet, fitted_entries, option_of
+from hydractl.evaluation.sets import TRAIN, fitted_entries, option_of
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import (
@@ -71,7 +68,12 @@ def run(
     if dry_run:
         log.warn_all(findings_of_samples([model], sets, options))
         check_outputs([path], force=options.force)
-        return _dry_run(model, sets, path, log)
+        samples = {dataset.name: len(dataset) for dataset in sets}
+        planned_model = CalibratedModelRecord.partly(name=model.name)
+        files = [str(path)]
+        return Outcome(
+            CalibrateAnswer.planned(model=planned_model, samples=samples, files_=files, warnings=log.warnings)
+        )
 
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
@@ -90,7 +92,10 @@ def run(
         finally:
             model.release()
         log.warn_all(findings_of_samples([model], sets, options))
-        log.warn_all([warning_of_unsuited(model, scores.on_features, set()), _near_ties(fitted)])
+        log.warn_all([warning_of_unsuited(model, scores.on_features, set())])
+        if fitted.near_ties:
+            ties = ", ".join(fitted.near_ties)
+            log.warn(f"{fitted.score} was named first and is taken; as good on the validation data: {ties}")
         log.warn_all(warnings_of_fit(model, fitted))
 
         # Write the file. It gets an OOD score only if one was asked for, or if it had one before.
@@ -101,19 +106,24 @@ def run(
             log.warn_all([_left_out(checkpoint, fitted, options)])
             write_calibrated(checkpoint, fitted, score, sets, note, output)
         report_skipped_samples(sets, log)
-        answer = _make_answer(model, sets, fitted, score, options, note, log.warnings)
+        records = records_of_sets(sets, options, all_used=bool(fitted.compared))
+        del records["test"]  # there are none
+        answer = CalibrateAnswer(
+            model=calibrated_model(model),
+            calibration=fitted.calibration_record(stored=fitted.stored),
+            threshold=fitted.threshold,
+            conformal=fitted.conformal,
+            ood_score=score,
+            compared=fitted.compared or None,
+            near_ties=list(fitted.near_ties) or None,
+            **records,
+            note=note,
+            warnings=log.warnings,
+        )
         if checkpoint is None:
             seen = fitted_entries(sets, "calibrate")
             write_json(output, answer.model_copy(update={"seen": seen or None}).to_dict())
     return Outcome(answer, files=[path])
-
-
-def _near_ties(fitted: Fit) -> str | None:
-    """Return a sentence on the OOD scores that are as good as the chosen one; None if there are none."""
-    if not fitted.near_ties:
-        return None
-    ties = ", ".join(fitted.near_ties)
-    return f"{fitted.score} was named first and is taken; as good on the validation data: {ties}"
 
 
 def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | None:
@@ -133,57 +143,4 @@ def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | N
     return (
         f"{model.name}: {names} in its file were chosen with another calibration or OOD score, and are left out; to "
         f"choose anew: {flags}"
-    )
-
-
-def _dry_run(model: LogitsProvider, sets: Sequence[EvalSet], path: Path, log: Log) -> Outcome:
-    """Return which data would be used and which files written.
-
-    Args:
-        model: the model to calibrate.
-        sets: the data sets that something is chosen on.
-        path: the path of the calibrated model.
-        log: has the warnings so far.
-    """
-    samples_by_set = {dataset.name: len(dataset) for dataset in sets}
-    planned_model = CalibratedModelRecord.partly(name=model.name)
-    planned = CalibrateAnswer.planned(
-        model=planned_model, samples=samples_by_set, files_=[str(path)], warnings=log.warnings
-    )
-    return Outcome(planned)
-
-
-def _make_answer(
-    model: LogitsProvider,
-    sets: Sequence[EvalSet],
-    fitted: Fit,
-    score: str | None,
-    options: EvalOptions,
-    note: str | None,
-    warnings: Sequence[str],
-) -> CalibrateAnswer:
-    """Return the answer: what was chosen, and on which data.
-
-    Args:
-        model: the calibrated model.
-        sets: the data sets.
-        fitted: what was chosen on them.
-        score: the OOD score of the file; None if it has none.
-        options: the options of the choice.
-        note: a text that the checkpoint keeps; None for none.
-        warnings: all warnings of the run.
-    """
-    records = records_of_sets(sets, options, all_used=bool(fitted.compared))
-    del records["test"]  # there are none
-    return CalibrateAnswer(
-        model=calibrated_model(model),
-        calibration=fitted.calibration_record(stored=fitted.stored),
-        threshold=fitted.threshold,
-        conformal=fitted.conformal,
-        ood_score=score,
-        compared=fitted.compared or None,
-        near_ties=list(fitted.near_ties) or None,
-        **records,
-        note=note,
-        warnings=warnings,
     )

@@ -21,7 +21,7 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.evaluation.options import DataOptions, EvalOptions
+    from hydractl.evaluation.options import EvalOptions
     from hydractl.evaluation.providers.interface import LogitsProvider
     from hydractl.evaluation.sets import EvalSet, Seen
     from hydractl.model.source import ModelOptions
@@ -47,24 +47,19 @@ def run(
     plan = plan_of(models, opening, options, log)
     if dry_run:
         _compare(plan, log)
-        return _dry_run(plan, log)
+        files = plan.files()
+        for file in files:
+            check_outputs([file], force=plan.replaceable(file))
+        samples = {dataset.name: len(dataset) for dataset in plan.sets}
+        rows = [EvalRow.partly(name=model.name) for model in plan.models]
+        names = [str(file) for file in files]
+        return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names, warnings=log.warnings))
     try:
         return _measure(plan, log)
     except KeyboardInterrupt:
         if not plan.options.keep_logits:
             raise
         raise Interrupted(hint="add --resume to the same command to go on") from None
-
-
-def _dry_run(plan: Plan, log: Log) -> Outcome:
-    """Return what would be measured and written, after a check that the files can be written."""
-    files = plan.files()
-    for file in files:
-        check_outputs([file], force=plan.replaceable(file))
-    samples = {dataset.name: len(dataset) for dataset in plan.sets}
-    rows = [EvalRow.partly(name=model.name) for model in plan.models]
-    names = [str(file) for file in files]
-    return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names, warnings=log.warnings))
 
 
 def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> Plan:
@@ -80,14 +75,24 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         from hydractl.evaluation.plausibility import findings_before
         from hydractl.evaluation.rows import check_writable, open_rows_and_sets
 
-    suite = _find_suite(options.data, log)
-    if suite is not None:
-        options = replace(options, data=replace(options.data, ood=[*options.data.ood, *suite.sets]))
+    data = options.data
+    suite = None
+    if data.suite is not None:
+        suite = find_suite(data.suite, data.suite_root, taken=[ood_set.name for ood_set in data.ood])
+        for note in suite.notes:
+            log.warn(f"--ood-suite {suite.name}: {note}")
+        options = replace(options, data=replace(data, ood=[*data.ood, *suite.sets]))
     rows, sets = open_rows_and_sets(models, opening, options, log)
     if options.keep_logits:
         check_writable(rows)
     names = [row.name for row in rows]
-    prediction_files = _prediction_files(options.predictions, names)
+    # A single row gets the file itself. Several rows each get a file with the name of the row in it.
+    prediction_files = {}
+    if options.predictions is not None:
+        file_of_predictions = file_path(options.predictions)
+        for name in names:
+            is_alone = len(names) == 1
+            prediction_files[name] = file_of_predictions if is_alone else named_apart(file_of_predictions, name)
     check_known(options.requirements, names, known_keys(options, sets, rows), skip_first=False)
     path = json_path(options.output)
     log.warn_all(findings_before(rows, sets, options))
@@ -100,26 +105,12 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         predictions=prediction_files,
         suite=suite,
     )
-    _check_distinct(plan.files())
-    return plan
-
-
-def _find_suite(options: DataOptions, log: Log) -> FoundSuite | None:
-    """Find the data sets of ``--ood-suite`` under ``--ood-root``; return None if no suite was asked for."""
-    if options.suite is None:
-        return None
-    suite = find_suite(options.suite, options.suite_root, taken=[ood_set.name for ood_set in options.ood])
-    for note in suite.notes:
-        log.warn(f"--ood-suite {suite.name}: {note}")
-    return suite
-
-
-def _check_distinct(files: Sequence[Path]) -> None:
-    """Raise UsageError if two outputs are the same file; links are followed."""
+    files = plan.files()
     real_paths = [os.path.realpath(file) for file in files]
     for file, real_path in zip(files, real_paths, strict=True):
         if real_paths.count(real_path) > 1:
             raise UsageError(f"two outputs are named {file}", hint="give every output a name of its own")
+    return plan
 
 
 @dataclass(frozen=True)
@@ -251,21 +242,3 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -
         warnings=warnings,
         bootstrap=intervals,
     )
-
-
-def _prediction_files(text: str | None, names: list[str]) -> dict[str, Path]:
-    """Return the file of the predictions of each row.
-
-    A single row gets the file itself. Several rows each get a file with the name of the row in it.
-
-    Args:
-        text: the value of ``--predictions``; None if it was not given, which returns no files.
-        names: the names of the rows.
-    """
-    if text is None:
-        return {}
-    path = file_path(text)
-    if len(names) == 1:
-        (name,) = names
-        return {name: path}
-    return {name: named_apart(path, name) for name in names}
