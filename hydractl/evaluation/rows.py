@@ -51,21 +51,11 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
     training_data = next(iter(of_role(sets, TRAIN)), None)
     for model in models:
         for score in row_scores(model, options).on_features:
-            if isinstance(model, PredictedModel):
-                _check_stored_score(score, model)
-            else:
+            if not isinstance(model, PredictedModel):
                 _check_computed_score(score, model, training_data, options.fit)
-
-
-def _check_stored_score(score: str, model: PredictedModel) -> None:
-    """Raise an error if a predictions file does not have an OOD score on features.
-
-    Raises:
-        InputError: with the names of the score and the row.
-    """
-    if score not in model.on_features:
-        hint = f"write it again: eval --ood-score {score} --train SPEC --predictions F.st"
-        raise InputError(f"the predictions of {model.name} hold no scores by {score}", hint=hint)
+            elif score not in model.on_features:
+                hint = f"write it again: eval --ood-score {score} --train SPEC --predictions F.st"
+                raise InputError(f"the predictions of {model.name} hold no scores by {score}", hint=hint)
 
 
 def _check_computed_score(score: str, model: Model, training_data: EvalSet | None, fit: FitOptions) -> None:
@@ -177,29 +167,17 @@ def find_rows(
     if repeated_names:
         raise UsageError(f"MODEL names used twice: {', '.join(repeated_names)}", hint="name them apart: NAME=MODEL")
 
+    # What `calibrate` chose for a model takes the place of what its own file holds.
     for path in options.calibrations:
-        _take_calibration(path, rows)
+        answer = CalibrateAnswer.read(path)
+        of_the_model = [row for row in rows if is_calibrated_by(row, answer)]
+        if not of_the_model:
+            hint = "give the files, class names and prompts that it was chosen for, or leave it out"
+            raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
+        for row in of_the_model:
+            row.stored = fit_of(answer, path)
+            row.seen = merged(row.seen, checked(answer.seen, path))
     return rows
-
-
-def _take_calibration(path: str, rows: Sequence[Model]) -> None:
-    """Give what ``calibrate`` chose for a model to the row of this model, in place of what its own file holds.
-
-    Args:
-        path: the file that ``calibrate`` wrote.
-        rows: all rows.
-
-    Raises:
-        InputError: the file is another one, or no row is of the model.
-    """
-    answer = CalibrateAnswer.read(path)
-    of_the_model = [row for row in rows if is_calibrated_by(row, answer)]
-    if not of_the_model:
-        hint = "give the files, class names and prompts that it was chosen for, or leave it out"
-        raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
-    for row in of_the_model:
-        row.stored = fit_of(answer, path)
-        row.seen = merged(row.seen, checked(answer.seen, path))
 
 
 def _open_rows(
@@ -207,66 +185,39 @@ def _open_rows(
 ) -> list[Model]:
     """Return one row for each MODEL argument, in their order; the arguments are those of :func:`find_rows`."""
     # Open the arguments that are predictions files. All other arguments are models that run.
-    predicted_rows: list[PredictedModel | None] = []  # None for a model that runs
-    models_that_run: list[ModelRef] = []
-    for model in models:
+    rows: dict[int, Model] = {}  # by the place of the argument
+    models_that_run: dict[int, ModelRef] = {}
+    for place, model in enumerate(models):
         name, members = model.split()
         refs = [member.text for member in members]
-        if not _are_predictions(model.text, refs):
-            models_that_run.append(model)
-            predicted_rows.append(None)
+        predictions = [ref for ref in refs if holds_predictions(ref)]
+        others = [ref for ref in refs if ref not in predictions]
+        if predictions and others:
+            raise UsageError(
+                f"{model.text}: {predictions[0]} is a predictions file and {others[0]} is a model",
+                hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
+            )
+        if others:
+            models_that_run[place] = model
             continue
         if options.run.dropout is not None:
             raise UsageError(
                 f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
-        predicted_rows.append(_row_of_predictions(name, refs, options.fit, log))
-    running_rows = iter(_running_models(models_that_run, opening, options, log, tests))
-    return [next(running_rows) if row is None else row for row in predicted_rows]
+        rows[place] = _row_of_predictions(name, refs, options.fit, log)
 
-
-def _running_models(
-    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, tests: bool
-) -> list[RunningModel]:
-    """Return the rows of MODEL arguments that are models, in their order; the arguments are those of :func:`find_rows`.
-
-    Raises:
-        UsageError: if there are no test data, or a model does not allow an option.
-        InputError: if a file is missing or wrong.
-    """
-    if not models:
-        return []
-    if tests and options.data.test is None:
-        raise UsageError("eval needs --test", hint="hydractl eval --help")
-
-    # A zero-shot model without class names takes those of the data.
-    arguments = find_models(models, opening)
-    data = options.data.test or options.data.val or options.data.train
-    if data is not None:
-        arguments = with_class_names(arguments, data, options.data.limit)
-    return [RunningModel(argument, options.run, options.fit, log) for argument in arguments]
-
-
-def _are_predictions(text: str, refs: Sequence[str]) -> bool:
-    """Return True if all members of a MODEL argument are predictions files, and False if none is.
-
-    Args:
-        text: the argument, for the message.
-        refs: the references of its members.
-
-    Raises:
-        InputError: if a safetensors file is damaged, or is not there.
-        UsageError: if some are predictions files, and others are models.
-    """
-    predictions = [ref for ref in refs if holds_predictions(ref)]
-    models = [ref for ref in refs if ref not in predictions]
-    if predictions and models:
-        raise UsageError(
-            f"{text}: {predictions[0]} is a predictions file and {models[0]} is a model",
-            hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
-        )
-    return not models
+    if models_that_run:
+        if tests and options.data.test is None:
+            raise UsageError("eval needs --test", hint="hydractl eval --help")
+        arguments = find_models(list(models_that_run.values()), opening)
+        # A zero-shot model without class names takes those of the data.
+        data = options.data.test or options.data.val or options.data.train
+        if data is not None:
+            arguments = with_class_names(arguments, data, options.data.limit)
+        for place, argument in zip(models_that_run, arguments, strict=True):
+            rows[place] = RunningModel(argument, options.run, options.fit, log)
+    return [rows[place] for place in range(len(models))]
 
 
 def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:

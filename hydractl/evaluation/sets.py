@@ -17,7 +17,7 @@ from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
 from hydractl.evaluation.predictions.store import SetEntry
-from hydractl.expressions.data_sets import AUTO, FROST, DataSpec
+from hydractl.expressions.data_sets import AUTO, FROST
 from hydractl.files.fingerprints import Entry, entry, incomparable, marked, other_decoder, who_saw
 from hydractl.files.model_records import DataSetRecord
 from hydractl.jsonio import Document
@@ -126,112 +126,54 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log, *, t
         UsageError, InputError: if a set cannot be opened or does not fit the models, or most validation samples are
             training data.
     """
-    opening = _Opening(options, models)
+    # Two functions that open a SPEC: one for data with the models' classes, one for OOD data, whose labels are ignored.
+    labels = _class_names(models) or []
+    label_map = _label_map(options.label_map)
+    reads = {model.name: model.reads for model in models if model.reads is not None}
+    open_any = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
+    open_labelled = partial(open_any, labels=labels, label_map=label_map)
+    open_outside = partial(open_any, ignore_labels=True)
+
+    # The test sets, and corrupted copies of the ID set.
     sets: list[EvalSet] = []
     if options.test is not None:
-        sets += opening.test_sets(options.test)
+        id_data = open_labelled(options.test)
+        sets.append(_eval_set("id", ID, id_data))
+        for ood_set in options.ood:
+            sets.append(_eval_set(ood_set.name, OOD, open_outside(ood_set.spec), ood_set.group))
+        for corruption, severity in itertools.product(options.corruptions, options.severities):
+            photographs = options.photographs if corruption == FROST else None  # of frost
+            corrupted_data = CorruptedImages(id_data, corruption, severity, photographs)
+            sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted_data))
     elif tests:
         sets += models[0].stored_sets()
 
-    # Open the training data first, because the validation set is used without samples that are training data.
-    training = None
-    if options.train is not None:
-        training = opening.open_labelled(options.train)
-    validation = None
+    # The validation set is used without samples that are also training data: a score by nearest neighbours would find
+    # such a sample itself, at distance 0.
+    training = None if options.train is None else open_labelled(options.train)
+    validation: Dataset | None = None
     if options.val is not None:
-        opened_val = opening.open_labelled(options.val, need_labels=True)
-        validation_set = _validation_set(opened_val, training, log)
-        validation = validation_set.dataset
-        sets.append(validation_set)
-    sets += opening.ood_validation_sets(validation)
+        validation = open_labelled(options.val, need_labels=True)
+        left_out = 0
+        if training is not None:
+            remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
+            validation, left_out = remaining.dataset, remaining.left_out
+            if left_out:
+                log.info(remaining.sentence("--val", "--train"))
+        sets.append(replace(_eval_set("val", VAL, validation), left_out=left_out))
+    for ood_set in options.ood_val:
+        spec = ood_set.spec
+        if spec.text == AUTO and validation is not None:
+            outside: Dataset = PseudoOod(validation, AUTO, options.seed, spec.option)
+        else:
+            outside = open_outside(spec)
+        sets.append(_eval_set(ood_set.name, OOD_VAL, outside))
     if training is not None:
         sets.append(_eval_set("train", TRAIN, training))
 
     for dataset in sets:
         _check_classes(dataset, models[0])
     return sets
-
-
-class _Opening:
-    """Opens the data sets of one command, all with the same options.
-
-    Args:
-        options: the data options of the command.
-        models: the models that are measured on the sets.
-
-    Raises:
-        InputError: if the models have different classes, or the map of labels cannot be read.
-    """
-
-    def __init__(self, options: DataOptions, models: Sequence[Classifier]) -> None:
-        self._options = options
-        labels = _class_names(models) or []
-        label_map = _label_map(options.label_map)
-        reads = {}  # by the name of the model, the kind of samples that it reads
-        for model in models:
-            if model.reads is not None:
-                reads[model.name] = model.reads
-
-        # Two functions that open a SPEC: one for data with the models' classes, one for OOD data, whose labels are
-        # ignored.
-        open_any = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
-        self.open_labelled = partial(open_any, labels=labels, label_map=label_map)
-        self._open_outside = partial(open_any, ignore_labels=True)
-
-    def test_sets(self, spec: DataSpec) -> list[EvalSet]:
-        """Open the ID test set and the OOD test sets, and make the corrupted copies of the ID set.
-
-        Args:
-            spec: the ID test set.
-        """
-        options = self._options
-        id_data = self.open_labelled(spec)
-        sets = [_eval_set("id", ID, id_data)]
-        for ood_set in options.ood:
-            ood_data = self._open_outside(ood_set.spec)
-            sets.append(_eval_set(ood_set.name, OOD, ood_data, ood_set.group))
-        for corruption, severity in itertools.product(options.corruptions, options.severities):
-            photographs = None
-            if corruption == FROST:  # this corruption needs photographs of frost
-                photographs = options.photographs
-            corrupted_data = CorruptedImages(id_data, corruption, severity, photographs)
-            sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted_data))
-        return sets
-
-    def ood_validation_sets(self, validation: Dataset | None) -> list[EvalSet]:
-        """Open the OOD validation sets; a set ``auto`` is made from the ID validation data.
-
-        Args:
-            validation: the ID validation data, or None.
-        """
-        sets = []
-        for ood_set in self._options.ood_val:
-            spec = ood_set.spec
-            if spec.text == AUTO and validation is not None:
-                outside: Dataset = PseudoOod(validation, AUTO, self._options.seed, spec.option)
-            else:
-                outside = self._open_outside(spec)
-            sets.append(_eval_set(ood_set.name, OOD_VAL, outside))
-        return sets
-
-
-def _validation_set(validation: Dataset, training: Dataset | None, log: Log) -> EvalSet:
-    """Return the validation set without samples that are also training data.
-
-    A score by nearest neighbours would find such a sample itself in the training data, at distance 0.
-
-    Args:
-        validation: the validation data.
-        training: the training data, or None.
-        log: receives a sentence if samples were left out.
-    """
-    if training is None:
-        return _eval_set("val", VAL, validation)
-    remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
-    if remaining.left_out:
-        log.info(remaining.sentence("--val", "--train"))
-    validation_set = _eval_set("val", VAL, remaining.dataset)
-    return replace(validation_set, left_out=remaining.left_out)
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
@@ -274,13 +216,23 @@ def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
     Raises:
         InputError: with every pair of sets that shares too many samples.
     """
-    problems = _same_sets(sets, allow_seen)
-    fitted_roles = (VAL, OOD_VAL, TRAIN)
-    sets_for_fitting = [dataset for dataset in sets if dataset.role in fitted_roles]
+    # An OOD set may not equal the ID test set, nor a validation set any test set.
+    test_sets = tested(sets)
+    problems: list[str] = []
+    for dataset in sets:
+        others: Sequence[EvalSet] = []
+        if dataset.role == OOD:
+            others = test_sets[:1]
+        if dataset.role in (VAL, OOD_VAL) and not allow_seen:
+            others = test_sets
+        for other in others:
+            if _is_same(dataset, other):
+                problems.append(f"{option_of(dataset)} and {option_of(other)} are the same samples")
 
     warnings = []
-    for compared_sets in (sets_for_fitting, tested(sets)):
-        overlap = compare_sets(_given_sets(compared_sets))
+    for compared_sets in (_fitted_sets(sets), test_sets):
+        given = [GivenSet(option_of(one), one.dataset) for one in compared_sets if one.dataset]  # none that are empty
+        overlap = compare_sets(given)
         problems += overlap.problems
         warnings += overlap.warnings
 
@@ -288,41 +240,6 @@ def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
         first_problem, *other_problems = dict.fromkeys(problems)  # without repetitions
         raise InputError(first_problem, hint=SETS_APART_HINT, problems=other_problems)
     return warnings
-
-
-def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
-    """Return a sentence for each OOD set that equals the ID test set, and each validation set that equals a test set.
-
-    Args:
-        sets: all data sets of the command.
-        allow_seen: whether a validation set may equal a test set.
-    """
-    test_sets = tested(sets)
-    if not test_sets:
-        return []
-    id_set = sets[0]
-    problems = []
-    for dataset in sets[1:]:
-        if dataset.role == OOD:
-            problems += _sentences_on_same(dataset, [id_set])
-        if dataset.role in (VAL, OOD_VAL) and not allow_seen:
-            problems += _sentences_on_same(dataset, test_sets)
-    return problems
-
-
-def _sentences_on_same(dataset: EvalSet, others: Sequence[EvalSet]) -> list[str]:
-    """Return a sentence for each of the other sets that has the same samples as the data set."""
-    same_sets = [other for other in others if _is_same(dataset, other)]
-    return [f"{option_of(dataset)} and {option_of(other)} are the same samples" for other in same_sets]
-
-
-def _given_sets(sets: Sequence[EvalSet]) -> list[GivenSet]:
-    """Return the samples of all sets that have any, each with the option that named the set."""
-    given_sets = []
-    for dataset in sets:
-        if dataset.dataset:  # neither None nor empty
-            given_sets.append(GivenSet(option_of(dataset), dataset.dataset))
-    return given_sets
 
 
 def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
@@ -437,7 +354,10 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
             option = option_of(dataset)
             problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option} ({seen_by})")
     if problems and not allow:
-        raise _seen_error(problems)
+        hint = "test on other samples, or add --allow-seen to measure on them all the same, marked"
+        if len(problems) == 1:
+            raise InputError(f"test data that has been seen: {problems[0]}", hint=hint)
+        raise InputError("test data that has been seen", hint=hint, problems=problems)
     return seen
 
 
@@ -458,20 +378,9 @@ def warnings_of_seen(models: Sequence[Classifier], sets: Sequence[EvalSet]) -> l
     return warnings
 
 
-def _seen_error(problems: Sequence[str]) -> InputError:
-    """Return the error about seen test samples; a single problem is part of the message, several are listed."""
-    hint = "test on other samples, or add --allow-seen to measure on them all the same, marked"
-    if len(problems) == 1:
-        return InputError(f"test data that has been seen: {problems[0]}", hint=hint)
-    return InputError("test data that has been seen", hint=hint, problems=problems)
-
-
 def _fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
     """Return the sets to which this command fits something, or on which it chooses: validation, then training data."""
-    fitted = of_role(sets, VAL)
-    fitted += of_role(sets, OOD_VAL)
-    fitted += of_role(sets, TRAIN)
-    return fitted
+    return [*of_role(sets, VAL), *of_role(sets, OOD_VAL), *of_role(sets, TRAIN)]
 
 
 def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
