@@ -14,7 +14,7 @@ from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, TRAIN, VAL, EvalSet, of_role, tested
 from hydractl.files.eval_answer import EvalRow, SeverityMetrics
-from hydractl.files.model_records import DataSetRecord, MeasuredThreshold
+from hydractl.files.model_records import DataSetRecord
 from hydractl.metrics import bootstrap, calibrators, conformal, curves, errors, rows, threshold
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
@@ -53,6 +53,12 @@ def row_of(
         ood_samples[dataset.name] = gathered[dataset.name].samples
         groups[dataset.name] = dataset.group
 
+    # The shares of samples that the threshold flags.
+    measured = None
+    if fitted.threshold is not None and id_samples.score is not None:
+        ood_scores = {name: samples.score for name, samples in ood_samples.items() if samples.score is not None}
+        measured = threshold.measured_threshold(fitted.threshold, id_samples.score, ood_scores)
+
     # The metrics on corrupted copies of the ID set.
     corrupted = []
     for dataset in of_role(sets, CORRUPTION):
@@ -70,31 +76,10 @@ def row_of(
         cost=model.cost,
         training=model.training,
         calibration=fitted.calibration_record(stored=fitted.stored),
-        threshold=_measured_threshold(fitted, id_samples, ood_samples),
+        threshold=measured,
         corruptions=by_corruption,
         corruption_avg=_means_over_corruptions(by_corruption),
     )
-
-
-def _measured_threshold(fitted: Fit, inside: Samples, outside: Mapping[str, Samples]) -> MeasuredThreshold | None:
-    """Return the threshold of a row with the shares of samples that it flags.
-
-    None means that there is no threshold, or that the samples have no OOD score.
-
-    Args:
-        fitted: the threshold of the row.
-        inside: the predictions on the ID set.
-        outside: the predictions on each OOD set, by the name of the set.
-    """
-    if fitted.threshold is None:
-        return None
-    if inside.score is None:
-        return None
-    outside_scores = {}
-    for name, samples in outside.items():
-        if samples.score is not None:
-            outside_scores[name] = samples.score
-    return threshold.measured_threshold(fitted.threshold, inside.score, outside_scores)
 
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
@@ -245,7 +230,8 @@ def sentences() -> dict[str, str]:
         **_sentences_on("id"),
         "risk_coverage": curves.RISK_COVERAGE,
         **_sentences_on("ood"),
-        "errors": _sentence_on_errors(),
+        # Their keys are also keys of other metrics.
+        "errors": " ".join([errors.CONVENTION, *(f"{key}: {text}" for key, text in _sentences_on("errors").items())]),
         **rows.CONVENTIONS,
         **_sentences_on("diversity"),
         "pairs": rows.PAIRS_CONVENTION,
@@ -262,14 +248,6 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
     """Return the sentence on each metric of one kind (e.g. ``ood``), by the key of the metric."""
     metrics_of_kind = metrics(kind)
     return {metric.key: metric.convention for metric in metrics_of_kind}
-
-
-def _sentence_on_errors() -> str:
-    """Return one text on all metrics of wrong answers; their keys are also keys of other metrics."""
-    texts = [errors.CONVENTION]
-    for key, sentence in _sentences_on("errors").items():
-        texts.append(f"{key}: {sentence}")
-    return " ".join(texts)
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:

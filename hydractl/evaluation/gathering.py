@@ -167,15 +167,12 @@ class Reading:
         self._read.add(self._sets.index(dataset))
         title = f"{self._model.name} on {dataset.name}"
         with self._log.progress(title, len(dataset), "samples") as progress:
-            for batch in self._batches(dataset):
+            batches = self._model.batches(dataset)
+            if self._writer is not None:
+                batches = self._kept_then_computed(dataset, self._writer)
+            for batch in batches:
                 yield batch
                 progress.advance(len(batch.rows))
-
-    def _batches(self, dataset: EvalSet) -> LogitsBatches:
-        """Return the logits of a data set from the predictions file, or from the model."""
-        if self._writer is not None:
-            return self._kept_then_computed(dataset, self._writer)
-        return self._model.batches(dataset)
 
     def _kept_then_computed(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
         """Yield the logits that are already in the predictions file, then compute, write and yield all others."""

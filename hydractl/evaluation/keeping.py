@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import EvalSet
+from hydractl.evaluation.rows import row_scores
+from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.files.atomic import Output
 from hydractl.log import Log
 
 
 def open_writer(
     model: RunningModel,
-    sets: Sequence[EvalSet],
-    scores: Sequence[str],
-    fitted_on: Mapping[str, object],
+    all_sets: Sequence[EvalSet],
+    options: EvalOptions,
     output: Output,
-    resume: bool,
+    seen: Mapping[str, int],
     log: Log,
 ) -> PredictionsWriter:
     """Open the predictions file of a row, and log how complete it is.
 
-    While it is filled, the file is called ``NAME.part``.
+    While it is filled, the file is called ``NAME.part``. With ``--resume`` the unfinished file of a stopped run is
+    continued. If there is none, but a finished file of the same run exists, that file is returned and will only be
+    read.
 
     Args:
         model: the model of the row.
-        sets: the data sets, in the order of the file.
-        scores: the names of the OOD scores on features that are stored beside the logits.
-        fitted_on: the record of the training data and words to which these scores are fitted; empty for none.
+        all_sets: all data sets of the command; training data are not in the file.
+        options: the options of the command.
         output: the finished file.
-        resume: whether to continue the unfinished file of a stopped run. If there is none, but a finished file of the
-            same run exists, that file is returned and will only be read.
+        seen: the number of samples that the model has seen, by the name of the data set.
         log: receives messages.
 
     Raises:
-        InputError: with ``resume``, if the file was made with other settings or data.
+        InputError: with ``--resume``, if the file was made with other settings or data.
     """
+    resume = options.resume
+    scores = row_scores(model, options).on_features
+    training = next(iter(of_role(all_sets, TRAIN)), None)
+    fitted_on = model.fit_record(scores, training, options.fit.knn_k)
+    sets = [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in all_sets if dataset.role != TRAIN]
     open_file = partial(
         PredictionsWriter,
         model=model.header(scores, fitted_on).to_dict(),
@@ -78,13 +85,12 @@ def _skipped_what_is_missing(finished: PredictionsWriter, sets: Sequence[EvalSet
     Returns:
         Whether all were noted; False if none was, because a set with such samples may not skip any.
     """
-    # First check all sets, so that nothing is changed if one of them may not skip samples.
     missing_by_set = [np.flatnonzero(finished.missing(index)) for index in range(len(sets))]
     skipped_by_set = [None if dataset.dataset is None else dataset.dataset.skipped for dataset in sets]
-    for rows, skipped in zip(missing_by_set, skipped_by_set, strict=True):
-        if len(rows) and skipped is None:
-            return False
-    for rows, skipped in zip(missing_by_set, skipped_by_set, strict=True):
+    missing_and_skipped = list(zip(missing_by_set, skipped_by_set, strict=True))
+    if any(len(rows) and skipped is None for rows, skipped in missing_and_skipped):
+        return False
+    for rows, skipped in missing_and_skipped:
         for row in rows:
             assert skipped is not None  # as checked
             skipped[int(row)] = "it could not be read for these predictions"

@@ -167,8 +167,10 @@ def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
             name = _shared_name(row.name, over)
             runs = runs_by_name.setdefault(name, [])
             # Over seeds, the same model with the same figures is the same run. Over data sets, every row is a run.
-            is_repeated = over == "seed" and any(_is_same_run(row, run.row) for run in runs)
-            if not is_repeated:
+            earlier = [run.row for run in runs if run.row.sha256 == row.sha256]
+            figures = _figures_as_json(row)
+            is_repeated = any(_figures_as_json(other) == figures for other in earlier)
+            if over != "seed" or not is_repeated:
                 runs.append(Run(path, row))
     return runs_by_name
 
@@ -176,11 +178,6 @@ def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
 def _shared_name(name: str, over: str) -> str:
     """Return the name that the runs of a row share: over seeds the part before ``#``, else the whole name."""
     return name.partition("#")[0] if over == "seed" else name
-
-
-def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
-    """Return whether two rows belong to the same files and have equal figures."""
-    return row.sha256 == other.sha256 and _figures_as_json(row) == _figures_as_json(other)
 
 
 def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
@@ -267,6 +264,10 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     ``std`` holds the sample standard deviation of each figure by its dotted key.
     """
     averages = _averages([_figures_as_json(run) for run in runs])
+    most_seen: dict[str, int] = {}  # of any run, by data set
+    for run in runs:
+        for data_set, count in run.seen.items():
+            most_seen[data_set] = max(most_seen.get(data_set, 0), count or 0)
     return {
         "name": name,
         "runs": len(runs),
@@ -274,7 +275,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
         "sha256": [digest for run in runs for digest in run.files],
         **_facts_in_common(runs),
         **averages.means,
-        "seen": _most_seen(runs),
+        "seen": most_seen,
     }
 
 
@@ -289,15 +290,6 @@ def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
     first, *others = [run.to_dict() for run in runs]
     facts = {key: first[key] for key in _FACTS if key in first}
     return {key: value for key, value in facts.items() if all(other.get(key) == value for other in others)}
-
-
-def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
-    """Return, for each data set, the largest number of its samples that any run had seen before."""
-    most: dict[str, int] = {}
-    for run in runs:
-        for name, count in run.seen.items():
-            most[name] = max(most.get(name, 0), count or 0)
-    return most
 
 
 class _Averages(NamedTuple):

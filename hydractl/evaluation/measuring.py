@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.fitting import fit, fit_scores
@@ -64,7 +63,8 @@ class Measuring:
         """
         writer = None
         if output is not None and self._options.keep_logits:
-            writer = self._open_writer(model, output, seen)
+            assert isinstance(model, RunningModel)  # check_writable() allows no others
+            writer = open_writer(model, self._all_sets, self._options, output, seen, self._log)
         try:
             row, id_predictions = self._measure(model, writer, seen)
         finally:
@@ -83,21 +83,6 @@ class Measuring:
             output.adopt(writer.path)
             output.commit()
         return row
-
-    def _open_writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
-        """Open the predictions file of a row: a new one, or with ``--resume`` the file of a stopped run.
-
-        Args:
-            model: the model of the row.
-            output: the finished file.
-            seen: the number of samples that the model has seen, by the name of the data set.
-        """
-        assert isinstance(model, RunningModel)  # check_writable() allows no others
-        scores = row_scores(model, self._options).on_features
-        training = next(iter(of_role(self._all_sets, TRAIN)), None)
-        fitted_on = model.fit_record(scores, training, self._options.fit.knn_k)
-        sets = [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in self._sets]
-        return open_writer(model, sets, scores, fitted_on, output, self._options.resume, self._log)
 
     def _measure(
         self,

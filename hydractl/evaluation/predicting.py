@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -111,7 +111,8 @@ def predicted_windows(
         lines = _lines_of_batch(prediction, rows, dataset, loaded.preprocess, top=top, members=members)
         line_by_sample.update(zip(rows, lines, strict=True))
         # One batch can complete several windows, because a batch without any readable sample is not yielded.
-        while waiting_windows and _is_complete(waiting_windows[0], line_by_sample, dataset):
+        skipped = dataset.skipped or {}
+        while waiting_windows and all(sample in line_by_sample or sample in skipped for sample in waiting_windows[0]):
             yield _finished_window(waiting_windows.popleft(), line_by_sample, dataset)
 
     # Windows remain if the last batches had no readable sample.
@@ -135,12 +136,6 @@ def _readable_batches(read: Iterator[Batch], dataset: Dataset, order: Sequence[i
         skipped = dataset.skipped or {}
         if not all(sample in skipped for sample in order):
             raise
-
-
-def _is_complete(window: range, lines: Mapping[int, PredictionRow], dataset: Dataset) -> bool:
-    """Return whether every sample of a window is predicted (a key of ``lines``) or skipped."""
-    skipped = dataset.skipped or {}
-    return all(sample in lines or sample in skipped for sample in window)
 
 
 def _finished_window(window: range, lines: dict[int, PredictionRow], dataset: Dataset) -> Window:
@@ -300,7 +295,11 @@ class PredictionTally:
         """
         flagged = None
         if model.threshold is not None:
-            flagged = self._flagged_record()
+            flagged = FlaggedRecord(n=0, share=None, ci=None)
+            if self.predicted:
+                low, high = share_interval(self._flagged, self.predicted)
+                share = self._flagged / self.predicted
+                flagged = FlaggedRecord(n=self._flagged, share=share, ci=(low, high))
         mean_confidence = None
         if self.predicted:
             mean_confidence = self._confidence_sum / self.predicted
@@ -320,11 +319,3 @@ class PredictionTally:
             cut=self._cut or None,
             output=output,
         )
-
-    def _flagged_record(self) -> FlaggedRecord:
-        """Return the number and share of samples that reach the threshold, with a confidence interval of the share."""
-        if not self.predicted:
-            return FlaggedRecord(n=0, share=None, ci=None)
-        share = self._flagged / self.predicted
-        low, high = share_interval(self._flagged, self.predicted)
-        return FlaggedRecord(n=self._flagged, share=share, ci=(low, high))

@@ -61,30 +61,15 @@ class Calibration:
     bias: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check the numbers of scales and biases, and their values."""
-        is_valid = self._has_right_counts() and self._has_usable_numbers()
-        if not is_valid:
+        """Check the kind, the numbers of scales and biases, and their values; a file may hold anything."""
+        scales, biases = len(self.scale), len(self.bias)
+        fits_kind = {"temperature": scales == 1 and biases == 0, "vector": scales >= 1 and biases == scales}
+        numbers = np.array([*self.scale, *self.bias])
+        # No fit needs larger numbers. NaN and infinity are not at most this, either.
+        if not fits_kind.get(self.kind, False) or not (np.abs(numbers) <= _LARGEST_NUMBER).all():
             raise InputError(_NO_CALIBRATION)
         if self.kind == "temperature" and self.scale[0] <= 0:
             raise InputError("a temperature is above 0")
-
-    def _has_right_counts(self) -> bool:
-        """Return whether the kind is known and the numbers of scales and biases are right for it."""
-        scales = len(self.scale)
-        biases = len(self.bias)
-        if self.kind not in CALIBRATION_KINDS:  # a file may hold any text
-            return False
-        if self.kind == "temperature":
-            return scales == 1 and biases == 0
-        return scales >= 1 and biases == scales
-
-    def _has_usable_numbers(self) -> bool:
-        """Return whether all scales and biases are finite and at most 1e9 in magnitude, more than any fit needs."""
-        numbers = np.array([*self.scale, *self.bias])
-        if not np.isfinite(numbers).all():
-            return False
-        largest = np.abs(numbers).max()
-        return bool(largest <= _LARGEST_NUMBER)
 
     @property
     def temperature(self) -> float | None:

@@ -50,7 +50,23 @@ def concatenated(files: Sequence[Predictions]) -> Predictions:
             sets[place] = replace(sets[place], seen=seen)
         ((tensors, _),) = file.files
         tensors_and_indices.append((tensors, indices))
-    header = _ensemble_header([file.model for file in files], [file.shape(0)[0] for file in files])
+
+    # One header for all. It has no calibration, threshold or OOD score, as these were chosen for a single model.
+    models = [file.model for file in files]
+    digests: list[str | None] = []  # a file may have predictions of several models
+    for model in models:
+        digests += model.sha256 if isinstance(model.sha256, list) else [model.sha256]
+    header = first_file.model.model_copy(
+        update={
+            "sha256": digests,
+            "heads": heads_of_all_members([model.heads or [] for model in models]),
+            "training": _all_trainings(models, [file.shape(0)[0] for file in files]),
+            "cost": total_cost([model.cost or CostRecord() for model in models]),
+            "calibration": None,
+            "threshold": None,
+            "ood_score": None,
+        }
+    )
     return Predictions(origin, header, sets, tensors_and_indices)
 
 
@@ -69,43 +85,6 @@ def _settings_in_common(file: Predictions) -> dict[str, object]:
 
 
 # --- one header for all -----------------------------------------------------------------------------------------------
-
-
-def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[int]) -> PredictedModelRecord:
-    """Return the record of an ensemble, as it would be in the header of one file.
-
-    It has no calibration, threshold or OOD score, because none was chosen for the ensemble.
-
-    Args:
-        models: the records of the models in its files.
-        members: the number of members in each file.
-    """
-    first_model = models[0]
-    heads_of_models = [model.heads or [] for model in models]
-    costs_of_models = [model.cost or CostRecord() for model in models]
-    return first_model.model_copy(
-        update={
-            "sha256": _all_digests(models),
-            "heads": heads_of_all_members(heads_of_models),
-            "training": _all_trainings(models, members),
-            "cost": total_cost(costs_of_models),
-            # These were chosen for the predictions of a single model.
-            "calibration": None,
-            "threshold": None,
-            "ood_score": None,
-        }
-    )
-
-
-def _all_digests(models: Sequence[PredictedModelRecord]) -> list[str | None]:
-    """Return the SHA-256 of every model, None if it is unknown; a file may have predictions of several models."""
-    digests: list[str | None] = []
-    for model in models:
-        if isinstance(model.sha256, list):
-            digests += model.sha256
-        else:
-            digests.append(model.sha256)
-    return digests
 
 
 def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int]) -> list[TrainingRecord]:

@@ -313,7 +313,12 @@ def _fit_ddu(data: MemberTraining) -> Statistics:
     whitened = (data.features - shared["centre"]) @ whitening  # [N, r]
     labels, class_of_sample, class_sizes = np.unique(data.labels, return_inverse=True, return_counts=True)
     fewest = class_sizes.argmin()
-    _check_class_size(labels[fewest], class_sizes[fewest], dimensions)
+    if class_sizes[fewest] <= dimensions:  # then its covariance has no inverse
+        raise InputError(
+            f"ddu takes a covariance of each class, and class {labels[fewest]} of --train has {class_sizes[fewest]} "
+            f"samples in {dimensions} dimensions",
+            hint=f"give more than {dimensions} samples of each class, or {_WITHOUT_COVARIANCES}",
+        )
 
     roots = np.zeros((len(labels), dimensions, dimensions))
     log_roots = np.zeros(len(labels))  # the logarithms of the determinants of the roots
@@ -337,20 +342,6 @@ def _fit_ddu(data: MemberTraining) -> Statistics:
 
 
 _WITHOUT_COVARIANCES = "take mahalanobis, whose covariance all classes share"
-
-
-def _check_class_size(label: int, samples: int, dimensions: int) -> None:
-    """Refuse a class that has no more samples than directions: its covariance has no inverse.
-
-    Raises:
-        InputError: for the class of this label.
-    """
-    if samples <= dimensions:
-        raise InputError(
-            f"ddu takes a covariance of each class, and class {label} of --train has {samples} samples in"
-            f" {dimensions} dimensions",
-            hint=f"give more than {dimensions} samples of each class, or {_WITHOUT_COVARIANCES}",
-        )
 
 
 def _cholesky_factor(covariance: Floats) -> Floats | None:
@@ -735,12 +726,10 @@ def _hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats)
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _fit_vilu(data: MemberTraining) -> Statistics:
+def _fit_vilu(data: MemberTraining, scale: float | None = None) -> Statistics:
     """Train the network; the rows of the classifier's weight are the features of the class texts."""
     assert data.labels is not None  # checked when --train is opened
-    images = unit(data.features)
-    texts = unit(data.weight)
-    return fit_vilu(images, data.labels, texts)
+    return fit_vilu(unit(data.features), data.labels, unit(data.weight), scale)
 
 
 def _fit_scaled_vilu(data: MemberTraining) -> Statistics:
@@ -748,11 +737,7 @@ def _fit_scaled_vilu(data: MemberTraining) -> Statistics:
 
     The model's logits are cosines times a factor, which is the length of the rows of the classifier's weight.
     """
-    assert data.labels is not None  # checked when --train is opened
-    images = unit(data.features)
-    texts = unit(data.weight)
-    scale = float(np.linalg.norm(data.weight[0]))
-    return fit_vilu(images, data.labels, texts, scale)
+    return _fit_vilu(data, float(np.linalg.norm(data.weight[0])))
 
 
 @_declare(
