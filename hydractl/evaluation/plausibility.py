@@ -57,14 +57,10 @@ def findings_before(
         yield from sample_warnings(dataset, in_passing=True)
     if running:
         yield slow_format(resolve_dtype(options.run.dtype), resolve_device(options.run.device))
-    yield from _cut_texts(running, sets)
-    yield from _odd_labels(sets, options)
 
-
-def _cut_texts(models: Sequence[RunningModel], sets: Sequence[EvalSet]) -> Iterator[str | None]:
-    """Yield how many texts of each set are cut, once for all models that cut texts in the same way."""
+    # How many texts of each set are cut, once for all models that cut texts in the same way.
     ways: list[object] = []  # the ways of preparing texts that were looked at
-    for model in models:
+    for model in running:
         source = model.argument.sources[0]
         preprocess = source.description.preprocess
         if model.reads != "text" or preprocess in ways:
@@ -74,21 +70,14 @@ def _cut_texts(models: Sequence[RunningModel], sets: Sequence[EvalSet]) -> Itera
             assert eval_set.dataset is not None  # a model that runs needs data
             yield cut_warning(eval_set.dataset, source.family.collate(preprocess))
 
-
-def _odd_labels(sets: Sequence[EvalSet], options: EvalOptions) -> Iterator[str | None]:
-    """Yield what is odd about labels: all are of one class, or the ID test data have none.
-
-    If predictions are stored, missing labels are expected.
-    """
+    # Labels: all are of one class, or the ID test data have none. If predictions are stored, that is expected.
     for eval_set in sets:
         if eval_set.role in (ID, VAL) and eval_set.dataset is not None:
             yield one_class_warning(eval_set.dataset)
         if eval_set.role == ID and eval_set.labels is None and options.predictions is None:
             warning = f"{eval_set.option_and_spec()} has no labels: accuracy and calibration are not measured"
             hint = getattr(eval_set.dataset, "label_hint", None)
-            if hint:
-                warning += f" ({hint})"
-            yield warning
+            yield f"{warning} ({hint})" if hint else warning
 
 
 def _read_as_they_are(sets: Sequence[EvalSet]) -> list[Dataset]:

@@ -363,16 +363,6 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log
     if answer.cut is not None:
         log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, source.description.preprocess["max_length"]))
     answer = answer.model_copy(update={"warnings": log.warnings})
-    log.info(_summary_in_words(answer))
-    if report is not None:
-        write_json(report, answer.to_dict())
-    row = (answer.model.name, answer.requirable())
-    unmet = unmet_in([row], plan.options.requirements, skip_first=False)
-    return Outcome(answer, files=plan.paths, unmet=unmet)
-
-
-def _summary_in_words(answer: PredictAnswer) -> str:
-    """Return a line that says how many inputs were predicted, flagged as OOD and left out."""
     words = f"{answer.n:,} inputs"
     flagged = answer.ood
     if flagged is not None and flagged.share is not None and flagged.ci is not None:
@@ -382,4 +372,9 @@ def _summary_in_words(answer: PredictAnswer) -> str:
         words += f", {flagged.n:,} flagged as OOD: {flagged.share:.2%} ({interval})"
     if answer.skipped is not None:
         words += f", {answer.skipped.n:,} more could not be read"
-    return words
+    log.info(words)
+    if report is not None:
+        write_json(report, answer.to_dict())
+    row = (answer.model.name, answer.requirable())
+    unmet = unmet_in([row], plan.options.requirements, skip_first=False)
+    return Outcome(answer, files=plan.paths, unmet=unmet)

@@ -296,21 +296,12 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
         problems.append("its sets are of different numbers of members or classes")
 
     # For each severity there is a mean over all corruptions, so every corruption needs the same severities.
-    names_of_corrupted_sets = [name for role, name in sets if role == "corruption"]
-    if not _have_same_severities(names_of_corrupted_sets):
+    severities_by_corruption: dict[str, set[str]] = {}
+    for role, name in sets:
+        if role == "corruption":
+            corruption, _, severity = name.rpartition("/")
+            severities_by_corruption.setdefault(corruption, set()).add(severity)
+    all_severities = set().union(*severities_by_corruption.values())
+    if any(severities != all_severities for severities in severities_by_corruption.values()):
         problems.append("its corruptions are of different severities")
     return problems
-
-
-def _have_same_severities(names: Sequence[str]) -> bool:
-    """Return whether all corruptions have the same severities.
-
-    Args:
-        names: the names of the corrupted sets, each ``CORRUPTION/SEVERITY``.
-    """
-    severities_by_corruption: dict[str, set[str]] = {}
-    for name in names:
-        corruption, _, severity = name.rpartition("/")
-        severities_by_corruption.setdefault(corruption, set()).add(severity)
-    all_severities = set().union(*severities_by_corruption.values())
-    return all(severities == all_severities for severities in severities_by_corruption.values())

@@ -90,7 +90,8 @@ class UnfinishedPredictions:
             The length of all complete lines in bytes; 0 means that there is nothing to continue.
 
         Raises:
-            InputError: if the file belongs to another run, or is broken before its last line.
+            InputError: if the file belongs to another run, with all differences in the settings, or is broken before
+                its last line.
         """
         self._file.seek(0)
         complete_bytes = 0
@@ -102,7 +103,13 @@ class UnfinishedPredictions:
             if not isinstance(record, dict) or set(record) != set(keys):
                 raise self._other_file()
             if number == 1:
-                self._check_same_run(record, fingerprint)
+                stored_fingerprint = record["fingerprint"]
+                if record["schema"] != SCHEMA or not isinstance(stored_fingerprint, dict):
+                    raise self._other_file()
+                problems = differences(stored_fingerprint, fingerprint, "in the file")
+                if problems:
+                    hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
+                    raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
             elif type(record["stop"]) is not int or not isinstance(record["rows"], list):
                 raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
             else:
@@ -110,24 +117,6 @@ class UnfinishedPredictions:
                 self.predicted += len(record["rows"])
             complete_bytes += len(line)
         return complete_bytes
-
-    def _check_same_run(self, record: Mapping[str, object], fingerprint: Mapping[str, object]) -> None:
-        """Raise an error if the first line of the file describes another run.
-
-        Args:
-            record: the first line.
-            fingerprint: the settings that the run must have had.
-
-        Raises:
-            InputError: with all differences in the settings.
-        """
-        stored_fingerprint = record["fingerprint"]
-        if record["schema"] != SCHEMA or not isinstance(stored_fingerprint, dict):
-            raise self._other_file()
-        problems = differences(stored_fingerprint, fingerprint, "in the file")
-        if problems:
-            hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
-            raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
 
     def _other_file(self) -> InputError:
         """Return the error for a file that this program has not written."""

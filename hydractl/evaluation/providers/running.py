@@ -279,7 +279,13 @@ class RunningModel(LogitsProvider):
         stored_detector = models_of(self.loaded())[0].detector
         taken_names: list[str] = []
         if stored_detector is not None:
-            taken_names = [name for name in names if name in stored_detector.names and self._is_taken(name, data)]
+            # Those for which the command gives nothing to fit them to.
+            for name in names:
+                is_given = data is not None
+                if ON_FEATURES[name] == "words":
+                    is_given = self._fit.negative_words is not None
+                if name in stored_detector.names and not is_given:
+                    taken_names.append(name)
         names_to_fit = [name for name in names if name not in taken_names]
         if not names_to_fit:
             self.detector = stored_detector
@@ -297,12 +303,6 @@ class RunningModel(LogitsProvider):
         if negative_words:
             record["negative_words"] = digest_of_words(negative_words)
         return record
-
-    def _is_taken(self, name: str, data: EvalSet | None) -> bool:
-        """Return whether a score in the checkpoint is used as it is, because the command gives nothing to fit it to."""
-        if ON_FEATURES[name] == "words":
-            return self._fit.negative_words is None
-        return data is None
 
     def _fitted_detector(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
         """Fit OOD scores on features.
