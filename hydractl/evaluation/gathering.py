@@ -167,8 +167,9 @@ class Reading:
         self._read.add(self._sets.index(dataset))
         title = f"{self._model.name} on {dataset.name}"
         with self._log.progress(title, len(dataset), "samples") as progress:
-            batches = self._model.batches(dataset)
-            if self._writer is not None:
+            if self._writer is None:
+                batches = self._model.batches(dataset)
+            else:
                 batches = self._kept_then_computed(dataset, self._writer)
             for batch in batches:
                 yield batch
