@@ -1,122 +1,39 @@
-"""``hydractl finetune``: train a dense or pruned model on labelled data; the output has the format of the input."""
+"""``hydractl finetune``: train a model, or several: members of one model by seed, or several models, in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import gc
+import random
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import torch
 
-from hydractl.data.base import one_class_warning
-from hydractl.data.overlap import Validation
-from hydractl.distributed import Processes, alone, local_device, processes, restarted
-from hydractl.errors import InputError, UsageError
-from hydractl.files.atomic import Output, check_outputs
-from hydractl.files.checkpoint import sha256_file
-from hydractl.files.model_records import EpochRecord
-from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, TrainedFile, TrainingPlan
-from hydractl.files.version import __version__
-from hydractl.log import Log, SayOnce
+from hydractl.distributed import alone, processes, restarted
+from hydractl.errors import HydraError, Interrupted, OutputError, UsageError, failure_of
+from hydractl.expressions.models import ModelRef
+from hydractl.files.verb_answers import FinetuneAnswer, FinetunesAnswer, TrainedMember, TrainingPlan
+from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.methods.laplace import LaplaceOptions
-from hydractl.model.cost import cost_of
-from hydractl.model.loading import build_model, resolve_device
-from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
-from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source, open_sources
-from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile
-from hydractl.training.data import TrainingData, report_all_cut, training_data
-from hydractl.training.grid import CandidateResult, Trained, train_each
-from hydractl.training.loop import TrainingContext
-from hydractl.training.members import AnyModel
-from hydractl.training.options import (
-    TrainOptions,
-)
-from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
-from hydractl.training.plausibility import warnings_of_course, warnings_of_data
-from hydractl.training.run_log import RunLog
-from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
-from hydractl.verbs.finetune_members import check_files, train_members
+from hydractl.model.loading import resolve_device
+from hydractl.model.source import open_sources
+from hydractl.training.checkpointing import Interruptions, StateFile
+from hydractl.training.outputs import RunFiles, finished, numbered, stem
 from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.finetune_request import TrainingRequest
-from hydractl.verbs.opening import announce_reading
-from hydractl.verbs.outcome import Outcome
-
-_NOT_DECISIVE = (
-    *("compile", "checkpoint_blocks"),  # the result is the same, to rounding
-    *("max_length", "tower"),  # the provenance has their values once the model is known
+from hydractl.verbs.finetune_training import (
+    answer_of_finished,
+    check_files,
+    files_of_members,
+    prepare,
+    train_one_model,
 )
-"""Options that a recipe may decide, and that do not decide the trained weights."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that is known and checked before a training begins.
-
-    Attributes:
-        request: what the command asks for.
-        options: how the model is trained, with what the method changes.
-        opened: the model and its data sets.
-        files: the paths that the training writes to.
-        plan: what will be trained and written, as the answer shows it.
-    """
-
-    request: TrainingRequest
-    options: TrainOptions
-    opened: Opened
-    files: RunFiles
-    plan: TrainingPlan
-
-    @cached_property
-    def decisive(self) -> dict[str, object]:
-        """Collect everything that decides the trained weights, for the provenance of the output file.
-
-        Computing it reads all data, for their fingerprints. Values are JSON values; None means that the setting, data
-        set or list of names is absent.
-
-        Returns:
-            By key: the recipe settings (such as ``epochs``), what they mean for this model (such as ``labels``, the
-            class names of a new head), and the fingerprints ``train`` and ``val`` of the data.
-        """
-        source = self.opened.source
-        request = self.request
-
-        # The options as they were set. A single learning rate is stored as a number, several as a list.
-        facts: dict[str, object] = {}
-        for name, option in request.recipe.items():
-            if name not in _NOT_DECISIVE:
-                facts[name] = option.value
-        if request.ensemble is not None:
-            facts["ensemble"] = request.ensemble.to_json()
-        if len(self.options.lr) == 1:
-            facts["lr"] = self.options.lr[0]
-
-        # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
-        # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
-        drawn_tensors = list(self.opened.drawn)
-        names_of_new_head = list(self.options.weights.labels or ())
-        facts["max_length"] = source.description.preprocess.get("max_length")
-        facts["drawn"] = drawn_tensors or None
-        facts["labels"] = names_of_new_head or None
-        facts.update(asked_classes(source, request.tower))
-
-        # The data.
-        val_set = self.opened.val_set
-        facts["train"] = self.opened.train_set.fingerprint()
-        facts["val"] = val_set.fingerprint() if val_set is not None else None
-        return facts
-
-    @property
-    def fingerprint(self) -> dict[str, object]:
-        """Return the record that identifies this training: model, seed and :attr:`decisive`.
-
-        Unfinished runs and finished outputs with the same record belong to this training. Computing it hashes the
-        model.
-        """
-        fingerprint: dict[str, object] = {"model": self.opened.source.sha256, "seed": self.options.seed}
-        fingerprint.update(self.decisive)
-        return fingerprint
+from hydractl.verbs.outcome import Outcome
 
 
 def run(request: TrainingRequest, log: Log) -> Outcome:
@@ -134,7 +51,7 @@ def run(request: TrainingRequest, log: Log) -> Outcome:
     # Several trainings, one after another.
     if len(request.models) * request.trainings > 1:
         log_once = SayOnce(log)  # the trainings share their data, and each check would repeat the same sentences
-        return train_members(request, log_once, _check_training, _answer_of_finished, _train_member)
+        return _train_members(request, log_once)
 
     # One training, in this process or in all processes of torchrun.
     if restarted():  # a process failed, and torchrun has started all of them again
@@ -144,372 +61,311 @@ def run(request: TrainingRequest, log: Log) -> Outcome:
         hint = "--device cuda gives each process its own"
         raise UsageError(f"--device {request.device} is one GPU for all processes", hint=hint)
     with processes(request.timeout, nccl=True) as team:
-        return _train_one_model(request, team.quieted(log), team, Interruptions())
+        return train_one_model(request, team.quieted(log), team, Interruptions())
 
 
-def _train_member(request: TrainingRequest, log: Log, signals: Interruptions) -> FinetuneAnswer:
-    """Train one of several members in this process; return its answer."""
-    with processes(request.timeout, nccl=True) as team:
-        outcome = _train_one_model(request, log, team, signals)
+# --- several trainings ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of several trainings.
+
+    Attributes:
+        name: the name of its output file, without the ending.
+        request: what is asked of this training alone.
+        files: the paths that it writes to.
+    """
+
+    name: str
+    request: TrainingRequest
+    files: RunFiles
+
+
+class _OfMember(PassedOn):
+    """The log of one of several trainings, whose lines begin with its name."""
+
+    def __init__(self, log: Log, name: str) -> None:
+        super().__init__(log)
+        self._name = name
+
+    def info(self, message: str) -> None:
+        self._log.info(f"{self._name}: {message}")
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+        self._log.warn(f"{self._name}: {message}")
+
+
+def _train_members(request: TrainingRequest, log: Log) -> Outcome:
+    """Train members one after another, each as the command for it alone would; one that fails does not stop the others.
+
+    Members that were finished before are not trained.
+
+    Args:
+        request: what the command asks for, all trainings together.
+        log: receives the lines of all trainings.
+
+    Raises:
+        HydraError: before anything has begun, if one training cannot be done; at the end, if a member has failed.
+        Interrupted: a signal has stopped a training, which has saved.
+    """
+    if not alone():
+        hint = "start it without torchrun, or start torchrun for each member, with a --seed of its own"
+        raise UsageError("torchrun shares one training among processes, not several", hint=hint)
+    device = resolve_device(request.device)
+
+    # Check every training before the first begins.
+    members = members_of(request)
+    answers, plans = _check_members(members, log)
+    if request.dry_run:
+        return _dry_run(members, plans, answers, log)
+
+    # Train the members that were not finished before.
+    for name in answers:
+        log.info(f"{name}: finished before, nothing to do")
+    failures: dict[str, Exception] = {}
+    with Interruptions() as signals, log.progress("members", len(members), "members") as progress:
+        progress.advance(len(answers))
+        for member in members:
+            if member.name in answers:
+                continue
+            done = f"{len(answers)} of {len(members)} members are finished"
+            how_to_go_on = f"add --resume to the same command to go on; {done}"
+            if signals.requested:
+                raise Interrupted(how_to_go_on)
+            try:
+                with _as_if_alone(device):
+                    answers[member.name] = _train_member(member, log, signals)
+            except Interrupted as interruption:
+                saved = interruption.hint.rpartition("; ")[2]  # of "add --resume ...; a.st.state has step 5 of 10"
+                raise Interrupted(f"{how_to_go_on}; {saved}") from None
+            except Exception as error:  # whatever it is, it is no reason to lose the other members
+                _forget_variables(error)
+                failures[member.name] = error
+                log.warn(f"{member.name} failed: {failure_of(error).message}")
+            finally:
+                _free_memory(request)
+            progress.advance(1, member.name)
+    if failures:
+        _raise_failures(members, failures)
+
+    # The answers, in the order of the members.
+    trained = []
+    files: list[Path] = []
+    for member in members:
+        training = answers[member.name]
+        trained.append(TrainedMember(name=member.name, seed=member.request.seed, **dict(training)))
+        files += member.files.paths
+    answer_of_all = FinetunesAnswer(members=trained, warnings=log.warnings)
+    return Outcome(answer_of_all, files=files)
+
+
+def _train_member(member: Member, log: Log, signals: Interruptions) -> FinetuneAnswer:
+    """Train one of several members in this process; a signal that has come before, too, stops it once it can save."""
+    with processes(member.request.timeout, nccl=True) as team:
+        outcome = train_one_model(member.request, _OfMember(log, member.name), team, signals)
     assert isinstance(outcome.result, FinetuneAnswer)
     return outcome.result
 
 
-def _train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
-    """Train one model with all processes of a team; return early for a dry run, or if the training is finished already.
-
-    Returns:
-        The answer. In a team only the outcome of rank 0 is shown; those of the other processes are silent.
-    """
-    prepared = _prepare(request, log)
-    source = prepared.opened.source
-    files = prepared.files
-    log.warn_all(warnings_of_data(prepared.opened, in_passing=request.dry_run))
-    if request.dry_run:
-        return _dry_run(prepared.plan, files, request, team, log)
-    is_first = team.rank == 0
-    if is_first and not request.resume:
-        check_files(files, request)
-
-    announce_reading([source], log)
-    state = StateFile(files.state, prepared.fingerprint, _environment(request, team))
-    # A finished training has removed its state file and left its output files.
-    if request.resume and not state.exists():
-        earlier = finished(files, prepared.fingerprint, force=request.force)
-        if earlier is not None:
-            names = " ".join(map(str, files.paths))
-            log.info(f"the training of {names} is finished: nothing to do")
-            answer = _answer_of_finished(files, earlier, prepared.plan, log.warnings)
-            return Outcome(answer, files=list(files.paths), silent=not is_first)
-    return _train_and_write(prepared, state, log, team, signals)
+@contextmanager
+def _as_if_alone(device: torch.device) -> Iterator[None]:
+    """Leave the random generators of Python, NumPy and torch as they were, so that every member finds the same."""
+    cuda_devices = []
+    if device.type == "cuda":
+        cuda_devices = [device]
+    state_of_python = random.getstate()
+    state_of_numpy = np.random.get_state()
+    with torch.random.fork_rng(devices=cuda_devices):
+        try:
+            yield
+        finally:
+            random.setstate(state_of_python)
+            np.random.set_state(state_of_numpy)
 
 
-def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team: Processes, log: Log) -> Outcome:
-    """Return the plan of the training, after a check that its outputs can be written.
-
-    In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
-    """
-    if team.rank:
-        return Outcome(None, silent=True)
-    may_replace = request.force or request.resume
-    check_outputs(files.paths, force=may_replace, folder=files.folder)
-    return Outcome(FinetuneAnswer.planned(**dict(plan), recipe=request.recipe, warnings=log.warnings))
+def _forget_variables(error: BaseException | None) -> None:
+    """Free what the frames of a kept error hold, such as a model; its traceback still names the lines."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
-def _prepare(request: TrainingRequest, log: Log) -> Prepared:
-    """Open and check everything that a training needs, and log what is odd about it.
+def _free_memory(request: TrainingRequest) -> None:
+    """Free the model, the optimizer and the data of a member before the next, and what torch has compiled for it."""
+    if request.compile:
+        torch.compiler.reset()  # after a few models of one class it would compile no more of them
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+# --- before -----------------------------------------------------------------------------------------------------------
+
+
+def members_of(request: TrainingRequest) -> list[Member]:
+    """Return one member for each model and seed: ``request.trainings`` members of each model, with consecutive seeds.
 
     Raises:
-        UsageError: the model or the settings do not allow a training.
-        InputError: training and validation data have different classes.
+        UsageError: two members would write the same file.
+        InputError: a model cannot be opened.
     """
-    sources = open_sources(request.models, request.opening)
-    source = only_one(sources, "finetune")
-    sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
-    if request.dtype not in ("float32", "float64"):
-        hint = "computing in bfloat16 is --autocast bfloat16"
-        raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
+    members = []
+    for model, output in zip(request.models, _outputs(request), strict=True):
+        for index in range(request.trainings):
+            path = output
+            if request.trainings > 1:
+                path = numbered(output, index)
+            of_member = request.of_member(model, path, index)
+            files = RunFiles.of_output(path, request.log_file, request.outputs)
+            members.append(Member(stem(path), of_member, files))
 
-    # The files, and notes on settings that are not used.
-    output = request.output or f"{source.name}.tuned{request.seed_mark}.st"
-    files = RunFiles.of_output(output, request.log_file, request.outputs)
-    for note in request.notes:
-        log.info(note)
-
-    # Open the model and its data.
-    options = request.with_method()
-    opened = open_all(source, options)
-    if opened.drawn:
-        drawn = ", ".join(opened.drawn)
-        log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {drawn}")
-    _report_data(opened, log)
-
-    plan = _plan_training(opened, options, files, log)
-    return Prepared(request, options, opened, files, plan)
+    _check_names(members)
+    return members
 
 
-def _report_data(opened: Opened, log: Log) -> None:
-    """Log what is odd about the classes of the data, and how many validation samples were left out.
+def _check_names(members: Sequence[Member]) -> None:
+    """Raise UsageError if two trainings would write the same file."""
+    names = set()
+    repeated = set()
+    for member in members:
+        if member.name in names:
+            repeated.add(member.name)
+        names.add(member.name)
+    if repeated:
+        files = ", ".join(sorted(repeated))
+        raise UsageError(f"several trainings would write {files}", hint="give MODELs with different file names")
 
-    Raises:
-        InputError: training and validation data have different classes.
+
+def _outputs(request: TrainingRequest) -> list[str]:
+    """Return the output path of each model.
+
+    ``--output`` is a file for one model, and the folder for several. Without it, the outputs have the names that the
+    command for each model alone would give them.
     """
-    train_set = opened.train_set
-    val_set = opened.val_set
-    log.warn_all([one_class_warning(train_set)])
-    if val_set is None:
-        return
-    log.warn_all([one_class_warning(val_set)])
-    differences = label_differences(train_set.label_names, val_set.label_names)
-    if differences:
-        raise InputError(f"--val against the training set: {'; '.join(differences)}")
-    if opened.left_out:
-        validation = Validation(val_set, opened.left_out)
-        log.info(validation.sentence("--val", "--train"))
+    if request.output is not None and len(request.models) == 1:
+        return [request.output]
+    folder = request.output or ""
+    outputs = []
+    for source in open_sources(request.models, request.opening):
+        outputs.append(f"{folder}{source.name}.tuned{request.seed_mark}.st")
+    return outputs
 
 
-def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
-    """Return what will be trained and written, and log the number of steps and of multiply-adds."""
-    source = opened.source
-    samples = len(opened.train_set)
-    steps = options.total_steps(samples)
-    cost = cost_of(source.description, source.tensors)
-    options.begin_course(samples)  # raises an error if there are too few steps
-    plan = TrainingPlan(
-        output=str(files.paths[-1]),
-        model=source.name,
-        samples=samples,
-        steps=steps,
-        cost=cost,
-        files=_planned_files(files),
-        val_left_out=opened.left_out or None,
-    )
+def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, FinetuneAnswer], dict[str, TrainingPlan]]:
+    """Check every training before the first begins.
 
-    # Log the amount of work.
-    if options.loss.name == "contrastive":
-        log.info(f"{steps} steps of {options.per_step} pairs")  # no mult-adds: they depend on the length of captions
-        return plan
-    # Every learning rate of a grid trains on all samples, and so may every member of a model trained together.
-    passes = len(options.lr)
-    if options.together is not None:
-        passes *= options.together.passes
-    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
-    macs_per_sample = 3 * cost["macs"] * passes
-    total_macs = macs_per_sample * steps * options.per_step
-    log.info(f"{steps} steps of {options.per_step} samples, about {total_macs:.2g} mult-adds")
-    return plan
-
-
-def _planned_files(files: RunFiles) -> list[TrainedFile] | None:
-    """Return the output files with the number of the member in each; None if the training writes one model."""
-    if len(files.paths) == 1:
-        return None
-    return [TrainedFile(output=str(path), member=number) for number, path in enumerate(files.paths, start=1)]
-
-
-def _check_training(request: TrainingRequest, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
-    """Check one of several trainings before any of them begins.
+    Args:
+        members: the trainings.
+        log: receives what the first check says. The other checks are silent, since they would repeat it.
 
     Returns:
-        The plan of the training, and a function that returns its fingerprint. The fingerprint is not computed here
-        because it reads the model and all data, and not every caller needs it.
+        The answers of the members that were finished before, and the plans of all members, both by name.
+
+    Raises:
+        HydraError: a training, an unfinished one to be resumed, or an output file is not as it should be.
     """
-    prepared = _prepare(request, log)
+    finished_before: dict[str, FinetuneAnswer] = {}
+    plans: dict[str, TrainingPlan] = {}
+    plan_of_model: dict[ModelRef, TrainingPlan] = {}
+    for member in members:
+        request = member.request
+        state = member.files.state
+        # An unfinished training has left a state file; a finished one has left only its weights.
+        has_weights = bool(member.files.weights())
+        is_resumed = request.resume and state.exists()
+        may_be_finished = request.resume and not state.exists() and has_weights
+        is_new = not is_resumed and not may_be_finished
 
-    def fingerprint() -> dict[str, object]:
-        return prepared.fingerprint
+        # New members of one model differ only in their seeds and files, so only the first of them is checked.
+        model = request.models[0]
+        if is_new and model in plan_of_model:
+            paths = member.files.paths
+            files = files_of_members(paths, [None] * len(paths))
+            update = {"output": str(paths[-1]), "files_": files}
+            plans[member.name] = plan_of_model[model].model_copy(update=update)
+            continue
 
-    return prepared.plan, fingerprint
+        # Check it, and compare a training to be resumed, or one that may be finished, with what the files say.
+        log_of_check = log
+        if plan_of_model:
+            log_of_check = Log()  # silent
+        prepared = prepare(request, log_of_check)
+        plan = prepared.plan
+        plans[member.name] = plan
+        plan_of_model[model] = plan
+        if is_resumed:
+            StateFile(state, prepared.fingerprint, {}).check()
+        if may_be_finished:
+            earlier = finished(member.files, prepared.fingerprint, force=request.force)
+            if earlier is not None:
+                finished_before[member.name] = answer_of_finished(member.files, earlier, plan, log_of_check.warnings)
+    to_train = [member for member in members if member.name not in finished_before]
+    _check_files_of_members(to_train)
+    return finished_before, plans
 
 
-def _train_and_write(
-    prepared: Prepared, state: StateFile, log: Log, team: Processes, signals: Interruptions
+def _check_files_of_members(members: Sequence[Member]) -> None:
+    """Check for every member that its outputs can be written and that no unfinished run is in the way.
+
+    Raises:
+        OutputError: several members have a problem; it lists all of them.
+        HydraError: one member has a problem; the error of that member.
+    """
+    errors: list[HydraError] = []
+    for member in members:
+        try:
+            check_files(member.files, member.request)
+        except HydraError as error:
+            errors.append(error)
+    if len(errors) > 1:
+        problems = [error.message for error in errors]
+        raise OutputError(f"{len(errors)} outputs are in the way", hint=errors[0].hint, problems=problems)
+    if errors:
+        raise errors[0]
+
+
+def _dry_run(
+    members: Sequence[Member], plans: dict[str, TrainingPlan], finished_before: dict[str, FinetuneAnswer], log: Log
 ) -> Outcome:
-    """Train, write the models and remove the state file. In a team, only the first process writes.
+    """Return what would be trained, and with which request.
 
     Args:
-        prepared: everything that was checked before.
-        state: the file of an unfinished training: saved while training, removed at the end.
-        log: receives progress and warnings.
-        team: the processes that train together.
-        signals: notes a signal to stop.
-
-    Returns:
-        The answer; in processes other than the first, a silent outcome.
+        members: the trainings.
+        plans: the plans of all members, by name.
+        finished_before: the answers of the members that are finished, by name.
+        log: has the warnings so far.
     """
-    opened = prepared.opened
-    files = prepared.files
-    plan = prepared.plan
-    request = prepared.request
-    is_first = team.rank == 0
-    is_resumed = request.resume and state.exists()
-    with ExitStack() as stack:
-        # Claim the output files, and read what an unfinished run saved.
-        outputs: list[Output] = []
-        saved = None
-        if is_first:
-            # A resumed run may have stopped while it wrote its outputs, so it may replace them.
-            may_replace = request.force or is_resumed
-            for path in files.paths:
-                output = Output(path, force=may_replace, folder=files.folder)
-                outputs.append(stack.enter_context(output))
-            saved = state.begin(log, resume=request.resume, force=request.force)
-        elif is_resumed:
-            saved = state.load(Log())
-        team.gather(None)  # wait for all: the first process must not save over the state before the others have read it
-        if is_first:
-            run_log = files.open_log(saved, _facts_of_run(plan, request), log)
-        else:
-            run_log = RunLog()  # writes nothing
-        stack.callback(run_log.close)
-
-        # Train, once for each learning rate; the best result is kept.
-        first_model = _build_model(prepared)
-        report_all_cut(first_model, (opened.train_set, opened.val_set), log)
-        context = TrainingContext(log, run_log, Checkpointing(state, request.save_every), team, signals=signals)
-        with team.exchanging():
-            make_start = _start_maker(first_model, prepared, team)
-            trained = train_each(make_start, prepared.options, context, saved)
-        run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
-
-        # Write the models.
-        if not is_first:
-            return Outcome(None, silent=True)
-        digests = write_all(outputs, opened, prepared.decisive, trained)
-        state.remove()
-
-    log.warn_all(warnings_of_course(trained.outcome, opened.val_set, _classes_of_loss(prepared)))
-    answer = _answer_of_training(trained, plan, digests, log.warnings)
-    return Outcome(answer, files=list(files.paths))
+    planned = []
+    for member in members:
+        is_finished = True if member.name in finished_before else None  # None is left out of the answer
+        plan = plans[member.name]
+        seed = member.request.seed
+        planned.append(TrainedMember.partly(name=member.name, seed=seed, **dict(plan), finished=is_finished))
+    recipe = members[0].request.recipe
+    return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
 
-# --- the model --------------------------------------------------------------------------------------------------------
+# --- members that are not trained -------------------------------------------------------------------------------------
 
 
-def _build_model(prepared: Prepared) -> AnyModel:
-    """Return the model to train; members that are trained together are built as one model."""
-    opened = prepared.opened
-    options = prepared.options
-    sources = opened.members or (opened.source,)
-    models = [_build_member(prepared, source) for source in sources]
-    if options.together is None:
-        return models[0]
-    return options.together.model(models, opened.source, options.seed)
+def _raise_failures(members: Sequence[Member], failures: Mapping[str, Exception]) -> NoReturn:
+    """Raise an error that names all members that failed, with the hint and the exit code of the first.
 
-
-def _build_member(prepared: Prepared, source: Source) -> HydraModel:
-    """Return one model on its device: with dropout and adapters, and compiled, as the settings say."""
-    request = prepared.request
-    options = prepared.options
-    source_with_dropout = with_dropout(source, request.dropout)
-    device = resolve_device(local_device(request.device))
-    model = build_model(source_with_dropout, str(device), request.dtype)
-    adapt(model, options.weights, options.seed)
-    speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
-    return model
-
-
-def _start_maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
-    """Return a function that returns the model and the data a training starts from; each learning rate calls it once.
-
-    Args:
-        first: the model that the first call returns. Each later call builds a new model.
-        prepared: everything that was checked before.
-        team: the processes that share the data. The data are prepared once, for the first model; all calls return them.
+    Raises:
+        HydraError: always; its cause is the error of the first.
     """
-    opened = prepared.opened
-    data = training_data(first, opened.train_set, opened.val_set, prepared.options, team)
-    not_used_yet = [first]
-
-    def make_start() -> tuple[AnyModel, TrainingData]:
-        if not_used_yet:
-            return not_used_yet.pop(), data
-        return _build_model(prepared), data
-
-    return make_start
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
-
-
-def _environment(request: TrainingRequest, team: Processes) -> dict[str, int | str | bool | None]:
-    """Return what may change the rounding of a training, and so its weights by a little: versions, threads, devices."""
-    return {
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "hydractl": __version__,
-        "device": resolve_device(local_device(request.device)).type,
-        "processes": team.size,
-        "compile": request.compile,
-    }
-
-
-def _facts_of_run(plan: TrainingPlan, request: TrainingRequest) -> dict[str, object]:
-    """Return the header of the training log: the model, the size of the training, and the settings in effect."""
-    values = {name: setting.value for name, setting in request.recipe.items()}
-    return {
-        "model": plan.model,
-        "samples": plan.samples,
-        "steps": plan.steps,
-        "seed": request.seed,
-        "settings": values,
-    }
-
-
-def _classes_of_loss(prepared: Prepared) -> int | None:
-    """Return the number of classes if the loss is the cross-entropy of one model, else None."""
-    options = prepared.options
-    if options.loss.name == "contrastive" or options.together is not None:
-        return None
-    return prepared.opened.source.classes
-
-
-# --- the answer -------------------------------------------------------------------------------------------------------
-
-
-def _answer_of_training(
-    trained: Trained, plan: TrainingPlan, digests: Sequence[str], warnings: Sequence[str]
-) -> FinetuneAnswer:
-    """Return the answer of a training that has just ended.
-
-    Args:
-        trained: the trained model and its history.
-        plan: the plan of the training.
-        digests: SHA-256 of each weight file that was written; the answer names the last.
-        warnings: the warnings of the run.
-    """
-    outcome = trained.outcome
-    trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
-    return FinetuneAnswer(
-        **dict(_with_digests(plan, digests)),
-        epochs=[EpochRecord.model_validate(epoch) for epoch in outcome["epochs"]],
-        kept_epoch=outcome["kept_epoch"],
-        stopped_early=outcome["stopped_early"],
-        lr=trained.lr,
-        trained_params=trained_params,
-        grid=_trials(trained.grid),
-        loss_curve=outcome["loss_curve"],
-        sha256=digests[-1],
-        warnings=warnings,
-    )
-
-
-def _answer_of_finished(
-    files: RunFiles, earlier: FinishedTraining, plan: TrainingPlan, warnings: Sequence[str]
-) -> FinetuneAnswer:
-    """Return the answer of a training that was finished before this command.
-
-    Args:
-        files: the files that the training wrote.
-        earlier: the record of the training that its output file holds.
-        plan: the plan of the training.
-        warnings: the warnings of this command.
-    """
-    digests = [sha256_file(path) for path in files.weights()]
-    return FinetuneAnswer(
-        **dict(_with_digests(plan, digests)),
-        epochs=[EpochRecord.model_validate(epoch) for epoch in earlier.history],
-        kept_epoch=earlier.kept_epoch,
-        stopped_early=earlier.stopped_early,
-        lr=earlier.lr,
-        grid=_trials(earlier.grid),
-        sha256=digests[-1],
-        warnings=warnings,
-    )
-
-
-def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
-    """Return the plan with the digest of each file if there are several files; a plan of one file unchanged."""
-    if plan.files_ is None:
-        return plan
-    files = []
-    for file, digest in zip(plan.files_, digests, strict=True):
-        files.append(file.model_copy(update={"sha256": digest}))
-    return plan.model_copy(update={"files_": files})
-
-
-def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:
-    """Return what each learning rate reached if several were tried, else None."""
-    if not grid:
-        return None
-    return [LearningRateTrial.model_validate(trial) for trial in grid]
+    problems = []
+    for name, error in failures.items():
+        failure = failure_of(error)
+        problems.append(f"{name}: {failure.message} (exit code {failure.exit_code})")
+        problems += [f"{name}: {problem}" for problem in failure.problems]
+    first_name, first_error = next(iter(failures.items()))
+    first = failure_of(first_error)
+    summary = f"{len(failures)} of {len(members)} members failed, first {first_name}"
+    finished_names = [member.name for member in members if member.name not in failures]
+    if finished_names:
+        summary += f"; {', '.join(finished_names)} finished"
+    error_of_all = HydraError(summary, first.hint, problems)
+    error_of_all.exit_code = first.exit_code
+    raise error_of_all from first_error

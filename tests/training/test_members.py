@@ -27,7 +27,7 @@ from hydractl.methods.deep import DeepOptions
 from hydractl.training import loop
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.outputs import numbered
-from hydractl.verbs import finetune
+from hydractl.verbs import finetune, finetune_training
 from tests.image_data import write_images
 from tests.running import run
 
@@ -104,8 +104,8 @@ def test_one_that_fails_unexpectedly_leaves_no_model_behind(
         living.append([model() for model in models if model() is not None])
         return built(*arguments)
 
-    built = finetune._build_model
-    monkeypatch.setattr(finetune, "_build_model", build)
+    built = finetune_training._build_model
+    monkeypatch.setattr(finetune_training, "_build_model", build)
     with pytest.raises(HydraError, match="1 of 3 members failed, first tuned.1; tuned.0, tuned.2 finished") as failed:
         hydractl.finetune(MODEL, train="train.npz", steps=2, ensemble="deep:3", device="cpu")
     assert failed.value.problems == [f"tuned.1: {said} (exit code 1)"]
@@ -193,13 +193,13 @@ def test_a_signal_between_two_trainings_is_not_lost(
 ) -> None:
     """It comes while the first is written, and is as good as one that comes while it trains."""
     before = signal.getsignal(signal.SIGTERM)
-    write = finetune.write_all
+    write = finetune_training.write_all
 
     def interrupted(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return write(*arguments)
 
-    monkeypatch.setattr(finetune, "write_all", interrupted)
+    monkeypatch.setattr(finetune_training, "write_all", interrupted)
     run("finetune", MODEL, *DATA, "--steps", "1", "--device", "cpu", "-o", "x.st", "--ensemble", "deep:2", code=130)
     err = capsys.readouterr().err
     assert "1 of 2 members are finished" in err and "x.1" not in err

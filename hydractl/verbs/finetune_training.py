@@ -1,0 +1,477 @@
+"""One training: a dense or pruned model on labelled data; the output has the format of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from hydractl.data.base import one_class_warning
+from hydractl.data.overlap import Validation
+from hydractl.distributed import Processes, local_device
+from hydractl.errors import InputError, UsageError
+from hydractl.files.atomic import Output, check_outputs
+from hydractl.files.checkpoint import sha256_file
+from hydractl.files.model_records import EpochRecord
+from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, TrainedFile, TrainingPlan
+from hydractl.files.version import __version__
+from hydractl.log import Log
+from hydractl.model.cost import cost_of
+from hydractl.model.loading import build_model, resolve_device
+from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source, open_sources
+from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile, refuse_unfinished
+from hydractl.training.data import TrainingData, report_all_cut, training_data
+from hydractl.training.grid import CandidateResult, Trained, train_each
+from hydractl.training.loop import TrainingContext
+from hydractl.training.members import AnyModel
+from hydractl.training.options import (
+    TrainOptions,
+)
+from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
+from hydractl.training.plausibility import warnings_of_course, warnings_of_data
+from hydractl.training.run_log import RunLog
+from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
+from hydractl.verbs.finetune_request import TrainingRequest
+from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.outcome import Outcome
+
+_NOT_DECISIVE = (
+    *("compile", "checkpoint_blocks"),  # the result is the same, to rounding
+    *("max_length", "tower"),  # the provenance has their values once the model is known
+)
+"""Options that a recipe may decide, and that do not decide the trained weights."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that is known and checked before a training begins.
+
+    Attributes:
+        request: what the command asks for.
+        options: how the model is trained, with what the method changes.
+        opened: the model and its data sets.
+        files: the paths that the training writes to.
+        plan: what will be trained and written, as the answer shows it.
+    """
+
+    request: TrainingRequest
+    options: TrainOptions
+    opened: Opened
+    files: RunFiles
+    plan: TrainingPlan
+
+    @cached_property
+    def decisive(self) -> dict[str, object]:
+        """Collect everything that decides the trained weights, for the provenance of the output file.
+
+        Computing it reads all data, for their fingerprints. Values are JSON values; None means that the setting, data
+        set or list of names is absent.
+
+        Returns:
+            By key: the recipe settings (such as ``epochs``), what they mean for this model (such as ``labels``, the
+            class names of a new head), and the fingerprints ``train`` and ``val`` of the data.
+        """
+        source = self.opened.source
+        request = self.request
+
+        # The options as they were set. A single learning rate is stored as a number, several as a list.
+        facts: dict[str, object] = {}
+        for name, option in request.recipe.items():
+            if name not in _NOT_DECISIVE:
+                facts[name] = option.value
+        if request.ensemble is not None:
+            facts["ensemble"] = request.ensemble.to_json()
+        if len(self.options.lr) == 1:
+            facts["lr"] = self.options.lr[0]
+
+        # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
+        # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
+        drawn_tensors = list(self.opened.drawn)
+        names_of_new_head = list(self.options.weights.labels or ())
+        facts["max_length"] = source.description.preprocess.get("max_length")
+        facts["drawn"] = drawn_tensors or None
+        facts["labels"] = names_of_new_head or None
+        facts.update(asked_classes(source, request.tower))
+
+        # The data.
+        val_set = self.opened.val_set
+        facts["train"] = self.opened.train_set.fingerprint()
+        facts["val"] = val_set.fingerprint() if val_set is not None else None
+        return facts
+
+    @property
+    def fingerprint(self) -> dict[str, object]:
+        """Return the record that identifies this training: model, seed and :attr:`decisive`.
+
+        Unfinished runs and finished outputs with the same record belong to this training. Computing it hashes the
+        model.
+        """
+        fingerprint: dict[str, object] = {"model": self.opened.source.sha256, "seed": self.options.seed}
+        fingerprint.update(self.decisive)
+        return fingerprint
+
+
+def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
+    """Train one model with all processes of a team; return early for a dry run, or if the training is finished already.
+
+    Returns:
+        The answer. In a team only the outcome of rank 0 is shown; those of the other processes are silent.
+    """
+    prepared = prepare(request, log)
+    source = prepared.opened.source
+    files = prepared.files
+    log.warn_all(warnings_of_data(prepared.opened, in_passing=request.dry_run))
+    if request.dry_run:
+        return _dry_run(prepared.plan, files, request, team, log)
+    is_first = team.rank == 0
+    if is_first and not request.resume:
+        check_files(files, request)
+
+    announce_reading([source], log)
+    state = StateFile(files.state, prepared.fingerprint, _environment(request, team))
+    # A finished training has removed its state file and left its output files.
+    if request.resume and not state.exists():
+        earlier = finished(files, prepared.fingerprint, force=request.force)
+        if earlier is not None:
+            names = " ".join(map(str, files.paths))
+            log.info(f"the training of {names} is finished: nothing to do")
+            answer = answer_of_finished(files, earlier, prepared.plan, log.warnings)
+            return Outcome(answer, files=list(files.paths), silent=not is_first)
+    return _train_and_write(prepared, state, log, team, signals)
+
+
+def check_files(files: RunFiles, request: TrainingRequest) -> None:
+    """Check that the outputs of one training can be written and that no unfinished run is in the way.
+
+    Raises:
+        OutputError: an output exists or cannot be written, or an unfinished run is there and may not be replaced.
+    """
+    is_resumed = request.resume and files.state.exists()
+    may_replace_outputs = request.force or is_resumed
+    may_replace_state = request.force or request.resume
+    check_outputs(files.paths, force=may_replace_outputs, folder=files.folder)
+    refuse_unfinished(files.state, force=may_replace_state)
+
+
+def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team: Processes, log: Log) -> Outcome:
+    """Return the plan of the training, after a check that its outputs can be written.
+
+    In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
+    """
+    if team.rank:
+        return Outcome(None, silent=True)
+    may_replace = request.force or request.resume
+    check_outputs(files.paths, force=may_replace, folder=files.folder)
+    return Outcome(FinetuneAnswer.planned(**dict(plan), recipe=request.recipe, warnings=log.warnings))
+
+
+def prepare(request: TrainingRequest, log: Log) -> Prepared:
+    """Open and check everything that a training needs, and log what is odd about it.
+
+    Raises:
+        UsageError: the model or the settings do not allow a training.
+        InputError: training and validation data have different classes.
+    """
+    sources = open_sources(request.models, request.opening)
+    source = only_one(sources, "finetune")
+    sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
+    if request.dtype not in ("float32", "float64"):
+        hint = "computing in bfloat16 is --autocast bfloat16"
+        raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
+
+    # The files, and notes on settings that are not used.
+    output = request.output or f"{source.name}.tuned{request.seed_mark}.st"
+    files = RunFiles.of_output(output, request.log_file, request.outputs)
+    for note in request.notes:
+        log.info(note)
+
+    # Open the model and its data.
+    options = request.with_method()
+    opened = open_all(source, options)
+    if opened.drawn:
+        drawn = ", ".join(opened.drawn)
+        log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {drawn}")
+    _report_data(opened, log)
+
+    plan = _plan_training(opened, options, files, log)
+    return Prepared(request, options, opened, files, plan)
+
+
+def _report_data(opened: Opened, log: Log) -> None:
+    """Log what is odd about the classes of the data, and how many validation samples were left out.
+
+    Raises:
+        InputError: training and validation data have different classes.
+    """
+    train_set = opened.train_set
+    val_set = opened.val_set
+    log.warn_all([one_class_warning(train_set)])
+    if val_set is None:
+        return
+    log.warn_all([one_class_warning(val_set)])
+    differences = label_differences(train_set.label_names, val_set.label_names)
+    if differences:
+        raise InputError(f"--val against the training set: {'; '.join(differences)}")
+    if opened.left_out:
+        validation = Validation(val_set, opened.left_out)
+        log.info(validation.sentence("--val", "--train"))
+
+
+def files_of_members(outputs: Sequence[object], digests: Sequence[str | None]) -> list[TrainedFile] | None:
+    """Return the output files of one training with the number of the member in each; None if it writes one model."""
+    if len(outputs) == 1:
+        return None
+    files = []
+    for number, (output, digest) in enumerate(zip(outputs, digests, strict=True), start=1):
+        files.append(TrainedFile(output=str(output), member=number, sha256=digest))
+    return files
+
+
+def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
+    """Return what will be trained and written, and log the number of steps and of multiply-adds."""
+    source = opened.source
+    samples = len(opened.train_set)
+    steps = options.total_steps(samples)
+    cost = cost_of(source.description, source.tensors)
+    options.begin_course(samples)  # raises an error if there are too few steps
+    plan = TrainingPlan(
+        output=str(files.paths[-1]),
+        model=source.name,
+        samples=samples,
+        steps=steps,
+        cost=cost,
+        files=files_of_members(files.paths, [None] * len(files.paths)),
+        val_left_out=opened.left_out or None,
+    )
+
+    # Log the amount of work.
+    if options.loss.name == "contrastive":
+        log.info(f"{steps} steps of {options.per_step} pairs")  # no mult-adds: they depend on the length of captions
+        return plan
+    # Every learning rate of a grid trains on all samples, and so may every member of a model trained together.
+    passes = len(options.lr)
+    if options.together is not None:
+        passes *= options.together.passes
+    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    macs_per_sample = 3 * cost["macs"] * passes
+    total_macs = macs_per_sample * steps * options.per_step
+    log.info(f"{steps} steps of {options.per_step} samples, about {total_macs:.2g} mult-adds")
+    return plan
+
+
+def _train_and_write(
+    prepared: Prepared, state: StateFile, log: Log, team: Processes, signals: Interruptions
+) -> Outcome:
+    """Train, write the models and remove the state file. In a team, only the first process writes.
+
+    Args:
+        prepared: everything that was checked before.
+        state: the file of an unfinished training: saved while training, removed at the end.
+        log: receives progress and warnings.
+        team: the processes that train together.
+        signals: notes a signal to stop.
+
+    Returns:
+        The answer; in processes other than the first, a silent outcome.
+    """
+    opened = prepared.opened
+    files = prepared.files
+    plan = prepared.plan
+    request = prepared.request
+    is_first = team.rank == 0
+    is_resumed = request.resume and state.exists()
+    with ExitStack() as stack:
+        # Claim the output files, and read what an unfinished run saved.
+        outputs: list[Output] = []
+        saved = None
+        if is_first:
+            # A resumed run may have stopped while it wrote its outputs, so it may replace them.
+            may_replace = request.force or is_resumed
+            for path in files.paths:
+                output = Output(path, force=may_replace, folder=files.folder)
+                outputs.append(stack.enter_context(output))
+            saved = state.begin(log, resume=request.resume, force=request.force)
+        elif is_resumed:
+            saved = state.load(Log())
+        team.gather(None)  # wait for all: the first process must not save over the state before the others have read it
+        if is_first:
+            run_log = files.open_log(saved, _facts_of_run(plan, request), log)
+        else:
+            run_log = RunLog()  # writes nothing
+        stack.callback(run_log.close)
+
+        # Train, once for each learning rate; the best result is kept.
+        first_model = _build_model(prepared)
+        report_all_cut(first_model, (opened.train_set, opened.val_set), log)
+        context = TrainingContext(log, run_log, Checkpointing(state, request.save_every), team, signals=signals)
+        with team.exchanging():
+            make_start = _start_maker(first_model, prepared, team)
+            trained = train_each(make_start, prepared.options, context, saved)
+        run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
+
+        # Write the models.
+        if not is_first:
+            return Outcome(None, silent=True)
+        digests = write_all(outputs, opened, prepared.decisive, trained)
+        state.remove()
+
+    log.warn_all(warnings_of_course(trained.outcome, opened.val_set, _classes_of_loss(prepared)))
+    answer = _answer_of_training(trained, plan, digests, log.warnings)
+    return Outcome(answer, files=list(files.paths))
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def _build_model(prepared: Prepared) -> AnyModel:
+    """Return the model to train; members that are trained together are built as one model."""
+    opened = prepared.opened
+    options = prepared.options
+    sources = opened.members or (opened.source,)
+    models = [_build_member(prepared, source) for source in sources]
+    if options.together is None:
+        return models[0]
+    return options.together.model(models, opened.source, options.seed)
+
+
+def _build_member(prepared: Prepared, source: Source) -> HydraModel:
+    """Return one model on its device: with dropout and adapters, and compiled, as the settings say."""
+    request = prepared.request
+    options = prepared.options
+    source_with_dropout = with_dropout(source, request.dropout)
+    device = resolve_device(local_device(request.device))
+    model = build_model(source_with_dropout, str(device), request.dtype)
+    adapt(model, options.weights, options.seed)
+    speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
+    return model
+
+
+def _start_maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
+    """Return a function that returns the model and the data a training starts from; each learning rate calls it once.
+
+    Args:
+        first: the model that the first call returns. Each later call builds a new model.
+        prepared: everything that was checked before.
+        team: the processes that share the data. The data are prepared once, for the first model; all calls return them.
+    """
+    opened = prepared.opened
+    data = training_data(first, opened.train_set, opened.val_set, prepared.options, team)
+    not_used_yet = [first]
+
+    def make_start() -> tuple[AnyModel, TrainingData]:
+        if not_used_yet:
+            return not_used_yet.pop(), data
+        return _build_model(prepared), data
+
+    return make_start
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _environment(request: TrainingRequest, team: Processes) -> dict[str, int | str | bool | None]:
+    """Return what may change the rounding of a training, and so its weights by a little: versions, threads, devices."""
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "hydractl": __version__,
+        "device": resolve_device(local_device(request.device)).type,
+        "processes": team.size,
+        "compile": request.compile,
+    }
+
+
+def _facts_of_run(plan: TrainingPlan, request: TrainingRequest) -> dict[str, object]:
+    """Return the header of the training log: the model, the size of the training, and the settings in effect."""
+    values = {name: setting.value for name, setting in request.recipe.items()}
+    return {
+        "model": plan.model,
+        "samples": plan.samples,
+        "steps": plan.steps,
+        "seed": request.seed,
+        "settings": values,
+    }
+
+
+def _classes_of_loss(prepared: Prepared) -> int | None:
+    """Return the number of classes if the loss is the cross-entropy of one model, else None."""
+    options = prepared.options
+    if options.loss.name == "contrastive" or options.together is not None:
+        return None
+    return prepared.opened.source.classes
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+def _answer_of_training(
+    trained: Trained, plan: TrainingPlan, digests: Sequence[str], warnings: Sequence[str]
+) -> FinetuneAnswer:
+    """Return the answer of a training that has just ended.
+
+    Args:
+        trained: the trained model and its history.
+        plan: the plan of the training.
+        digests: SHA-256 of each weight file that was written; the answer names the last.
+        warnings: the warnings of the run.
+    """
+    outcome = trained.outcome
+    trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
+    answer = FinetuneAnswer(
+        **dict(plan),
+        epochs=[EpochRecord.model_validate(epoch) for epoch in outcome["epochs"]],
+        kept_epoch=outcome["kept_epoch"],
+        stopped_early=outcome["stopped_early"],
+        lr=trained.lr,
+        trained_params=trained_params,
+        grid=_trials(trained.grid),
+        loss_curve=outcome["loss_curve"],
+        sha256=digests[-1],
+        warnings=warnings,
+    )
+    return _with_digests(answer, digests)
+
+
+def answer_of_finished(
+    files: RunFiles, earlier: FinishedTraining, plan: TrainingPlan, warnings: Sequence[str]
+) -> FinetuneAnswer:
+    """Return the answer of a training that was finished before this command.
+
+    Args:
+        files: the files that the training wrote.
+        earlier: the record of the training that its output file holds.
+        plan: the plan of the training.
+        warnings: the warnings of this command.
+    """
+    digests = [sha256_file(path) for path in files.weights()]
+    answer = FinetuneAnswer(
+        **dict(plan),
+        epochs=[EpochRecord.model_validate(epoch) for epoch in earlier.history],
+        kept_epoch=earlier.kept_epoch,
+        stopped_early=earlier.stopped_early,
+        lr=earlier.lr,
+        grid=_trials(earlier.grid),
+        sha256=digests[-1],
+        warnings=warnings,
+    )
+    return _with_digests(answer, digests)
+
+
+def _with_digests(answer: FinetuneAnswer, digests: Sequence[str]) -> FinetuneAnswer:
+    """Return the answer with the digest of each file if there are several files; an answer of one file unchanged."""
+    if answer.files_ is None:
+        return answer
+    outputs = [file.output for file in answer.files_]
+    return answer.model_copy(update={"files_": files_of_members(outputs, digests)})
+
+
+def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:
+    """Return what each learning rate reached if several were tried, else None."""
+    if not grid:
+        return None
+    return [LearningRateTrial.model_validate(trial) for trial in grid]
