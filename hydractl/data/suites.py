@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hydractl.data.base import Dataset
@@ -40,7 +40,6 @@ class SuiteMember:
             ``_`` in place of ``-``, ``.`` and spaces.
         origin: where the set comes from, for the message when it is missing.
         folder: the folder below the root to which the paths in the list are relative; None for texts.
-        stands_in: whether the set is only used in place of a missing set of its group.
         official: whether the set is only used when asked for, because OpenOOD has it and the paper leaves it out.
     """
 
@@ -49,7 +48,6 @@ class SuiteMember:
     files: tuple[str, ...]
     origin: str
     folder: str | None = None
-    stands_in: bool = False
     official: bool = False
 
 
@@ -211,9 +209,6 @@ def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Seque
     )
 
 
-_CUSTOMER_REVIEWS = SuiteMember(
-    "customer_reviews", NEAR, ("customer_reviews", "cr"), "Customer Reviews (Hu & Liu 2004)", stands_in=True
-)
 _NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
 
 SUITES: dict[str, OodBenchmark] = {
@@ -246,7 +241,6 @@ SUITES: dict[str, OodBenchmark] = {
         members=(
             SuiteMember("yelp", NEAR, ("yelp", "yelp_polarity"), "Yelp review polarity (Zhang et al. 2015)"),
             SuiteMember("amazon", NEAR, ("amazon", "amazon_polarity"), "Amazon review polarity (Zhang et al. 2015)"),
-            _CUSTOMER_REVIEWS,
             SuiteMember("20ng", FAR, _NEWSGROUPS, "20 Newsgroups (http://qwone.com/~jason/20Newsgroups)"),
             SuiteMember("trec", FAR, ("trec",), "TREC questions (Li & Roth 2002)"),
             SuiteMember("mnli", FAR, ("mnli", "multinli"), "MNLI, matched, of GLUE (https://gluebenchmark.com)"),
@@ -320,14 +314,10 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         else:
             specs[member] = spec
 
-    # A stand-in is a set that is tested only if others of its group (near or far) are missing. Use stand-ins unless the
-    # user named the sets. This removes sets from `missing`, and adds the stand-ins to `specs`.
     notes = []
     has_official = any(member.official for member in wanted)
     if suite.note and not has_official:
         notes.append(suite.note)
-    if not choice.sets:
-        notes += _replace_missing(suite, folder, specs, missing)
 
     # If all sets are missing the folder is probably wrong. If only some are, the user may go on without them.
     if missing and not specs:
@@ -339,14 +329,13 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         raise _sets_missing(choice, root, len(wanted), missing, way_out)
     missing_names = [member.name for member in missing]
     if missing:
-        notes.append(f"without {', '.join(missing_names)}, which {_is_or_are(missing)} not there")
+        verb = "is" if len(missing) == 1 else "are"
+        notes.append(f"without {', '.join(missing_names)}, which {verb} not there")
 
-    # Put the sets into the order of the suite, stand-ins included.
     sets = []
-    for member in suite.members:
-        if member in specs:
-            data = DataSpec.of_option(f"--ood {member.name}", specs[member])
-            sets.append(OodSet(data.text, member.name, member.group, data))
+    for member, spec in specs.items():
+        data = DataSpec.of_option(f"--ood {member.name}", spec)
+        sets.append(OodSet(data.text, member.name, member.group, data))
     _check_names_are_free(choice, sets, taken)
     return FoundSuite(choice.name, sets, missing_names, notes)
 
@@ -487,15 +476,10 @@ def _members_of_part(spec: DataSpec) -> Sequence[SuiteMember]:
     return members_by_part[part]
 
 
-def _is_or_are(members: Collection[SuiteMember]) -> str:
-    """Return the verb of a sentence whose subject is these sets: ``is`` for one set, ``are`` for several."""
-    return "is" if len(members) == 1 else "are"
-
-
 def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
     """Return the sets of a suite to look for: those that the user named, else all that are tested by default.
 
-    By default, stand-ins are not tested, and official sets only if ``:official`` is asked for.
+    By default, official sets are tested only if ``:official`` is asked for.
 
     Raises:
         UsageError: for sets that the suite does not have or has only for validation, and for ``:official`` if the suite
@@ -507,20 +491,13 @@ def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMembe
     if choice.official and not has_official:
         raise UsageError(f"--ood-suite {choice.name} has no other official sets", hint=f"--ood-suite {choice.name}")
 
-    # Sets that the user named are looked for, also stand-ins and official ones.
+    # Sets that the user named are looked for, also official ones.
     if choice.sets:
         _check_sets(choice, suite)
         return [member for member in tested if member.name in choice.sets]
 
     # Otherwise all that are tested by default.
-    wanted = []
-    for member in tested:
-        if member.stands_in:
-            continue
-        if member.official and not choice.official:
-            continue
-        wanted.append(member)
-    return wanted
+    return [member for member in tested if choice.official or not member.official]
 
 
 def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
@@ -541,43 +518,6 @@ def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
             problems.append(f"{name} is for validation only (circuits and thresholds are chosen on it): never tested")
     if problems:
         raise UsageError(f"--ood-suite {choice.name}: not sets to test on", problems=problems)
-
-
-def _replace_missing(
-    suite: OodBenchmark, folder: str, specs: dict[SuiteMember, str], missing: dict[SuiteMember, str]
-) -> list[str]:
-    """Use stand-ins for missing sets: a stand-in that is found replaces all missing sets of its group (near or far).
-
-    This changes ``specs`` and ``missing``.
-
-    Args:
-        suite: the suite.
-        folder: the folder of the data.
-        specs: the SPEC of each set that was found; stand-ins are added.
-        missing: for each other set, why it was not found; the sets that are replaced are removed.
-
-    Returns:
-        One sentence for each stand-in that is used.
-    """
-    notes = []
-    stand_ins = [member for member in suite.members if member.stands_in]
-    for stand_in in stand_ins:
-        # A stand-in is needed only if sets of its group are missing, and can help only if it is there itself.
-        replaced_sets = [member for member in missing if member.group == stand_in.group]
-        if not replaced_sets:
-            continue
-        spec, _ = _find_member(folder, stand_in)
-        if spec is None:
-            continue
-
-        # Put it in their place, and say so.
-        specs[stand_in] = spec
-        for replaced in replaced_sets:
-            del missing[replaced]
-        names = " and ".join(replaced.name for replaced in replaced_sets)
-        verb = _is_or_are(replaced_sets)
-        notes.append(f"{stand_in.name} stands in for {names}, which {verb} not there ({stand_in.group})")
-    return notes
 
 
 def _find_member(folder: str, member: SuiteMember) -> tuple[str | None, str]:
