@@ -52,22 +52,18 @@ def deciding_text(
         None if the option is not given anywhere.
     """
     flag = flags.get(item.name)
-    if flag is not None and flag != []:
-        return Given(flag, "flag", FLAG)
-
-    variable = environ.get(item.variable)
-    if variable and not item.flag_only:  # an empty one counts as not set: that is how a shell unsets it for one command
-        raw: Raw = variable
-        if item.many and not item.split:  # the items of a list without commas stand on a line each
-            raw = variable.splitlines()
-        return Given(raw, item.variable, VARIABLE)
-    # In a file, a key in the verb's own mapping wins over a key for all verbs.
-    texts_of_verb = config.verbs.get(verb, {})
-    if item.key in texts_of_verb:
-        return Given(texts_of_verb[item.key], f"{config.name}:{verb}.{item.key}", VERB_KEY)
-    if item.key in config.shared:
-        return Given(config.shared[item.key], f"{config.name}:{item.key}", SHARED_KEY)
-    return None
+    variable: Raw | None = environ.get(item.variable)
+    if item.flag_only or not variable:  # an empty one counts as not set: that is how a shell unsets it for one command
+        variable = None
+    elif item.many and not item.split:  # the items of a list without commas stand on a line each
+        variable = environ[item.variable].splitlines()
+    by_rank = [
+        Given(None if flag == [] else flag, "flag", FLAG),
+        Given(variable, item.variable, VARIABLE),
+        Given(config.verbs.get(verb, {}).get(item.key), f"{config.name}:{verb}.{item.key}", VERB_KEY),
+        Given(config.shared.get(item.key), f"{config.name}:{item.key}", SHARED_KEY),
+    ]
+    return next((given for given in by_rank if given.raw is not None), None)
 
 
 def paths_out_of_folder(item: Option, text: Given, value: Any, config: Contents) -> list[str]:

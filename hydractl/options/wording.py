@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydractl.expressions.data_sets import OodSet
 from hydractl.options.option import Option
 
 _COMMAND = "hydractl "
@@ -40,10 +41,8 @@ def with_sources(text: str, options: Sequence[Option], values: Mapping[str, Any]
         for value in _items(option, values[option.name]):
             # A MODEL is named by its text alone. A data set NAME:GROUP=SPEC may also be named by NAME and SPEC.
             phrases = [str(value) if option.label == "MODEL" else f"{option.flag} {value}"]
-            name_and_group, equals, spec = str(value).partition("=")
-            if option.names and equals:
-                name = name_and_group.partition(":")[0]
-                phrases.append(f"{option.flag} {name} {spec}")
+            if isinstance(value, OodSet):
+                phrases.append(f"{option.flag} {value.name} {value.spec}")
             for phrase in phrases:
                 text = _with_words(text, rf"(?<!\S){re.escape(phrase)}", f"{phrase} (from {source})", count=1)
     return text
