@@ -70,7 +70,7 @@ class PythonLog(ConsoleLog):
 
     def warn(self, message: str) -> None:
         """Issue a Python warning that points to the line of the program that called hydractl."""
-        super().warn(message)
+        self.warnings.append(message)
         frames_of_hydractl = 0
         frame = inspect.currentframe()
         while frame is not None:

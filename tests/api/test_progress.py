@@ -78,3 +78,11 @@ def test_a_part_of_a_task_has_a_bar_of_its_own_that_goes_with_it(terminal: io.St
     assert "a part" in terminal.getvalue()
     assert "a part" not in last_frame
     assert "1/1" in last_frame
+
+
+def test_a_warning_is_a_python_warning_and_no_line_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log = progress.PythonLog(str.upper)
+    with pytest.warns(UserWarning, match="TOO FEW SAMPLES"):
+        log.warn("too few samples")
+    assert capsys.readouterr().err == ""
+    assert log.warnings == ["too few samples"]
