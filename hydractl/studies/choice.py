@@ -93,13 +93,11 @@ class Chosen:
         plan: the plan of the study.
         rows: the rows by name, measured on the validation data.
         evidence: the figures of every row with every score of it.
-        given_score: the OOD score that the studied model was given with, because it was stored in its file; or None.
     """
 
     plan: Plan
     rows: Mapping[str, ValidatedRow]
     evidence: Evidence
-    given_score: str | None
 
     @cached_property
     def choice(self) -> StudyChoice:
@@ -173,11 +171,10 @@ class Chosen:
     def rivals_of(self, rung: Rung) -> list[str]:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
 
-        They are fixed before any test sample is read: MSP, the score that the model was given with, the score of the
-        rung, the single model's own score, and scores that the validation data cannot tell from the latter. A rung is
-        not compared with itself.
+        They are fixed before any test sample is read: MSP, the score of the rung, the single model's own score, and
+        scores that the validation data cannot tell from the latter. A rung is not compared with itself.
         """
-        fixed = {REFERENCE, rung.score, self.common_score, self.given_score}
+        fixed = {REFERENCE, rung.score, self.common_score}
         fixed.update(self.rung(index).score for index in self.choice.rivals)
         if rung.row == SINGLE:
             fixed.remove(rung.score)
@@ -229,22 +226,23 @@ class Chosen:
         }
 
 
-def choose(plan: Plan, given_score: str | None) -> Chosen:
+def choose(plan: Plan) -> Chosen:
     """Choose a row and a score by the predictions on the validation data alone.
 
     Args:
         plan: the plan of the study, whose steps up to the choice are done.
-        given_score: the OOD score that the studied model was given with; None without one.
     """
-    rows = {}
+    rows = {row.name: validated(plan, row) for row in plan.rows}
     candidates: list[Candidate] = []
-    for row in plan.rows:
-        path = plan.predictions(row, "choose")
-        calibration = fitted_temperature(plan.calibration_file(row))
-        validated = ValidatedRow(row, calibration, measure_row(path, calibration, given_score=given_score))
-        rows[row.name] = validated
-        candidates += validated.candidates(plan.request.bootstrap, plan.request.seed)
-    return Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val), given_score)
+    for of_row in rows.values():
+        candidates += of_row.candidates(plan.request.bootstrap, plan.request.seed)
+    return Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val))
+
+
+def validated(plan: Plan, row: Row) -> ValidatedRow:
+    """Measure a row on the validation data, whose predictions are there."""
+    calibration = fitted_temperature(plan.calibration_file(row))
+    return ValidatedRow(row, calibration, measure_row(plan.predictions(row, "choose"), calibration))
 
 
 _NAMED_SCORES = 4
@@ -273,8 +271,7 @@ def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping
 
 def mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
     """Return by score the mean AUROC of a row over all OOD validation sets."""
-    path = plan.predictions(row, "choose")
-    measured = measure_row(path, fitted_temperature(plan.calibration_file(row)))
+    measured = validated(plan, row).measured
     scores = [score for score in measured.scores if score != HEDGE]
     means = {}
     for score, aurocs in measured.aurocs(scores, rounds=1, seed=0).items():

@@ -99,7 +99,6 @@ def measure_row(
     row: Path | Predictions,
     calibration: Calibration | None,
     roles: tuple[str, str] = (ID, OOD),
-    given_score: str | None = None,
 ) -> MeasuredRow:
     """Measure a row from its stored predictions.
 
@@ -107,16 +106,11 @@ def measure_row(
         row: the predictions, or their file.
         calibration: the calibration to apply to the probabilities; None for none.
         roles: the role of the ID set (there must be exactly one), and that of the OOD sets; other sets are ignored.
-        given_score: the score that the model of the study was given with; it is measured even if it is of another
-            package, and its declaration does not ask for studies.
     """
     predictions = read_predictions(row) if isinstance(row, Path) else row
     id_role, _ = roles
 
-    scores = SCORES.of_studies()
-    if given_score is not None and given_score in SCORES and given_score not in scores:
-        scores.append(given_score)
-    all_scores = RowScores("msp", [*scores, *predictions.scores])
+    all_scores = RowScores("msp", [*SCORES.of_studies(), *predictions.scores])
     name = predictions.model.name
 
     # Make the samples of each set, with all scores on logits and all stored scores on features.

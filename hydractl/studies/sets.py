@@ -23,7 +23,6 @@ from hydractl.metrics.threshold import stored_score
 from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
-from hydractl.studies.choosing import REFERENCE
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.rows import asked_for
 
@@ -132,25 +131,20 @@ MADE_TEXTS = (
 def _set_aside(source: Source) -> str | None:
     """Return a sentence on what ``calibrate`` chose for the studied model, which the study does not use; or None."""
     stored = source.description.extra
-    score = stored_score(stored)
     names_by_key = {
         "calibration": "a calibration",
-        "ood_score": f"the OOD score {score}",
+        "ood_score": f"the OOD score {stored_score(stored)}",
         "threshold": "a threshold",
         "conformal": "prediction sets",
     }
     chosen = [name for key, name in names_by_key.items() if key in stored]
     if not chosen:
         return None
-    names = ", ".join(chosen)
-    sentence = (
-        f"{source.name} holds {names}, which the study sets aside: its single model has MSP and no temperature, and "
-        "best.st gets a temperature, a score and a threshold of its own (prediction sets: hydractl calibrate "
-        "--conformal)"
+    return (
+        f"{source.name} holds {', '.join(chosen)}, which the study sets aside: its single model has MSP and no "
+        "temperature, and best.st gets a temperature, a score and a threshold of its own (prediction sets: hydractl "
+        "calibrate --conformal)"
     )
-    if score is None or score == REFERENCE:
-        return sentence
-    return f"{sentence}; what is chosen is compared with {score}, too, if that is one of the scores of the study"
 
 
 def study_sets(request: StudyRequest, source: Source) -> StudySets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,12 +52,11 @@ def leading_to(steps: Sequence[Step], file: Path) -> list[Step]:
     return leading
 
 
-def script(steps: Sequence[Step], best: Iterable[Path], folder: Path, here: Path, held: Collection[str] = ()) -> str:
+def script(steps: Sequence[Step], folder: Path, here: Path, held: Collection[str] = ()) -> str:
     """Return a shell script of the steps of a plan.
 
     Args:
         steps: the steps, each behind those that it needs.
-        best: files of the best row; the steps that lead to them come first.
         folder: the folder of the study; the first argument of the script replaces it.
         here: the working directory that relative paths start from.
         held: the names of objects in memory, for which there must be files.
@@ -75,15 +74,8 @@ def script(steps: Sequence[Step], best: Iterable[Path], folder: Path, here: Path
         f"cd -- {shlex.quote(str(here))}",
         "export HYDRACTL_CONFIG=/dev/null  # every option is given here",
         "",
-        "# best.st and its figures on the test data",
     ]
-    listed: list[Step] = []
-    for file in best:
-        listed += [step for step in leading_to(steps, file) if step not in listed]
-    others = [step for step in steps if step not in listed]
-    lines += [_line(step, folder) for step in listed]
-    lines += ["", "# the other rows"]
-    lines += [_line(step, folder) for step in others]
+    lines += [_line(step, folder) for step in steps]
     lines.append("")
     return "\n".join(lines)
 

@@ -443,9 +443,7 @@ def test_rows(chosen: Chosen) -> Tested:
     """Measure the rows on the test data, whose predictions are there."""
     rows = {}
     for row in chosen.tested_rows:
-        path = chosen.plan.predictions(row, "test")
-        calibration = chosen.rows[row.name].calibration
-        rows[row.name] = measure_row(path, calibration, given_score=chosen.given_score)
+        rows[row.name] = measure_row(chosen.plan.predictions(row, "test"), chosen.rows[row.name].calibration)
     return Tested(chosen, rows, measure_row(rows[SINGLE].source, None))
 
 

@@ -21,7 +21,7 @@ from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
-from hydractl.metrics.threshold import stored_score, stored_threshold
+from hydractl.metrics.threshold import stored_threshold
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.report.eval_html import render
@@ -39,7 +39,7 @@ from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.study_time import StepSeconds, in_all, step_seconds
 
-PLAN = "hydractl.study-plan/5"
+PLAN = "hydractl.study-plan/6"
 
 _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
@@ -447,7 +447,7 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
 
         # Choose on the validation data, and store the choice before any test sample is read.
         _run_steps(plan.steps, plan, course, log)
-        chosen = choose(plan, stored_score(source.description.extra))
+        chosen = choose(plan)
         with Output(folder / "choice.json", force=True) as output:
             write_json(output, chosen.document())
 
@@ -487,8 +487,7 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
-    best = [folder / "best.st", folder / "best.json"]
-    commands = script(steps, best, folder, Path.cwd(), plan.request.in_memory())
+    commands = script(steps, folder, Path.cwd(), plan.request.in_memory())
     _write_bytes(folder / "report.html", render(table, study=answer))
     _write_bytes(folder / "study.sh", commands.encode("utf-8", "surrogateescape"))
     with Output(folder / "study.json", force=True) as output:

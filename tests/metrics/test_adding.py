@@ -169,7 +169,6 @@ def test_a_score_of_another_package_joins_studies_only_where_it_asks_for_that(as
     predictions = fresh_scores / "p.st"
     write_predictions(str(predictions))
     assert ("gini" in measure_row(predictions, None).inside.scores) == asks
-    assert "gini" in measure_row(predictions, None, given_score="gini").inside.scores
 
 
 @pytest.mark.parametrize(
