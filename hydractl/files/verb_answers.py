@@ -134,30 +134,18 @@ class PrunedWeights(Record):
 
 
 class PruneAnswer(Result):
-    """A model without some of its heads, or the plan of one."""
+    """A model without some of its heads or of its single weights, or the plan of one."""
 
     schema_: Literal["hydractl.prune/1"] = schema("hydractl.prune/1")
     output: str | None = optional("The file or folder that was written.")
     model: Annotated[str, told("Name of the model before pruning.")]
     arch: Annotated[str, told("Its architecture.")]
-    layout: Annotated[str, told("`sliced`, or `zeroed` where removed heads are zeros.")]
+    layout: str | None = optional("`sliced`, or `zeroed` where removed heads are zeros; not of single weights.")
+    weights: PrunedWeights | None = optional("How many single weights are removed.")
     files_: Sequence[str] | None = optional("What a dry run would write.")
     note: str | None = optional("What is not known beforehand.")
     heads: Sequence[Count] | None = optional("By site the number of kept heads.")
     mask: MaskRecord | None = optional("The heads that are kept, where they are known.")
-    cost: SizeChange | None = optional("What the model takes.")
-    sha256: str | None = optional("SHA-256 of the weights that were written.")
-
-
-class PruneWeightsAnswer(Result):
-    """A model without some of its single weights, or the plan of one."""
-
-    schema_: Literal["hydractl.prune/1"] = schema("hydractl.prune/1")
-    model: Annotated[str, told("Name of the model before pruning.")]
-    arch: Annotated[str, told("Its architecture.")]
-    weights: Annotated[PrunedWeights, told("How many weights are removed.")]
-    output: str | None = optional("The file or folder that was written.")
-    files_: Sequence[str] | None = optional("What a dry run would write.")
     cost: SizeChange | None = optional("What the model takes.")
     sha256: str | None = optional("SHA-256 of the weights that were written.")
 

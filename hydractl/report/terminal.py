@@ -34,7 +34,6 @@ from hydractl.files.verb_answers import (
     InfoAnswer,
     OverlapAnswer,
     PruneAnswer,
-    PruneWeightsAnswer,
 )
 from hydractl.report.eval_terminal import eval_table
 from hydractl.report.rich_parts import HeatMap, KeptMap
@@ -96,32 +95,23 @@ def _cost_table(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> 
 
 
 def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
-    """Return which heads are kept, as a map if the mask is known, and what pruning saves."""
+    """Return what is kept, as a map if the mask is known, what pruning saves, and for a plan the files to write."""
     parts: list[RenderableType] = []
+    if answer.weights is not None:
+        weights = answer.weights
+        removed = f"{count_text(weights.removable)} removable, {count_text(weights.removed)} removed"
+        parts.append(Text(f"weights: {count_text(weights.parameters)} parameters, {removed}"))
     if answer.mask is not None:
         parts += [KeptMap(answer.mask.head_map), Text("")]
     elif answer.heads is not None:
         parts.append(Text(f"heads kept per site: {', '.join(map(str, answer.heads))}"))
     if answer.note is not None:
         parts.append(Text(answer.note))
-    return Group(*parts, *_savings(answer))
-
-
-def _prune_weights_view(answer: PruneWeightsAnswer, width: int) -> RenderableType:
-    """Return how many weights are removed, and what pruning saves."""
-    weights = answer.weights
-    removed = f"{count_text(weights.removable)} removable, {count_text(weights.removed)} removed"
-    return Group(Text(f"weights: {count_text(weights.parameters)} parameters, {removed}"), *_savings(answer))
-
-
-def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
-    """Return what pruning saves, if it is known, and for a plan the files it would write."""
-    parts: list[RenderableType] = []
     if answer.cost is not None:
         parts.append(_cost_table(answer.cost.before, answer.cost.after, ("before", "after")))
     if answer.files_ is not None:
         parts.append(Text(f"would write {', '.join(answer.files_)}"))
-    return parts
+    return Group(*parts)
 
 
 def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
@@ -521,7 +511,6 @@ _RESULTS: _Drawings = {
     PredictAnswer: _predictions_view,
     BenchAnswer: bench_table,
     PruneAnswer: _prune_view,
-    PruneWeightsAnswer: _prune_weights_view,
     FuseAnswer: _fuse_view,
     ExportAnswer: _export_view,
     ScoresAnswer: _scores_view,
@@ -537,7 +526,6 @@ _PLANS: _Drawings = {
     PredictAnswer: _planned_predictions_view,
     BenchAnswer: planned_bench,
     PruneAnswer: _prune_view,
-    PruneWeightsAnswer: _prune_weights_view,
     FuseAnswer: _fuse_view,
     ExportAnswer: _export_view,
     SearchEstimate: _planned_search_view,

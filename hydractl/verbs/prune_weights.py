@@ -16,7 +16,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, merged
-from hydractl.files.verb_answers import PrunedWeights, PruneWeightsAnswer, SizeChange
+from hydractl.files.verb_answers import PruneAnswer, PrunedWeights, SizeChange
 from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters, parameters, size_of
 from hydractl.model.loading import build_model
@@ -105,7 +105,7 @@ def run(
         removable=plan.removable,
         removed=plan.count,
     )
-    answer = PruneWeightsAnswer(
+    answer = PruneAnswer(
         model=source.name,
         arch=source.description.arch,
         weights=weights,
