@@ -42,7 +42,7 @@ from hydractl.report.texts import (
 
 
 def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
-    """Return a finished training: learning rates that were tried, epochs, files of members, and the loss by step."""
+    """Return a finished training: learning rates that were tried, epochs, files of members, and the loss."""
     parts: list[RenderableType] = []
     if answer.grid:
         parts += [_trials_table(answer.grid, answer.lr), Text("")]
@@ -52,7 +52,7 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
         parts += [Text(""), plain_table("members", ("member", "file"), rows, left=0)]
     curve = answer.loss_curve
     if curve:
-        parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
+        parts += [Text(""), Text(f"loss from {number(curve[0])} to {number(curve[-1])}")]
     return Group(*parts)
 
 
@@ -72,7 +72,7 @@ def _epoch_figures(epoch: EpochRecord) -> list[str]:
 
 def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
     """Return a table of several finished trainings, one line each."""
-    columns = ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step")
+    columns = ("", "seed", "kept epoch", "loss", "val accuracy", "val nll")
     rows = [_member_cells(member) for member in answer.members]
     return plain_table("", columns, rows)
 
@@ -83,23 +83,7 @@ def _member_cells(member: TrainedMember) -> list[str]:
     nothing_known = EpochRecord()
     kept_epoch = next((epoch for epoch in member.epochs if epoch.epoch == kept_number), nothing_known)
     kept_of_all = f"{kept_number} of {len(member.epochs)}"
-    # Every third value gives fewer bars, so that the table stays narrow.
-    bars = sparkline(member.loss_curve[::3]) if member.loss_curve else ""
-    return [member.name, str(member.seed), kept_of_all, *_epoch_figures(kept_epoch), bars]
-
-
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return numbers as a row of bars of eight heights, from the lowest number to the highest.
-
-    If all are equal, all bars have the lowest height.
-    """
-    low = min(values)
-    span = max(values) - low or 1.0
-    highest_bar = len(_BARS) - 1
-    return "".join(_BARS[round((value - low) / span * highest_bar)] for value in values)
+    return [member.name, str(member.seed), kept_of_all, *_epoch_figures(kept_epoch)]
 
 
 def _trials_table(trials: Sequence[LearningRateTrial], kept: float | None) -> RenderableType:

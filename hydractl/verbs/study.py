@@ -342,7 +342,7 @@ class _Course:
 
     def _show(self, done: float) -> None:
         """Show that steps of so many estimated seconds are done."""
-        percent = int(100 * done / self._total)
+        percent = int(100 * done / self._total + 1e-6)  # sums of seconds are rounded
         if percent > self._shown:
             self._progress.advance(percent - self._shown)
             self._shown = percent
