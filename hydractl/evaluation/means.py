@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hydractl.errors import InputError
-from hydractl.files.eval_answer import Conventions, EvalAnswer, EvalRow
+from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.files.model_records import DataSetRecord
 from hydractl.files.results import MISSING
 
@@ -264,6 +264,8 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     ``std`` holds the sample standard deviation of each figure by its dotted key.
     """
     averages = _averages([_figures_as_json(run) for run in runs])
+    documents = [run.to_dict() for run in runs]
+    facts = _in_common([{key: document[key] for key in _FACTS if key in document} for document in documents])
     most_seen: dict[str, int] = {}  # of any run, by data set
     for run in runs:
         for data_set, count in run.seen.items():
@@ -273,7 +275,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
         "runs": len(runs),
         "std": averages.deviations,
         "sha256": [digest for run in runs for digest in run.files],
-        **_facts_in_common(runs),
+        **facts,
         **averages.means,
         "seen": most_seen,
     }
@@ -283,13 +285,6 @@ def _figures_as_json(run: EvalRow) -> dict[str, object]:
     """Return the parts of a row that hold figures, as JSON."""
     document = run.to_dict()
     return {key: document[key] for key in _FIGURES if document.get(key) is not None}
-
-
-def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
-    """Return the facts that the first run states, if all other runs state the same."""
-    first, *others = [run.to_dict() for run in runs]
-    facts = {key: first[key] for key in _FACTS if key in first}
-    return {key: value for key, value in facts.items() if all(other.get(key) == value for other in others)}
 
 
 class _Averages(NamedTuple):
@@ -353,17 +348,20 @@ def _test_sets(answers: Answers) -> dict[str, DataSetRecord]:
 
 def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
     """Return the conventions that are the same in all answers; row names in them become the names that runs share."""
-    first, *others = [_with_shared_names(answer.conventions, over) for answer in answers.values()]
-    return {key: said for key, said in first.items() if all(other.get(key) == said for other in others)}
+    of_answers: list[dict[str, object]] = []
+    for answer in answers.values():
+        renamed: dict[str, object] = dict(answer.conventions)
+        for key, said in answer.conventions.items():
+            if isinstance(said, Mapping):  # by the name of a row
+                renamed[key] = {_shared_name(name, over): text for name, text in said.items()}
+        of_answers.append(renamed)
+    return _in_common(of_answers)
 
 
-def _with_shared_names(conventions: Conventions, over: str) -> dict[str, object]:
-    """Return the conventions of an answer, with the row names in them replaced by the names that runs share."""
-    renamed: dict[str, object] = {}
-    for key, said in conventions.items():
-        by_name = isinstance(said, Mapping)
-        renamed[key] = {_shared_name(name, over): text for name, text in said.items()} if by_name else said
-    return renamed
+def _in_common(documents: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return the entries of the first document that all others have, too."""
+    first, *others = documents
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
 def _all_warnings(answers: Answers) -> list[str]:

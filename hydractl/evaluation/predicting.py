@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -226,32 +226,6 @@ def _predictions_of_members(probabilities: Tensor, names: Sequence[str] | None) 
     return entries_by_sample
 
 
-def predicting_model_record(name: str, sha256: str, members: int, chosen: Chosen) -> PredictingModelRecord:
-    """Return the record of a model for the answer of ``predict``.
-
-    Args:
-        name: the name of the model.
-        sha256: the SHA-256 of its file.
-        members: the number of members.
-        chosen: the OOD score, threshold, calibration and prediction sets in its file.
-    """
-    temperature = None
-    if chosen.calibration is not None:
-        temperature = chosen.calibration.temperature
-    alpha = None
-    if chosen.conformal is not None:
-        alpha = chosen.conformal.alpha
-    return PredictingModelRecord(
-        name=name,
-        sha256=sha256,
-        members=members,
-        ood_score=chosen.score,
-        threshold=chosen.threshold,
-        temperature=temperature,
-        conformal=alpha,
-    )
-
-
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 
@@ -271,20 +245,19 @@ class PredictionTally:
     _confidence_sum: float = 0.0
     _classes: Counter[str | int] = field(default_factory=Counter)
 
-    def add(self, window: Window) -> None:
-        """Count the samples of one window."""
-        self.predicted += len(window.rows)
-        self._skipped += len(window.skipped)
-        room = _MOST_IDS - len(self._skipped_ids)
-        self._skipped_ids += list(window.skipped)[:room]
-        for row in window.rows:
-            is_ood = row.get("is_ood")  # None without a threshold
-            if is_ood:
-                self._flagged += 1
-            self._cut += row.get(CUT, False)
-            self._confidence_sum += row["confidence"]
-            predicted_class = row["predicted"]
-            self._classes[predicted_class] += 1
+    def counted(self, windows: Iterable[Window]) -> Iterator[PredictionRow]:
+        """Yield the rows of windows; the samples of each window are counted before its rows are yielded."""
+        for window in windows:
+            self.predicted += len(window.rows)
+            self._skipped += len(window.skipped)
+            room = _MOST_IDS - len(self._skipped_ids)
+            self._skipped_ids += list(window.skipped)[:room]
+            for row in window.rows:
+                self._flagged += bool(row.get("is_ood"))  # None without a threshold
+                self._cut += row.get(CUT, False)
+                self._confidence_sum += row["confidence"]
+                self._classes[row["predicted"]] += 1
+            yield from window.rows
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
         """Return the summary of all predictions that were counted.

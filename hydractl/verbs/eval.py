@@ -162,6 +162,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
     Returns:
         The answer, the files that were written, with the answer first, and the requirements that are not met.
     """
+    from hydractl.evaluation.answer import conventions, records_of_sets
     from hydractl.evaluation.fitting import unused_sets
     from hydractl.evaluation.measuring import Measuring
     from hydractl.evaluation.plausibility import report_skipped_samples
@@ -200,7 +201,18 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
 
         # Write the answer.
-        answer = _make_answer(plan, rows, log.warnings)
+        suite = None if plan.suite is None else OodSuite.model_validate(plan.suite.document())
+        intervals = None
+        if plan.options.bootstrap:
+            intervals = BootstrapOptions(rounds=plan.options.bootstrap, level=0.95, seed=plan.options.seed)
+        answer = EvalAnswer(
+            models=rows,
+            **records_of_sets(plan.sets, plan.options),
+            conventions=conventions(rows, plan.models),
+            suite=suite,
+            warnings=log.warnings,
+            bootstrap=intervals,
+        )
         named_rows = [(row.name, row.to_dict()) for row in rows]
         unmet = unmet_in(named_rows, plan.options.requirements, skip_first=False)
         if plan.path is not None:
@@ -222,23 +234,3 @@ def _compare(plan: Plan, log: Log) -> Seen:
 
     log.warn_all(findings_of_samples(plan.models, plan.sets, plan.options))
     return seen_samples(plan.models, plan.sets, allow=plan.options.data.allow_seen)
-
-
-def _make_answer(plan: Plan, rows: Sequence[EvalRow], warnings: Sequence[str]) -> EvalAnswer:
-    """Return the answer: the rows, the data sets they were measured on, and all warnings."""
-    from hydractl.evaluation.answer import conventions, records_of_sets
-
-    suite = None
-    if plan.suite is not None:
-        suite = OodSuite.model_validate(plan.suite.document())
-    intervals = None
-    if plan.options.bootstrap:
-        intervals = BootstrapOptions(rounds=plan.options.bootstrap, level=0.95, seed=plan.options.seed)
-    return EvalAnswer(
-        models=rows,
-        **records_of_sets(plan.sets, plan.options),
-        conventions=conventions(rows, plan.models),
-        suite=suite,
-        warnings=warnings,
-        bootstrap=intervals,
-    )

@@ -26,7 +26,6 @@ from hydractl.evaluation.predicting import (
     PredictionTally,
     Window,
     predicted_windows,
-    predicting_model_record,
 )
 from hydractl.evaluation.predictions.lines import CUT, FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
@@ -240,7 +239,7 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[d
     with ExitStack() as stack:
         report_output = plan.claim_report(stack, force=plan.options.force)
         tally = PredictionTally()
-        for row in _rows_counted(_predict_windows(plan, 0, log), tally):
+        for row in tally.counted(_predict_windows(plan, 0, log)):
             if not plan.options.flagged or row[FLAG]:
                 yield row
         if len(plan.dataset) and not tally.predicted:
@@ -289,8 +288,7 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
 
         # Write the output, and the summary.
         tally = PredictionTally()
-        rows = _rows_counted(windows_in(unfinished_path), tally)
-        write_rows(output, rows, plan.fields)
+        write_rows(output, tally.counted(windows_in(unfinished_path)), plan.fields)
         outcome = _sum_up(plan, tally, report_output, log)
         unfinished_path.unlink(missing_ok=True)
     return outcome
@@ -301,13 +299,6 @@ def _nothing_readable(plan: _Plan) -> InputError:
     skipped = plan.dataset.skipped or {}
     reasons = [skipped[row] for row in sorted(skipped)]
     return InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
-
-
-def _rows_counted(windows: Iterator[Window], tally: PredictionTally) -> Iterator[dict[str, Any]]:
-    """Yield the rows of windows; each window is counted before its rows are yielded."""
-    for window in windows:
-        tally.add(window)
-        yield from window.rows
 
 
 def _fingerprint(plan: _Plan) -> dict[str, Any]:
@@ -353,7 +344,16 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log
         log: receives how many inputs were flagged, which could not be read, and how many texts were cut.
     """
     source = plan.source
-    record = predicting_model_record(source.name, source.sha256, len(source.description.masks), plan.chosen)
+    chosen = plan.chosen
+    record = PredictingModelRecord(
+        name=source.name,
+        sha256=source.sha256,
+        members=len(source.description.masks),
+        ood_score=chosen.score,
+        threshold=chosen.threshold,
+        temperature=None if chosen.calibration is None else chosen.calibration.temperature,
+        conformal=None if chosen.conformal is None else chosen.conformal.alpha,
+    )
     answer = tally.answer(record, None if plan.lines is None else str(plan.lines))
     # Samples that a stopped run skipped are in the tally, and not in the data set.
     reasons_of_skipped(plan.dataset, log)

@@ -37,7 +37,6 @@ from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
 from hydractl.model.cost import dense_macs, macs, parameters
 from hydractl.model.detection import (
-    Detector,
     TrainingFeatures,
     ensemble_features,
     fit_detector,
@@ -290,7 +289,15 @@ class RunningModel(LogitsProvider):
         if not names_to_fit:
             self.detector = stored_detector
             return
-        self.detector = self._fitted_detector(names_to_fit, data, neighbours)
+        labels = None if data is None else data.labels
+        negative_words = words_for(names_to_fit, self._fit)
+        models = models_of(self.loaded())
+        with torch.inference_mode():
+            features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
+            fitted_on = self.fit_record(
+                names_to_fit, data, neighbours
+            )  # whose fingerprint is known when they were read
+            self.detector = fit_detector(names_to_fit, models, features, labels, neighbours, fitted_on, negative_words)
         if stored_detector is not None and taken_names:
             self.detector = stored_detector.with_scores(self.detector)
 
@@ -303,22 +310,6 @@ class RunningModel(LogitsProvider):
         if negative_words:
             record["negative_words"] = digest_of_words(negative_words)
         return record
-
-    def _fitted_detector(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
-        """Fit OOD scores on features.
-
-        Args:
-            names: the names of the scores.
-            data: the training data; None for scores that need none.
-            neighbours: k of the scores ``knn`` and ``nnguide``.
-        """
-        labels = None if data is None else data.labels
-        negative_words = words_for(names, self._fit)
-        models = models_of(self.loaded())
-        with torch.inference_mode():
-            features = self._training_features(models, data, labels, self._of_layers(names))
-            fitted_on = self.fit_record(names, data, neighbours)  # whose fingerprint is known when they were read
-            return fit_detector(names, models, features, labels, neighbours, fitted_on, negative_words)
 
     def _of_layers(self, names: Sequence[str]) -> list[str]:
         """Return those of some scores that take what each block gives; ``hedge`` does so only where the sums fit."""
