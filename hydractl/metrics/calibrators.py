@@ -166,7 +166,9 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     from scipy.optimize import brentq
 
     checked_labels = _checked_labels(log_probs, labels)
-    if not _depends_on_temperature(log_probs):
+    # The temperature matters if in some sample the log p of the classes differ by more than rounding.
+    spreads = [np.ptp(log_probs[rows], axis=1).max() for rows in _blocks_of_rows(log_probs)]
+    if max(spreads) <= 1e-9:
         return Calibration.of_temperature(1.0)
 
     # The NLL is convex, so its slopes at the ends of the range tell whether the minimum lies between them.
@@ -325,17 +327,6 @@ def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
     samples, classes = log_probs.shape
     step = max(1, probabilities.BLOCK_VALUES // classes)
     return [slice(start, start + step) for start in range(0, samples, step)]
-
-
-def _depends_on_temperature(log_probs: np.ndarray) -> bool:
-    """Return whether the temperature matters: in some sample the log p of the classes differ by more than rounding."""
-    for rows in _blocks_of_rows(log_probs):
-        block = log_probs[rows]
-        spread = block.max(axis=1) - block.min(axis=1)
-        exceeds_rounding = spread > 1e-9
-        if exceeds_rounding.any():
-            return True
-    return False
 
 
 def _slope_of_nll(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:

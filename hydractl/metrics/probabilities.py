@@ -126,28 +126,16 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
     is_outside = (array < 0) | (array >= classes)
     if is_outside.any():
         wrong_samples = np.flatnonzero(is_outside)
+        values, first, counts = np.unique(array[wrong_samples], return_index=True, return_counts=True)
+        problems = []
+        for value, first_sample, count in zip(values, wrong_samples[first], counts, strict=True):
+            problems.append(f"label {value}: {count} samples, first sample {first_sample}")
         raise InputError(
             f"{wrong_samples.size} of {samples} labels are outside the model's classes 0..{classes - 1}",
             hint="the data must use the label order of the model (--label-map)",
-            problems=_counts_of_labels(array, wrong_samples),
+            problems=problems,
         )
     return array.astype(np.int64)
-
-
-def _counts_of_labels(labels: np.ndarray, wrong_samples: NDArray[np.int64]) -> list[str]:
-    """Return a sentence for each distinct wrong label: how many samples have it, and which is the first.
-
-    Args:
-        labels: the labels of all samples, [N].
-        wrong_samples: the indices of the samples whose label is wrong, in ascending order.
-    """
-    wrong_labels = labels[wrong_samples]
-    values, first_indices, counts = np.unique(wrong_labels, return_index=True, return_counts=True)
-    first_samples = wrong_samples[first_indices]
-    sentences = []
-    for value, count, first_sample in zip(values, counts, first_samples, strict=True):
-        sentences.append(f"label {value}: {count} samples, first sample {first_sample}")
-    return sentences
 
 
 class Scaling(Protocol):

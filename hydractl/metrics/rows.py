@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -125,7 +125,10 @@ def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
         averaged = [values for values in sets.values() if group in ("ood", values["group"])]
         means: Blocks = {}
         for metric in _asked_for("ood", names):
-            means[metric.key] = _mean([values[metric.key] for values in averaged])
+            of_sets = [values[metric.key] for values in averaged]
+            means[metric.key] = None
+            if of_sets and None not in of_sets:
+                means[metric.key] = math.fsum(of_sets) / len(of_sets)  # rounded once: the order does not matter
         averages[average_name] = means
     return averages
 
@@ -325,13 +328,3 @@ def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> OodSetMetrics:
         NonFiniteError: a score is NaN or infinite.
     """
     return OodSetMetrics(n=len(ood_scores), **ood_values(curve_of(id_scores, ood_scores)))
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    """Return the mean, rounded once so that the order does not matter; None if empty or if one value is None."""
-    known = [value for value in values if value is not None]
-    all_known = len(known) == len(values)
-    if not known or not all_known:
-        return None
-    exact_sum = math.fsum(known)
-    return exact_sum / len(known)

@@ -303,7 +303,13 @@ def samples_and_members(
     parts_by_member: list[list[Samples]] = [[] for _ in range(members if alone else 0)]
     for rows, block in blocks(logits, calibration):
         labels_of_block = None if checked_labels is None else checked_labels[rows]
-        values = _scores_of_block(block, [score, *beside], rows, fitted_scores)
+        values: dict[str, Floats | None] = {}  # None for a score that is constant for a single member
+        for name in dict.fromkeys([score, *beside]):
+            values[name] = None
+            if name in fitted_scores:
+                values[name] = fitted_scores[name][rows]
+            elif not says_nothing(name, members):
+                values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
         beside_in_block = {name: values[name] for name in beside}
         part = _samples_of_block(block, labels_of_block, values[score], score, beside_in_block)
         if pairs:
@@ -313,28 +319,6 @@ def samples_and_members(
             member_alone = block.of_members(slice(member, member + 1))
             parts_of_member.append(_samples_of_block(member_alone, labels_of_block, SCORES["msp"](member_alone)))
     return joined_samples(parts), [joined_samples(parts_of_member) for parts_of_member in parts_by_member]
-
-
-def _scores_of_block(
-    block: Block, names: Sequence[str], rows: slice, fitted_scores: Mapping[str, Floats]
-) -> dict[str, Floats | None]:
-    """Return OOD scores of one block by name, [n] each; None for one that is constant for a single member.
-
-    Args:
-        block: the logits.
-        names: the names of the scores.
-        rows: the slice of the block's samples.
-        fitted_scores: the scores of all samples by name that are ready-made.
-    """
-    values: dict[str, Floats | None] = {}
-    for name in names:
-        if name in fitted_scores:
-            values[name] = fitted_scores[name][rows]
-        elif says_nothing(name, len(block.logits)):
-            values[name] = None
-        elif name not in values:
-            values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
-    return values
 
 
 def _samples_of_block(

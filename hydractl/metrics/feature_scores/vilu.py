@@ -89,7 +89,12 @@ def fit_vilu(
         predictions are right, or all are wrong, there is nothing to learn: then only ``constant``, the share of wrong
         predictions.
     """
-    wrong = _predictions(features, texts) != labels
+    # The prediction is the text nearest to a sample.
+    predicted = []
+    for chunk in np.array_split(features, 1 + len(features) // _MOST_SAMPLES):
+        similarities = chunk @ texts.T
+        predicted.append(similarities.argmax(axis=1))
+    wrong = np.concatenate(predicted) != labels
     # All right or all wrong: a network could learn nothing else than this.
     all_alike = wrong.all() or not wrong.any()
     if all_alike:
@@ -110,22 +115,6 @@ def fit_vilu(
 def _as_float32(values: NDArray[Any]) -> Tensor:
     copied = values.astype(np.float32)
     return torch.from_numpy(copied)
-
-
-def _predictions(features: Floats, texts: Floats) -> NDArray[np.int64]:
-    """Return the index of the text nearest to each sample, ``[n]``.
-
-    Args:
-        features: the features of the samples, ``[n, D]``.
-        texts: the features of the class texts, ``[C, D]``.
-    """
-    chunks = 1 + len(features) // _MOST_SAMPLES
-    nearest_texts = []
-    for chunk in np.array_split(features, chunks):
-        similarities = chunk @ texts.T
-        nearest = similarities.argmax(axis=1)
-        nearest_texts.append(nearest)
-    return np.concatenate(nearest_texts)
 
 
 def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None) -> dict[str, Tensor]:
@@ -177,19 +166,13 @@ def _drawn(width: int, generator: torch.Generator) -> dict[str, Tensor]:
     # Layer i of the MLP has widths[i] inputs and widths[i + 1] outputs.
     widths = (3 * width, *HIDDEN, 1)
     for layer, (inputs, outputs) in enumerate(pairwise(widths)):
-        weights[f"weight.{layer}"] = _uniform((outputs, inputs), inputs, generator)
-        weights[f"bias.{layer}"] = _uniform((outputs,), inputs, generator)
+        for name, shape in ((f"weight.{layer}", (outputs, inputs)), (f"bias.{layer}", (outputs,))):
+            within_1 = 2 * torch.rand(shape, generator=generator) - 1
+            weights[name] = within_1 / math.sqrt(inputs)
 
     for tensor in weights.values():
         tensor.requires_grad_()
     return weights
-
-
-def _uniform(shape: tuple[int, ...], inputs: int, generator: torch.Generator) -> Tensor:
-    """Draw a tensor of a shape, uniform between -1 / √(inputs) and 1 / √(inputs)."""
-    from_0_to_1 = torch.rand(shape, generator=generator)
-    within_1 = 2 * from_0_to_1 - 1
-    return within_1 / math.sqrt(inputs)
 
 
 def vilu_probabilities(fitted: Mapping[str, Tensor], features: Tensor) -> Tensor:
