@@ -83,9 +83,7 @@ _ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
 _DECODER = {**_TEXT, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 _SHARED = {**_DECODER, "num_attention_heads": 4, "num_key_value_heads": 2}
 _GPT2 = {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_inner": 32, "n_positions": 20, "pad_token_id": 0}
-# Of half of each head; texts of more than ten tokens would have other angles.
-_LONG = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 2.0}
-_LONG |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+_HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 _LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 _DEBERTA = {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
@@ -137,7 +135,7 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": (
         "Phi3ForSequenceClassification",
         "Phi3Config",
-        {**_SHARED, "hidden_size": 32, "rope_parameters": _LONG, "original_max_position_embeddings": 10},
+        {**_SHARED, "hidden_size": 32, "rope_parameters": _HALF},
     ),
     "arcee": ("ArceeForSequenceClassification", "ArceeConfig", _SHARED),
     # The second layer has no positions.

@@ -457,8 +457,7 @@ class LoadedModel:
     """A published model of a library, before hydractl changes it.
 
     Attributes:
-        left: names of stored tensors that the model does not use, e.g. of a head for another task; a name may end in a
-            star, which stands for any rest.
+        left: names of stored tensors that the model does not use, e.g. of a head for another task.
         origin: the repository and commit on the hub, as ``ORG/NAME@COMMIT``; None for a local model.
         removed: by the index of a site, the heads that the stored weights lack.
         warnings: what is odd about the model.

@@ -77,15 +77,13 @@ class Relative:
         Returns:
             ``[1 or B, n, q, T]``.
         """
-        # Add up the numbers of this block and the numbers that all blocks share; a model has one of them or both.
-        numbers = None
-        if table is not None and self.index is not None:
-            numbers = table[:, self.index]  # [n, T, T]
+        # A model has numbers of its own in each block, or numbers that all blocks share.
         if self.shared is not None:
             assert heads is not None, "heads that share numbers are known by their original numbers"
-            common = self.shared.index_select(0, heads)  # [n, T, T]
-            numbers = common if numbers is None else numbers + common
-        assert numbers is not None, "heads without vectors of distances have a number for each"
+            numbers = self.shared.index_select(0, heads)  # [n, T, T]
+        else:
+            assert table is not None and self.index is not None, "heads without vectors of distances have numbers"
+            numbers = table[:, self.index]  # [n, T, T]
 
         # Keep the rows of the query tokens. Without positions these are all tokens, the same for every sample.
         if self.positions is None:

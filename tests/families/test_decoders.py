@@ -178,11 +178,12 @@ def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
 
 
 LONG = {"rope_type": "longrope", "factor": 2.0, "rope_theta": 1e4, "short_factor": [1.0], "long_factor": [1.0]}
+LONG |= {"original_max_position_embeddings": 16}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "capped": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16}, "caps the scores of its attention (attn_logit"),
     "both sides": ("Gemma", {"use_bidirectional_attention": True}, "its tokens see those behind them too"),
     "by length": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
-    "nowhere": ("Llama", {"rope_parameters": {**LONG, "original_max_position_embeddings": 0}}, "behind 0 tokens"),
+    "by length of two kinds": ("Llama", {"rope_parameters": LONG}, "(rope_type longrope)"),
     "no kind": (
         "Qwen2",
         {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},

@@ -20,7 +20,6 @@ from hydractl.families.config_json import LibraryConfig
 from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
-_ORIGINAL = "original_max_position_embeddings"
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
@@ -60,11 +59,9 @@ def unsupported_setting(config: Any) -> str | None:
     if getattr(config, "qk_layernorm", False):
         return "it has a norm of queries and keys for each head (qk_layernorm)"
     for rotation in _rotations(config):
-        if "dynamic" in str(rotation.get("rope_type")):
-            return "its rotary positions depend on the length of a text (rope_type dynamic)"
-    for length in _short_lengths(config):
-        if not _is_positive(length):
-            return f"its rotary positions change behind {shown(length)} tokens (original_max_position_embeddings)"
+        rope_type = str(rotation.get("rope_type"))
+        if "dynamic" in rope_type or rope_type == "longrope":
+            return f"its rotary positions depend on the length of a text (rope_type {rope_type})"
     return None
 
 
@@ -78,16 +75,6 @@ def _rotations(config: Any) -> list[Mapping[str, object]]:
     parameters = getattr(config, "rope_parameters", None) or {}
     candidates = [parameters, *parameters.values()]
     return [candidate for candidate in candidates if isinstance(candidate, Mapping)]
-
-
-def _short_lengths(config: Any) -> list[Any]:
-    """Return the lengths in tokens above which a text would get other angles (LongRoPE only)."""
-    return [rotation.get(_ORIGINAL) for rotation in _rotations(config) if rotation.get("rope_type") == "longrope"]
-
-
-def longest_text_of(config: Any) -> int:
-    """Return the greatest number of tokens in a text; with LongRoPE, only texts with the angles of short texts fit."""
-    return min([config.max_position_embeddings, *_short_lengths(config)])
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
@@ -142,8 +129,7 @@ def _angles_by_kind(
     rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return transformers' cosines and sines of rotary positions for each kind of layer."""
-    # A decorator of `forward` changes the angles for long texts and reads the numbers of `positions` for this. Texts
-    # are never that long here, so the undecorated function is called.
+    # The decorators of `forward` are for angles that depend on the length of a text, and turn gradients off.
     forward = inspect.unwrap(type(rotary_emb).forward)
     has_angles_by_kind = isinstance(getattr(rotary_emb, "rope_type", None), dict)
     angles = {}

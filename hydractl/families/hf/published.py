@@ -26,7 +26,6 @@ from hydractl.families.hf.architectures import (
     towers_of,
     without_traces,
 )
-from hydractl.families.hf.decoders import longest_text_of
 from hydractl.families.hf.images import image_preprocess
 from hydractl.families.hf.texts import text_preprocess
 from hydractl.families.reading import folder_for_library, refused_as
@@ -331,7 +330,7 @@ def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
     has_token_types = getattr(config, "type_vocab_size", 1) > 1
     return text_preprocess(
         folder,
-        positions=longest_text_of(config) - unused_positions,
+        positions=config.max_position_embeddings - unused_positions,
         vocabulary=config.vocab_size,
         always=("input_ids", "attention_mask"),
         if_named=("token_type_ids",) if has_token_types else (),
