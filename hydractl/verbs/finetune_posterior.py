@@ -6,7 +6,7 @@ Nothing is trained, and every pass then uses it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         # Compute the curvature of each member, and choose the precision of the prior for each tower.
         model = build_model(source, request.device, request.dtype)
         fits = _fits(model, data, val, named, request, log)
-        priors = _priors(fits, samples, val, options, log)
+        labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
+        priors = [_prior(member, fit, samples, labels, options, log) for member, fit in enumerate(fits)]
         chosen_by = _chosen_by(options, val)
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
 
@@ -77,26 +78,11 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         for fit, prior in zip(fits, priors, strict=True):
             posteriors.append(fit.posteriors(prior, samples))
         tensors = with_tensors(source.tensors, stored_tensors(posteriors))
-        record = _PosteriorRecord(priors, chosen_by, samples)
-        description = _description(source, request, record, data, val)
+        choices = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": samples}
+        description = _description(source, request, choices, data, val)
         digest = write_checkpoint(output, tensors, description.to_json())
     answer = LaplaceAnswer(**dict(plan), prior=priors, chosen_by=chosen_by, sha256=digest, warnings=log.warnings)
     return Outcome(answer, files=[path])
-
-
-@dataclass(frozen=True)
-class _PosteriorRecord:
-    """The choices behind the posteriors. The checkpoint holds them twice: in its description and in its provenance.
-
-    Attributes:
-        prior: for each member, the precision of the prior by tower.
-        chosen_by: what chose the prior: ``given``, ``marginal likelihood`` or ``nll``.
-        pseudo_data: the number of samples that the curvature counts as.
-    """
-
-    prior: Sequence[Mapping[str, float]]
-    chosen_by: str
-    pseudo_data: float
 
 
 def _without_fitted(source: Source, log: Log) -> Source:
@@ -109,19 +95,6 @@ def _without_fitted(source: Source, log: Log) -> Source:
     if left_out:
         log.warn(f"{source.name}: left out, as fitted to the logits without the posterior: {', '.join(left_out)}")
     return replace(source, description=replace(source.description, extra=extra))
-
-
-def _priors(
-    fits: Sequence[LaplaceFit], samples: float, val: Dataset | None, options: LaplaceOptions, log: Log
-) -> list[dict[str, float]]:
-    """Return the prior of each tower, for each member; :func:`_prior` explains the arguments."""
-    labels = None
-    if val is not None and val.labels is not None:
-        labels = torch.from_numpy(val.labels)
-    priors = []
-    for member, fit in enumerate(fits):
-        priors.append(_prior(member, fit, samples, labels, options, log))
-    return priors
 
 
 def _prior(
@@ -172,20 +145,25 @@ def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
 
 
 def _description(
-    source: Source, request: TrainingRequest, record: _PosteriorRecord, data: Dataset, val: Dataset | None
+    source: Source, request: TrainingRequest, choices: Mapping[str, object], data: Dataset, val: Dataset | None
 ) -> Description:
-    """Return the description of the checkpoint with the posterior, and with the data that it was fitted to."""
+    """Return the description of the checkpoint with the posterior, and with the data that it was fitted to.
+
+    The choices behind the posteriors stand in it twice: as what the model holds, and in its provenance.
+    """
     entries_of_data = [entry("laplace", "calibration", data)]
     val_fingerprint = None
     if val is not None:
         entries_of_data.append(entry("laplace", "val", val))
         val_fingerprint = val.fingerprint()
-    provenance_details = asdict(record)
-    provenance_details.update(asked_classes(source, None))
-    provenance_details["dtype"] = request.dtype
-    provenance_details["train"] = data.fingerprint()
-    provenance_details["val"] = val_fingerprint
-    posterior = {**asdict(record), "samples": len(data)}
+    provenance_details = {
+        **choices,
+        **asked_classes(source, None),
+        "dtype": request.dtype,
+        "train": data.fingerprint(),
+        "val": val_fingerprint,
+    }
+    posterior = {**choices, "samples": len(data)}
     return replace(
         source.description,
         extra={**source.description.extra, KEY: posterior},

@@ -75,16 +75,6 @@ def test_predictions_of_several_models_need_a_file_name(here: Path, capsys: pyte
     assert files(here) == ["vit.st"]
 
 
-def test_a_misspelt_requirement_is_found_before_the_work(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["eval", "vit.st", "--test", "builtin:digits/val", "--ood", "l:near=builtin:letters", "--require"]
-    for expression in ("id.acuracy>=0", "ood.m.auroc>=0", "other:id.accuracy>=0"):
-        assert main([*command, expression]) == 2
-        said = capsys.readouterr()
-        assert expression in said.err
-        assert said.out == ""
-    assert files(here) == ["vit.st"]
-
-
 def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from hydractl.files.results import value_at
     from hydractl.metrics.rows import row_keys

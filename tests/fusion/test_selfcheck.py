@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,18 +144,6 @@ def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], m
     monkeypatch.setattr(FusedTensors, "read", tampered)
     with pytest.raises(HydraError, match=r"^self-check failed: a fused member differs from the member alone by"):
         check(sources, merge)
-
-
-@pytest.mark.parametrize("variant", ["class-token", *marked_long(["bert", "clip"])])
-def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
-    found = []
-    for widened in (torch.float16, torch.float32):
-        sources = []
-        for source in members(variant, [0, 1]):
-            halves = {name: tensor.half().to(widened) for name, tensor in tensors_of(source.tensors).items()}
-            sources.append(replace(source, tensors=DictTensors(halves)))
-        found.append(check(sources, []))
-    assert found[0] == found[1]
 
 
 # --- weights of 16 bits that compute in float32 -----------------------------------------------------------------------
