@@ -118,14 +118,16 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     drawn = pictures(answer, study)
     names = [shown_name(row.name) for row in rows_looked_at(answer, study)]
     looked_at, last = " and ".join(names), names[-1]
-    marked = ["Bold: best of the column, underlined: second best."] if len(rows) > 1 else []
-    chosen = " The ring is the model to use." if study is not None else ""
+    marked = ["Bold: best of the column."] if len(rows) > 1 else []
+    chosen = (
+        " Dashed lines are the single model with two scores, the ring is the model to use." if study is not None else ""
+    )
 
     yield _Section(
         "overview",
         "What does it detect, and at which cost?",
-        "Upper left is better in the first picture, lower left in the second. Whiskers are confidence intervals, "
-        f"dashed lines the first model with the scores that they name.{chosen}",
+        "Upper left is better in the first picture, lower left in the second. Whiskers are confidence intervals."
+        f"{chosen}",
         drawn.get("overview"),
     )
     scores_explained, terms = _score_sentences(answer), {}
@@ -175,7 +177,6 @@ def _details(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section
     yield _Section("errors", "Wrong answers, score by score", tables=[tables.error_table(rows)])
     yield _Section("selective", "Accuracy of the most confident answers", tables=[tables.selective_table(rows)])
     yield _Section("members", "Members alone", tables=[tables.members_table(rows)])
-    yield _Section("diversity", "Diversity of members", tables=[tables.diversity_table(rows)])
     corrupted = [tables.corrupted_accuracy(rows), tables.corruption_means(rows)]
     yield _Section("corruptions", "Corruptions", tables=corrupted)
     yield _Section("settings", "Calibration, conformal sets and thresholds", tables=[tables.settings_table(rows)])

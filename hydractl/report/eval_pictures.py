@@ -97,7 +97,7 @@ Levels = Mapping[str, Sequence[float | None]]
 def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | None:
     """Return the picture of OOD detection against cost; None if no row has mult-adds and an AUROC.
 
-    Lines show the first row with MSP and with its best score, where it was measured with several.
+    With a study, lines show the single model with MSP and with its score.
     """
     rows = answer.models
     ratios, reference = cost_ratio(rows)
@@ -107,9 +107,7 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
         values = [column.value(row) for column in MEASURES]
         intervals = [column.interval(row) for column in MEASURES]
         reached.append(Reached(row.name, ratio, values, intervals, row.name == used))
-    levels = _levels(rows[0])
-    if study is not None:
-        levels = _levels_of_study(study)
+    levels = {} if study is None else _levels_of_study(study)
     sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
     return drawn_overview(reached, levels, reference, sizes)
 
@@ -130,18 +128,6 @@ def _means(detection: OodDetection) -> list[float | None]:
     """Return the means over all OOD sets, one for each of :data:`MEASURES`."""
     means = metrics_at(detection, ["ood_avg"])
     return [single_number(means.get(column.metric.key)) for column in MEASURES]
-
-
-def _levels(row: EvalRow) -> Levels:
-    """Return the lines of a row with MSP and with its best score; empty if it was measured with one score."""
-    by_score = {score: _means(detection) for score, detection in row.scores.items()}
-    known = {score: means for score, means in by_score.items() if means[0] is not None}
-    if len(known) < 2:
-        return {}
-    best = max(known, key=lambda score: known[score][0] or 0.0)
-    scores = [score for score in dict.fromkeys(("msp", best)) if score in known]
-    (name,) = drawn_names([row.name], _MOST_LETTERS)
-    return {f"{name}, {visible(score)}": known[score] for score in scores}
 
 
 _MOST_LETTERS = 30

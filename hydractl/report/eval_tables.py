@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydractl.files.eval_answer import EvalAnswer, EvalRow, MemberDiversity, MetricBlock
+from hydractl.files.eval_answer import EvalAnswer, EvalRow, MetricBlock
 from hydractl.files.model_records import CostRecord, DataSetRecord
 from hydractl.files.results import Interval, Metrics, MetricValue, Record
 from hydractl.metrics.declaration import Metric, table_metrics
-from hydractl.report.tables import BEST, SECOND, Cell, Ends, Table
+from hydractl.report.tables import BEST, Cell, Ends, Table
 from hydractl.report.texts import count_text, drawn_names, head_marks, number, params_text, shown_name
 
 SIGNIFICANT = "*"
@@ -195,29 +195,22 @@ def runs_text(answer: EvalAnswer) -> str:
 
 
 def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
-    """Return the mark of each value: ``best``, ``second`` or empty.
+    """Return ``best`` for each value that is the best, and an empty text for each other one.
 
-    Values that look the same in the table count as the same, so several can be best. ``second`` marks the next
-    different value, if three rows or more have a value. Nothing is marked if there is no better or worse: in a single
-    row, among equal values, and for a metric without a better direction.
+    Values that look the same in the table count as the same, so several can be best. Nothing is marked if there is no
+    better or worse: in a single row, among equal values, and for a metric without a better direction.
 
     Args:
         values: the values of a metric, one for each row; None if not known.
         metric: the metric, which says which direction is better.
     """
-    unmarked = [""] * len(values)
-    if not metric.direction:
-        return unmarked
-
     # Compare the numbers as the table shows them, rounded.
     rounded = [None if value is None else float(number(value, metric.digits)) for value in values]
-    known = [value for value in rounded if value is not None]
-    distinct_best_first = sorted(set(known), reverse=metric.direction == "higher")
-    if len(distinct_best_first) < 2:
-        return unmarked
-    best, second, *_ = distinct_best_first
-    mark_of: dict[float | None, str] = {second: SECOND if len(known) > 2 else "", best: BEST}
-    return [mark_of.get(value, "") for value in rounded]
+    distinct = {value for value in rounded if value is not None}
+    if not metric.direction or len(distinct) < 2:
+        return [""] * len(values)
+    best = max(distinct) if metric.direction == "higher" else min(distinct)
+    return [BEST if value == best else "" for value in rounded]
 
 
 def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
@@ -499,31 +492,6 @@ def heads_table(rows: Sequence[EvalRow]) -> Table:
     members = distinct_entries(kept_at.values())
     lines = [[Cell(path), *(cells.get(name, Cell("-")) for name in members)] for path, cells in kept_at.items()]
     return Table("", _heads("site", *members), lines, left=1 + len(members))
-
-
-def diversity_table(rows: Sequence[EvalRow]) -> Table:
-    """Return the table of how much the members differ on each data set, all together and pair by pair."""
-    lines = []
-    for row in rows:
-        for name, measured in row.diversity.items():
-            for members, metrics in _metrics_of_members(row, measured):
-                numbers = _unmarked_cells(metrics, DIVERSITY_METRICS)
-                lines.append([Cell(row.name), Cell(set_title(name)), Cell(members), *numbers])
-    heads = _heads("model", "data set", "members", *DIVERSITY_METRICS)
-    note = "mi in nats; disagr: share of pairs of members that vote for different classes"
-    return Table("", heads, lines, left=3, names=2, note=note)
-
-
-def _metrics_of_members(row: EvalRow, measured: MemberDiversity) -> Iterator[tuple[str, Metrics]]:
-    """Yield which members are compared, in words, and their metrics: first all members, then each pair.
-
-    A single model has mutual information of its passes but no members that differ, so it has no line of all.
-    """
-    disagreement = measured.metrics.get("disagreement")
-    if row.members or disagreement is not None:
-        yield "all", measured.metrics
-    for pair in measured.pairs or ():
-        yield f"{pair.a} and {pair.b}", pair.metrics
 
 
 # --- corruptions ------------------------------------------------------------------------------------------------------

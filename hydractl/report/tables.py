@@ -13,7 +13,6 @@ from rich.text import Text
 from hydractl.report.texts import drawn_names
 
 BEST = "best"
-SECOND = "second"
 UNKNOWN = "-"
 """The text for a number that was not measured."""
 
@@ -27,7 +26,7 @@ class Cell:
 
     Attributes:
         text: plain text.
-        mark: ``best``, ``second`` or empty.
+        mark: ``best`` or empty.
         ends: the interval of the number.
         signed: whether the number is a difference.
         small: what a page explains below the text.
@@ -80,7 +79,7 @@ def fact_table(rows: Sequence[tuple[str, str]]) -> RichTable:
 # --- on a terminal ----------------------------------------------------------------------------------------------------
 
 _WIDEST_TITLE = 40
-_STYLES = {BEST: "bold", SECOND: "underline"}
+_STYLES = {BEST: "bold"}
 _LETTERS_OF_NAME = (40, 24, 14)
 """The most letters of a name: the largest number with which a table fits is taken."""
 _ANY_WIDTH = Console(width=10**4)

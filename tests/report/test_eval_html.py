@@ -74,7 +74,7 @@ def test_nothing_is_loaded_and_nothing_runs(page: Node) -> None:
 
 
 OPEN = ["overview", "results", "reliability", "scores", "heads", "summary"]
-CLOSED = ["further", "difference", "ood", "selective", "members", "diversity", "corruptions", "settings"]
+CLOSED = ["further", "difference", "ood", "selective", "members", "corruptions", "settings"]
 CLOSED += ["conventions", "provenance"]
 
 
@@ -139,7 +139,6 @@ def test_the_table_holds_and_marks_the_numbers(page: Node, document: dict[str, A
         values = [row["id"][key] for row in document["models"]]
         marked = [line.all("td")[column].attrs.get("class", "") for line in table.all("tr")[1:]]
         assert marked.index("best") == values.index(best(values))
-        assert marked.index("second") == values.index(sorted(values, reverse=best is max)[1])
     text = page.by_id("results").text()
     assert "nll: negative log likelihood" in text and "the single model, all heads" in text
 
@@ -279,17 +278,13 @@ def test_sites_of_two_towers_are_named_apart(document: dict[str, Any]) -> None:
     assert [line[0] for line in found[1:]] == ["visual: resblocks.1.attn", "text: resblocks.1.attn"]
 
 
-def test_differences_pairs_corruptions_and_settings(page: Node, document: dict[str, Any]) -> None:
+def test_differences_corruptions_and_settings(page: Node, document: dict[str, Any]) -> None:
     hydra = document["models"][2]
     line = cells(page.by_id("difference").all("table")[0])[2]
     found = hydra["difference"]["id.accuracy"]
     clear = found["ci"][0] > 0 or found["ci"][1] < 0
     mark = page.by_id("difference").all("table")[0].all("tr")[2].all("td")[0].attrs.get("class", "")
     assert mark == "" and line[1].startswith(f"{found['value']:+.4f}{'*' * clear}")  # bold is the best
-    pairs = [row for row in cells(page.by_id("diversity").all("table")[0]) if " and " in row[2]]
-    assert len(pairs) == 3 * (1 + len(SETS))
-    first = hydra["diversity"]["id"]["pairs"][0]
-    assert pairs[0] == ["hydra", "ID", "0 and 1", f"{first['mi']:.4f}", f"{first['disagreement']:.4f}"]
     accuracies, means = page.by_id("corruptions").all("table")
     assert [line[:2] for line in cells(accuracies)[5:]] == [["hydra", "gaussian_noise"], ["hydra", "fog"]]
     assert cells(means)[0][1:4] == ["acc 1 ↑", "acc 2 ↑", "acc 3 ↑"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import struct
 from typing import Any
@@ -75,18 +74,6 @@ def test_the_overview_has_a_named_point_and_a_whisker_for_each_row(document: dic
         assert [text.get_text() for text in axes.texts] == [row["name"] for row in from_below]
         wanted = [row["ci"][f"ood_avg.{key}"] for row in rows if f"ood_avg.{key}" in row["ci"]]
         assert [ends.get_segments()[0][:, 1].tolist() for ends in axes.collections] == wanted
-
-
-def test_lines_of_the_overview_are_the_first_row_with_msp_and_with_its_best_score(document: dict[str, Any]) -> None:
-    several = copy.deepcopy(document)
-    figures = {"msp": (0.7, 0.6), "energy": (0.8, 0.5), "knn": (0.9, 0.4)}
-    scores = {name: {"ood_avg": {"auroc": auroc, "fpr95": fpr95}} for name, (auroc, fpr95) in figures.items()}
-    several["models"][0]["scores"] = scores
-    for panel, index in zip(pictures(answer_of(several))["overview"].panels, (0, 1), strict=True):
-        axes = on_axes(panel)
-        levels = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
-        assert levels == [figures["msp"][index], figures["knn"][index]]
-        assert {"base, msp", "base, knn"} < {text.get_text() for text in axes.texts}
 
 
 def test_the_model_of_a_study_to_use_has_a_ring(document: dict[str, Any]) -> None:

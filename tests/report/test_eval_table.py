@@ -50,15 +50,15 @@ def test_by_hand() -> None:
     ]
 
 
-def test_best_is_bold_and_second_underlined_on_a_terminal_only() -> None:
+def test_the_best_is_bold_on_a_terminal_only() -> None:
     document = plain_document()
     third = copy.deepcopy(document["models"][0])
     third["name"], third["id"]["accuracy"] = "three", 0.25
     document["models"].append(third)
     text = shown(document, terminal=True)
-    assert "\x1b[1m0.7500\x1b[0m" in text and "\x1b[4m0.5000\x1b[0m" in text  # accuracy: two, then one
+    assert "\x1b[1m0.7500\x1b[0m" in text and "\x1b[4m" not in text  # accuracy of two
     assert "\x1b[1m0.2500\x1b[0m" in text  # nll of two: lower is better
-    assert "\x1b[1m0.1000" not in text and "\x1b[4m0.1000" not in text  # all alike
+    assert "\x1b[1m0.1000" not in text  # all alike
     for quiet in (shown(document), shown(everything(), 160)):
         assert "\x1b" not in quiet
 
@@ -68,13 +68,13 @@ def marked(values: Sequence[float | None], direction: str) -> list[str]:
 
 
 def test_marks() -> None:
-    assert marked([0.1, 0.3, 0.2], "higher") == ["", "best", "second"]
-    assert marked([0.1, 0.3, 0.2], "lower") == ["best", "", "second"]
-    assert marked([0.3, 0.3, 0.2, 0.1], "higher") == ["best", "best", "second", ""]
-    assert marked([0.30001, 0.30002, 0.1], "higher") == ["best", "best", "second"]  # the same to the digits shown
+    assert marked([0.1, 0.3, 0.2], "higher") == ["", "best", ""]
+    assert marked([0.1, 0.3, 0.2], "lower") == ["best", "", ""]
+    assert marked([0.3, 0.3, 0.2, 0.1], "higher") == ["best", "best", "", ""]
+    assert marked([0.30001, 0.30002, 0.1], "higher") == ["best", "best", ""]  # the same to the digits shown
     assert marked([0.1, 0.2], "higher") == ["", "best"]
     assert marked([None, 0.2, None], "higher") == ["", "", ""] and marked([], "lower") == []
-    assert marked([None, 0.2, 0.1, 0.3], "lower") == ["", "second", "best", ""]
+    assert marked([None, 0.2, 0.1, 0.3], "lower") == ["", "", "best", ""]
     assert marked([0.1, 0.2, 0.3], "") == ["", "", ""] and marked([0.2, 0.2], "higher") == ["", ""]
 
 
