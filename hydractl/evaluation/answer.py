@@ -271,7 +271,12 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
             explained[key] = sentence
 
     # The OOD scores. The leading score is one name, or one for each row if rows differ.
-    explained["ood_scores"] = _sentences_on_scores(rows)
+    score_names = [row.ood_score for row in rows if row.ood_score is not None]
+    for row in rows:
+        score_names += row.scores
+    explained["ood_scores"] = {
+        name: SCORES[name].convention if name in SCORES else FEATURE_SCORES[name].convention for name in score_names
+    }
     leading_score = rows[0].ood_score
     explained["ood_score"] = leading_score
     if any(row.ood_score != leading_score for row in rows):
@@ -284,21 +289,6 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
             if value is not None:
                 settings_by_model.setdefault(key, {})[model.name] = value
     return {**explained, **settings_by_model}
-
-
-def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
-    """Return the sentence on each OOD score in the rows: first the leading scores, then the others."""
-    score_names = [row.ood_score for row in rows if row.ood_score is not None]
-    for row in rows:
-        score_names += row.scores
-
-    explained = {}
-    for score in score_names:
-        if score in SCORES:
-            explained[score] = SCORES[score].convention
-        else:
-            explained[score] = FEATURE_SCORES[score].convention
-    return explained
 
 
 def _keys_with_value(block: Mapping[str, object]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import fit_conformal
 from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.plausibility import calibration_warning, few_for_sets_warning, threshold_warning
-from hydractl.metrics.probabilities import Floats, pooled_log_probs
+from hydractl.metrics.probabilities import pooled_log_probs
 from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import choose_threshold
 
@@ -220,18 +220,13 @@ def _threshold(
         assert inside is not None
         samples_by_set = [inside]
         option = "--val"
-    scores = _joined_values(samples_by_set, score)
+    values_by_set = []  # without sets in which the score is constant
+    for samples in samples_by_set:
+        values = samples.score if samples.leading == score else samples.scores[score]
+        if values is not None:
+            values_by_set.append(values)
+    scores = np.concatenate(values_by_set)
     if requested.side != "score":
         value = choose_threshold(requested, scores)
     warnings.append(threshold_warning(requested, value, scores, option))
     return ThresholdRecord(score=score, value=value, rule=requested.rule)
-
-
-def _joined_values(samples_by_set: Sequence[Samples], score: str) -> Floats:
-    """Return one OOD score of the samples of several sets, ``[N]``; sets in which it is constant are left out."""
-    joined = []
-    for samples in samples_by_set:
-        values = samples.score if samples.leading == score else samples.scores[score]
-        if values is not None:
-            joined.append(values)
-    return np.concatenate(joined)

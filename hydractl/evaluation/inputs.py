@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -101,7 +100,9 @@ def read_batches(
     collected_bytes = 0
     for batch in new_batches:
         yield batch
-        collected_bytes += _size_in_bytes(batch.inputs)
+        # The inputs are one tensor, or several by name.
+        tensors = batch.inputs.values() if isinstance(batch.inputs, Mapping) else [batch.inputs]
+        collected_bytes += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
         if collected_bytes <= memory.room:
             collected.append(batch)
         else:
@@ -113,11 +114,3 @@ def read_batches(
     if collected_samples == len(dataset):
         memory.sets[key] = collected
         memory.room -= collected_bytes
-
-
-def _size_in_bytes(inputs: Any) -> int:
-    """Return the size of the inputs of a batch in bytes; they are one tensor, or several by name."""
-    tensors = [inputs]
-    if isinstance(inputs, Mapping):
-        tensors = list(inputs.values())
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))

@@ -70,7 +70,17 @@ class MCDropout:
         # List the models first, because the loop adds modules to them.
         models = [module for module in model.modules() if isinstance(module, HydraModel)]
         for one_model in models:
-            _turn_dropout_on(one_model, p)
+            if one_model.family.adds_dropout:
+                # All members run through the blocks of the first network.
+                one_model.family.add_dropout(one_model.networks[0], _MARK)
+            # Turn on all layers with the marking rate, and give them the rate p.
+            for module in one_model.modules():
+                if isinstance(module, nn.Dropout) and module.p == _MARK:
+                    module.p = p
+                    module.train()
+                elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
+                    module.output_dropout = p
+                    module.drops = True
 
     def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
         """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
@@ -89,22 +99,6 @@ class MCDropout:
         with _seeded_generators(batch_seed, self._device):
             passes = [self._model.member_logits(inputs) for _ in range(self._passes)]
         return torch.cat(passes)
-
-
-def _turn_dropout_on(model: HydraModel, p: float) -> None:
-    """Turn on all dropout layers with the marking rate, in place, and give them the rate ``p``.
-
-    If the library has no dropout layers, they are added first.
-    """
-    if model.family.adds_dropout:
-        model.family.add_dropout(model.networks[0], _MARK)  # all members run through the blocks of the first network
-    for module in model.modules():
-        if isinstance(module, nn.Dropout) and module.p == _MARK:
-            module.p = p
-            module.train()
-        elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
-            module.output_dropout = p
-            module.drops = True
 
 
 @contextmanager

@@ -164,7 +164,15 @@ def warnings_of_row(
     training_accuracy = _recorded_accuracy(model)
     expected_on_val = training_accuracy
     if inside.labels is not None:
-        warnings.append(_id_warning(model, inside, id_option, training_accuracy, advises_temperature))
+        # If the NLL is implausible, too, only the accuracy is reported, as a wrong one implies wrong probabilities.
+        assert inside.label_log_probs is not None
+        warning = _accuracy_warning(model, inside, training_accuracy)
+        if warning is None:
+            warning = nll_warning(inside.label_log_probs, model.classes)
+            if warning is not None and advises_temperature:
+                warning += ": fit a temperature with --temperature fit --val SPEC"
+        if warning is not None:
+            warnings.append(f"{id_option}: {warning}")
         test_accuracy = inside.mean("correct")
         expected_on_val = ExpectedAccuracy(test_accuracy, samples=len(inside), where=f"that on {id_option}")
 
@@ -227,36 +235,6 @@ def warning_of_unsuited(model: LogitsProvider, scores: Collection[str], warned_o
     effects = ", ".join(f"{score} {OF_UNSIGNED[score]}" for score in unsuited)
     made_for = f"{listed} {verb} made for features that are not negative, as after a ReLU"
     return f"{made_for}, and some here are: {effects}"
-
-
-def _id_warning(
-    model: LogitsProvider,
-    inside: Samples,
-    option: str,
-    recorded: ExpectedAccuracy | None,
-    advises_temperature: bool,
-) -> str | None:
-    """Return the warning about the accuracy or the NLL on the ID test data; None if both are plausible.
-
-    If both are implausible, only the accuracy is reported, because a wrong accuracy implies wrong probabilities.
-
-    Args:
-        model: the model of the row.
-        inside: its predictions on the ID test data, with labels.
-        option: the option that named the data, and the data, for the sentence.
-        recorded: the accuracy that the training recorded, or None.
-        advises_temperature: whether to advise a temperature where the NLL is implausible.
-    """
-    assert inside.labels is not None and inside.label_log_probs is not None
-    warning = _accuracy_warning(model, inside, recorded)
-    if warning is not None:
-        return f"{option}: {warning}"
-    warning = nll_warning(inside.label_log_probs, model.classes)
-    if warning is None:
-        return None
-    if not advises_temperature:
-        return f"{option}: {warning}"
-    return f"{option}: {warning}: fit a temperature with --temperature fit --val SPEC"
 
 
 def _accuracy_warning(model: LogitsProvider, samples: Samples, expected: ExpectedAccuracy | None) -> str | None:

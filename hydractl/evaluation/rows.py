@@ -205,7 +205,15 @@ def _open_rows(
                 f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
-        rows[place] = _row_of_predictions(name, refs, options.fit, log)
+        files = [read_predictions(ref) for ref in refs]
+        row_name = name or "+".join(Path(ref).stem for ref in refs)
+        if len(files) == 1:
+            rows[place] = PredictedModel(row_name, files[0])
+            continue
+        # In an ensemble, stored calibrations and so on are not used; a warning says so.
+        rows[place] = PredictedModel(row_name, concatenated(files))
+        model_records = [file.model.to_dict() for file in files]
+        warn_of_left_out(row_name, model_records, options.fit, log, "of one model alone")
 
     if models_that_run:
         if tests and options.data.test is None:
@@ -218,26 +226,3 @@ def _open_rows(
         for place, argument in zip(models_that_run, arguments, strict=True):
             rows[place] = RunningModel(argument, options.run, options.fit, log)
     return [rows[place] for place in range(len(models))]
-
-
-def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:
-    """Return the row of one predictions file, or of several files as one ensemble.
-
-    In an ensemble, stored calibrations and so on are not used; a warning says so.
-
-    Args:
-        name: the name of the row; None means the names of the files, joined by ``+``.
-        refs: the paths of the files.
-        fit: the options of fitting.
-        log: receives the warning.
-    """
-    files = [read_predictions(ref) for ref in refs]
-    stems = [Path(ref).stem for ref in refs]
-    row_name = name or "+".join(stems)
-    if len(files) == 1:
-        return PredictedModel(row_name, files[0])
-
-    row = PredictedModel(row_name, concatenated(files))
-    model_records = [file.model.to_dict() for file in files]
-    warn_of_left_out(row_name, model_records, fit, log, "of one model alone")
-    return row

@@ -232,7 +232,13 @@ class PredictionsWriter:
         try:
             self.resumed = resume and _has_header(path)
             if self.resumed:
-                _check_same(path, description)
+                there = read_header(path).description or {}
+                if there != description:
+                    raise InputError(
+                        f"{path} holds unfinished predictions of other settings",
+                        hint="give the settings it was begun with, or leave --resume out to begin anew",
+                        problems=differences(_flat(there), _flat(description), "in the file"),
+                    )
             self._file = open(path, "r+b" if self.resumed else "w+b", opener=open_own)  # noqa: SIM115 - see close()
             if not self.resumed:
                 self._write_empty(head, [known.get(name, infos[name].nbytes) for name in order])
@@ -383,34 +389,10 @@ def _has_header(path: Path) -> bool:
     return is_written
 
 
-def _check_same(path: Path, description: Mapping[str, object]) -> None:
-    """Raise an error if an unfinished file was begun with another model, other data or other settings.
-
-    Args:
-        path: the file.
-        description: the expected description in its header.
-
-    Raises:
-        InputError: with all differences.
-    """
-    header = read_header(path)
-    description_in_file = header.description or {}
-    if description_in_file == description:
-        return
-    raise InputError(
-        f"{path} holds unfinished predictions of other settings",
-        hint="give the settings it was begun with, or leave --resume out to begin anew",
-        problems=differences(_flat(description_in_file), _flat(description), "in the file"),
-    )
-
-
 def _flat(description: Mapping[str, object]) -> dict[str, object]:
     """Return a description with the entries of ``model`` moved to the top level, so that each is compared by itself."""
-    flat: dict[str, object] = {}
+    flat = {key: value for key, value in description.items() if key != "model"}
     model = description.get("model")
     if isinstance(model, dict):
-        flat.update(model)
-    for key, value in description.items():
-        if key != "model":
-            flat[key] = value
+        return {**model, **flat}
     return flat
