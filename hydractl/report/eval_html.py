@@ -188,7 +188,7 @@ def _score_sentences(answer: EvalAnswer) -> list[str]:
     """Return a sentence for each OOD score of the rows, as far as the document explains it."""
     explained = answer.conventions.get("ood_scores")
     sentences = []
-    for score in tables.distinct_entries([tables.score_name(answer, row) or ""] for row in answer.models):
+    for score in dict.fromkeys(row.ood_score for row in answer.models):
         said = explained.get(score, "") if isinstance(explained, Mapping) else ""
         if score:
             words = str(said).removeprefix("OOD score: ").rstrip(".")

@@ -23,7 +23,6 @@ from hydractl.report.eval_tables import (
     known_interval,
     metrics_at,
     ood_names,
-    score_name,
     single_number,
     sizes_of_sets,
 )
@@ -232,7 +231,7 @@ def reliability(rows: Sequence[EvalRow]) -> Picture | None:
             ece = number(single_number(row.id.metrics.get("ece")), 3)
             (name,) = drawn_names([row.name])
             draw = partial(_draw_reliability, curve=curve, title=f"{name}: ECE {ece}")
-            panels.append(Panel(draw, f"accuracy over confidence of {name}", height=2.8))
+            panels.append(Panel(draw, f"accuracy over confidence of {name}"))
     if not panels:
         return None
     return Picture("reliability", "Calibration", panels)
@@ -260,7 +259,7 @@ def ood_scores(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture 
     histograms = (row.curves or EvalCurves()).scores
     if histograms is None or not histograms.ood:
         return None
-    score = score_name(answer, row)
+    score = row.ood_score
     threshold = None
     if row.threshold is not None and row.threshold.score == score:
         threshold = row.threshold.value
@@ -276,7 +275,7 @@ def ood_scores(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture 
             _draw_histograms, histograms=histograms, name=name, title=title, score=score, threshold=threshold
         )
         words = f"OOD scores of ID samples and of {shown}, {sizes_of_sets([row])} and {size}"
-        panels.append(Panel(draw, words, height=2.6))
+        panels.append(Panel(draw, words))
     return Picture("scores", f"OOD scores of {shown_name(row.name)}", panels)
 
 

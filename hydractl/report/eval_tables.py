@@ -153,15 +153,6 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
     return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
 
 
-def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
-    """Return the name of the OOD score of a row; None if the document names none.
-
-    Documents of earlier versions name one score for all rows, among their conventions.
-    """
-    of_all_rows = answer.conventions.get("ood_score")
-    return row.ood_score or (of_all_rows if isinstance(of_all_rows, str) else None)
-
-
 def set_title(name: str) -> str:
     """Return the name of a data set for people: ``ID``, or the name of an OOD set."""
     return "ID" if name == "id" else shown_name(name)

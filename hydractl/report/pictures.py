@@ -6,6 +6,7 @@ The same document gives the same bytes with the same version of matplotlib.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,9 @@ SOFT = "#59636e"
 GUIDE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 0.9}
 """The style of a thin line that shows no measurement, e.g. a diagonal, as arguments of matplotlib."""
 
+_WIDTH, _HEIGHT, _TITLE = 4.6, 3.0, 0.3
+"""The size of a panel with everything around its axes, and the height of a title, in inches."""
+
 _ACROSS = 3  # the most panels side by side
 _STYLE = Path(__file__).with_name("hydractl.mplstyle")
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -40,13 +44,10 @@ class Panel:
     Attributes:
         draw: draws everything on the axes that it is given.
         words: what the panel shows, for people who hear a page.
-        width, height: the size in inches, with everything around the axes.
     """
 
     draw: Callable[[Axes], None]
     words: str
-    width: float = 4.6
-    height: float = 3.3
 
 
 @dataclass(frozen=True)
@@ -109,17 +110,10 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     """
     from matplotlib.figure import Figure
 
-    row_heights = []
-    for start in range(0, len(panels), across):
-        side_by_side = panels[start : start + across]
-        row_heights.append(max(panel.height for panel in side_by_side))
-    widest = max(panel.width for panel in panels)
-    figure_width = across * widest
-    figure_height = sum(row_heights)
-    if title:
-        figure_height += 0.3
-    figure = Figure(figsize=(figure_width, figure_height), layout="constrained")
-    grid = figure.subplots(len(row_heights), across, squeeze=False, gridspec_kw={"height_ratios": row_heights})
+    rows = math.ceil(len(panels) / across)
+    height = rows * _HEIGHT + (_TITLE if title else 0)
+    figure = Figure(figsize=(across * _WIDTH, height), layout="constrained")
+    grid = figure.subplots(rows, across, squeeze=False)
 
     # Draw each panel on its axes, and hide the axes left over in the last row.
     all_axes = list(grid.flat)

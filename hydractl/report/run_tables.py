@@ -228,21 +228,15 @@ def _models_table(costs: Mapping[str, BenchCost], memory: Mapping[str, int | Non
         costs: the cost of each model, by its name.
         memory: the peak memory in bytes, by the name of the model.
     """
-    has_inputs = _inputs_differ(list(costs.values()))
-    has_memory = any(size is not None for size in memory.values())
+    inputs_differ = _inputs_differ(list(costs.values()))
     rows = []
     for name, cost in costs.items():
         members = UNKNOWN if cost.members is None else str(cost.members)
-        cells = {"": name, "kind": cost.kind or "model", "members": members}
-        if has_inputs:
-            cells["input"] = input_text(cost.input)
-        cells["params"] = params_text(cost.params, cost.params_nonzero)
-        cells["mult-adds"] = count_text(cost.macs)
-        cells["file"] = bytes_text(cost.checkpoint_bytes)
-        if has_memory:
-            cells["memory"] = bytes_text(memory.get(name))
-        rows.append(cells)
-    return plain_table("", list(rows[0]), [list(row.values()) for row in rows], left=2)
+        sample = input_text(cost.input) if inputs_differ else UNKNOWN
+        sizes = [params_text(cost.params, cost.params_nonzero), count_text(cost.macs)]
+        files = [bytes_text(cost.checkpoint_bytes), bytes_text(memory.get(name))]
+        rows.append([name, cost.kind or "model", members, sample, *sizes, *files])
+    return plain_table("", ["", "kind", "members", "input", "params", "mult-adds", "file", "memory"], rows, left=2)
 
 
 def _machine_words(machine: MachineRecord) -> str:

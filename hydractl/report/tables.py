@@ -152,7 +152,7 @@ def _cell_text(cell: Cell) -> Text:
         return text
     low, high = map(_short_number, cell.ends)
     between = " to " if cell.signed else "-"  # a dash would look like the sign of the second number
-    return Text.assemble(text, "\n", (f"{low}{between}{high}", "not bold not underline"))
+    return Text.assemble(text, "\n", (f"{low}{between}{high}", "not bold"))
 
 
 def _short_number(value: float) -> str:

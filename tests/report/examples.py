@@ -78,11 +78,13 @@ def _sample(models: tuple[tuple[str, int], ...], sets: tuple[tuple[str, Any], ..
         row["ci"] = intervals(figures)
         if row is not rows[0]:
             row["difference"] = paired_differences(resampled[0], figures)
+    for row in rows:
+        row["ood_score"] = "msp"
     data = {"id": n, **{name: block["n"] for name, block in rows[0]["ood"].items()}}
     test = {
         name: {"spec": f"builtin:{name}/test", "n": size, "fingerprint": digest(name)} for name, size in data.items()
     }
-    conventions = {"accuracy": "Share of samples whose class of highest p is the label.", "ood_score": "msp"}
+    conventions = {"accuracy": "Share of samples whose class of highest p is the label."}
     answer = {"schema": "hydractl.eval/2", "models": rows, "test": test, "conventions": conventions}
     if rounds:
         answer["bootstrap"] = {"rounds": rounds, "level": 0.95, "seed": 0}

@@ -166,13 +166,6 @@ def test_rows_by_different_scores_say_so(document: dict[str, Any]) -> None:
     assert "OOD averages by different scores (base by msp, taylor by energy, hydra by knn)" in text
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_scores_by_row_among_the_conventions_are_no_score_of_all_rows(document: dict[str, Any]) -> None:
-    by_row = copy.deepcopy(document)
-    by_row["conventions"]["ood_score"] = {"hydra": "msp"}
-    assert "OOD score" not in parse(render(answer_of(by_row))).by_id("results").text()
-
-
 def test_the_summary_names_what_was_measured(page: Node) -> None:
     summary = page.by_id("summary")
     assert cells(summary.all("table")[0])[1:] == [
