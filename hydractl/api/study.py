@@ -221,6 +221,8 @@ def study(
         model=values["model"][0],
         ood_val=values["ood_val"] or [ood_val_of_study("--ood-val", AUTO)],
         ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
+        has_ood_val=bool(values["ood_val"]),
+        has_ood=bool(values["ood"]),
         decisive=decisive_settings(values),
         given={name: values[name] for name in SHARED if current().rank(name)},
     )

@@ -236,7 +236,7 @@ def choose(plan: Plan) -> Chosen:
     candidates: list[Candidate] = []
     for of_row in rows.values():
         candidates += of_row.candidates(plan.request.bootstrap, plan.request.seed)
-    return Chosen(plan, rows, Evidence(candidates, may_vote=plan.has_ood_val))
+    return Chosen(plan, rows, Evidence(candidates, may_vote=plan.request.has_ood_val))
 
 
 def validated(plan: Plan, row: Row) -> ValidatedRow:

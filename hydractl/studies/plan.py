@@ -99,16 +99,6 @@ class Plan:
         return self.request.model
 
     @property
-    def has_ood_val(self) -> bool:
-        """Whether somebody gave OOD validation data; without any they are made, and nothing is chosen by them."""
-        return bool(self.request.decisive.get("ood_val", True))
-
-    @property
-    def has_ood(self) -> bool:
-        """Whether somebody gave OOD test data; without any they are made of the ID test data."""
-        return bool(self.request.decisive.get("ood", True))
-
-    @property
     def seeds(self) -> Sequence[int]:
         """The seeds of members that differ only in their seed; studies with different seeds share none."""
         first = MEMBERS * self.request.seed

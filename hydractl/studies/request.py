@@ -71,6 +71,7 @@ class StudyRequest:
         limit, tower, seed: as every verb has them.
         on_bad: whether a sample that cannot be read is an ``error``, or is left out: ``skip``.
         timed: whether the latency of ``best.st`` is measured.
+        has_ood_val, has_ood: whether somebody gave these; else they are made, and nothing is chosen by them.
         decisive: see :func:`decisive_settings`; a study goes on only where all of it is the same.
         given: the options that somebody gave, of those that its steps share with a study, by name.
     """
@@ -97,6 +98,8 @@ class StudyRequest:
     on_bad: str
     seed: int
     timed: bool
+    has_ood_val: bool
+    has_ood: bool
     decisive: Mapping[str, object]
     given: Mapping[str, object]
 

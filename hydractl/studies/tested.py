@@ -160,7 +160,7 @@ class Tested:
             against_baseline=findings_against(self.uncalibrated, REFERENCE),
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
-            has_ood_val=chosen.plan.has_ood_val,
+            has_ood_val=chosen.plan.request.has_ood_val,
             has_other_rows=len(chosen.rows) > 1,
             reasons_for_single=reasons_for_single,
             next_best=self._next_best,
@@ -242,12 +242,12 @@ class Tested:
         chosen = self.chosen
         row = self.used.row
         sentences = []
-        if chosen.plan.has_ood_val:
+        if chosen.plan.request.has_ood_val:
             has_circuits = any(row.circuit is not None for row in chosen.plan.rows)
             first_set = chosen.evidence.sets[0]  # a search takes the first OOD validation set
             searched = first_set if has_circuits else None
             sentences += doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
-        if not chosen.plan.has_ood:
+        if not chosen.plan.request.has_ood:
             sentences.append(MADE_OF_TEST)
         sentences += chosen.doubts_of_guessing
         max_drop = chosen.plan.request.max_drop

@@ -147,19 +147,13 @@ def answer_of(facts: Facts) -> str:
     """Return the answer, one of :data:`ANSWERS`."""
     if not facts.has_vote:
         return BLIND
-    if facts.rung.row == SINGLE:
-        return _answer_of_single(facts)
-    return _answer_of_ensemble(facts)
-
-
-def _answer_of_single(facts: Facts) -> str:
-    """Return the answer of a study that ends with the single model: decided by its score against MSP."""
+    if facts.rung.row != SINGLE:
+        return _answer_of_ensemble(facts)
+    # The single model: decided by its score against MSP.
     if facts.rung.score == REFERENCE:
         return NOTHING_HELPS
     against_msp = facts.differences_to_next[facts.final_index][AUROC]
-    if against_msp.kind in GAINS:
-        return SCORE_HELPS
-    return SCORE_UNCLEAR
+    return SCORE_HELPS if against_msp.kind in GAINS else SCORE_UNCLEAR
 
 
 def _answer_of_ensemble(facts: Facts) -> str:

@@ -85,9 +85,8 @@ def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
 
     # The test data are resampled for the table, for the best row, and for what the verdict compares.
     resampling = request.bootstrap * _seconds_of_a_round(tested)
-    table, _, _, best, *_ = plan.last_steps(plan.rows[-1], "SCORE", "", "SCORE", plan.rows)
-    seconds[table.outputs] += len(plan.rows) * resampling
-    seconds[best.outputs] += (1 + _COMPARED) * resampling
+    seconds[plan.folder / "test.json",] += len(plan.rows) * resampling
+    seconds[plan.folder / "best.json",] += (1 + _COMPARED) * resampling
     return seconds
 
 
