@@ -120,17 +120,6 @@ def count_warning(correct: int, labels: NDArray[np.int64]) -> str | None:
     return _below_largest(correct, len(labels), largest)
 
 
-def is_above_guessing(correct: int, labels: NDArray[np.int64]) -> bool:
-    """Return whether a number of right predictions is significantly above always guessing the largest class.
-
-    Args:
-        correct: the number of right predictions.
-        labels: ``[N]``, N > 0.
-    """
-    low = share_interval(correct, len(labels)).low
-    return low > _largest_share(labels)
-
-
 def _largest_share(labels: NDArray[np.int64]) -> float:
     """Return the share of the most frequent class among labels [N], N > 0."""
     class_sizes = np.bincount(labels)

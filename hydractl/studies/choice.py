@@ -10,7 +10,6 @@ from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import mean_over_sets
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import HEDGE
-from hydractl.studies import doubts
 from hydractl.studies.choosing import (
     BLIND,
     NLL_TOLERANCE,
@@ -179,14 +178,6 @@ class Chosen:
         if rung.row == SINGLE:
             fixed.remove(rung.score)
         return [score for score in self.rows[SINGLE].measured.scores if score in fixed]
-
-    @property
-    def doubts_of_guessing(self) -> list[str]:
-        """The doubts about rows whose accuracy on the validation data is no better than guessing."""
-        right = {name: int(validated.measured.inside.correct.sum()) for name, validated in self.rows.items()}
-        labels = self.rows[SINGLE].measured.inside.labels
-        assert labels is not None  # --val has labels
-        return doubts.of_guessing(right, SINGLE, labels)
 
     @property
     def rule(self) -> str:

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.confidence import share_difference_interval, share_interval
-from hydractl.metrics.plausibility import is_above_guessing
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
 from hydractl.studies.choosing import BLIND, Difference
@@ -51,30 +47,6 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
             "on other data would find: give another set as the first --ood-val."
         )
     return sentences
-
-
-def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]) -> list[str]:
-    """Return a sentence on the rows that only guess on the validation data, if the single model does better than that.
-
-    Args:
-        right: by row, the number of correct predictions.
-        single: the name of the single model in ``right``.
-        labels: the labels of the validation data, ``[N]``, N > 0.
-    """
-    if not is_above_guessing(right[single], labels):
-        return []  # the samples are too few or too hard to tell anything about a row
-    guessing = []
-    for row, count in right.items():
-        if not is_above_guessing(count, labels):
-            accuracy = number(count / len(labels))
-            guessing.append(f"{row} ({accuracy})")
-    if not guessing:
-        return []
-    return [
-        "Models whose accuracy on the validation data is not above that of always guessing the largest class: "
-        f"{', '.join(guessing)}. They are no baselines: leave them out, or, where they are trained, train them longer "
-        "or with another --lr."
-    ]
 
 
 def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:

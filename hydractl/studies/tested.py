@@ -249,7 +249,6 @@ class Tested:
             sentences += doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
         if not chosen.plan.request.has_ood:
             sentences.append(MADE_OF_TEST)
-        sentences += chosen.doubts_of_guessing
         max_drop = chosen.plan.request.max_drop
         losses = doubtful_losses(chosen.evidence, chosen.evidence.rows[row][0], max_drop)
         sentences += doubts.of_limits(row, losses, limits_of(max_drop))

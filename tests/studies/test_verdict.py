@@ -370,18 +370,6 @@ def test_test_accuracy_significantly_above_that_of_the_validation_data_is_said()
     assert "0.3800" in line and "0.9867" in line and "trained on the test data" in line and "easier" in line
 
 
-def test_rows_that_only_guess_are_named() -> None:
-    """Of 436 sentences 222 are of the larger class: 0.50917, and 244 right have an interval from 0.5128."""
-    labels = np.repeat([0, 1], [222, 214])
-    right = {"single": 378, "deep": 380, "deep-random": 213, "barely": 244, "not quite": 242}
-    (line,) = doubts.of_guessing(right, "single", labels)
-    assert "deep-random (0.4885), not quite (0.5550)." in line
-    assert "leave them out, or, where they are trained, train them longer" in line  # circuits are not
-    assert doubts.of_guessing({"single": 378, "deep": 380}, "single", labels) == []
-    # Where the single model guesses too, so few samples tell nothing.
-    assert doubts.of_guessing({"single": 4, "deep": 2}, "single", np.array([0, 1, 0, 1, 2, 2])) == []
-
-
 def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
     def nll(value: float) -> Resampled:
         return Resampled({NLL: value}, {NLL: value + 0.001 * norm.ppf(np.linspace(0.01, 0.99, 99))})
