@@ -10,7 +10,9 @@ from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import mean_over_sets
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import HEDGE
-from hydractl.studies.choosing import (
+from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
+from hydractl.studies.plan import Plan, Row
+from hydractl.studies.rule import (
     BLIND,
     NLL_TOLERANCE,
     REFERENCE,
@@ -21,9 +23,7 @@ from hydractl.studies.choosing import (
     choose_candidate,
     stability,
 )
-from hydractl.studies.comparing import Rung, ladder
-from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
-from hydractl.studies.plan import Plan, Row
+from hydractl.studies.verdict import Rung, ladder
 from hydractl.studies.words import AUROC, AUROC_MARGIN
 
 RULE = (

@@ -12,7 +12,7 @@ from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.confidence import share_difference_interval, share_interval
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
-from hydractl.studies.choosing import BLIND, Difference
+from hydractl.studies.rule import BLIND, Difference
 from hydractl.studies.words import AUROC_MARGIN, KINDS, NLL
 
 OFTEN = 0.2

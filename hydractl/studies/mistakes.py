@@ -9,8 +9,8 @@ from hydractl.metrics.bootstrap import paired_differences
 from hydractl.metrics.errors import answers_by_score, auroc
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
-from hydractl.studies.choosing import REFERENCE, SINGLE
 from hydractl.studies.measured_rows import MeasuredRow
+from hydractl.studies.rule import REFERENCE, SINGLE
 
 _AUROC = "errors.auroc"
 

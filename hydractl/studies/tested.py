@@ -31,12 +31,11 @@ from hydractl.model.source import Source
 from hydractl.report.texts import number
 from hydractl.studies import doubts
 from hydractl.studies.choice import Chosen
-from hydractl.studies.choosing import REFERENCE, SINGLE, doubtful_losses, limits_of
-from hydractl.studies.comparing import AgainstSingle, Rung, ahead, end_of
 from hydractl.studies.measured_rows import MeasuredRow, measure_row
 from hydractl.studies.mistakes import mistakes_of, sentence_on_mistakes
+from hydractl.studies.rule import REFERENCE, SINGLE, doubtful_losses, limits_of
 from hydractl.studies.search_gain import kept_learning_rates, search_gain
-from hydractl.studies.verdict import Facts, next_best_record, verdict
+from hydractl.studies.verdict import AgainstSingle, Facts, Rung, ahead, end_of, next_best_record, verdict
 from hydractl.studies.words import AUROC, KINDS, Finding, judge, judge_all, smallest_set_behind
 
 FOOTNOTE = (

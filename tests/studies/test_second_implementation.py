@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hydractl.metrics.bootstrap import Resampled
-from hydractl.studies.choosing import Candidate, Evidence, choose_candidate
+from hydractl.studies.rule import Candidate, Evidence, choose_candidate
 from hydractl.studies.words import ACCURACY, NLL
 from tests.running import script
 

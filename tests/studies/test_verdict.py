@@ -13,9 +13,18 @@ from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import NextBestRecord, StabilityRecord, UseRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies import doubts
-from hydractl.studies.choosing import Difference
-from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
-from hydractl.studies.verdict import ANSWERS, Facts, answer_of, next_best_record, verdict
+from hydractl.studies.rule import Difference
+from hydractl.studies.verdict import (
+    ANSWERS,
+    AgainstSingle,
+    Facts,
+    Rung,
+    answer_of,
+    end_of,
+    ladder,
+    next_best_record,
+    verdict,
+)
 from hydractl.studies.words import ACCURACY, AUROC, FPR95, NLL, Finding, judge
 
 BETTER, SLIGHTLY = (0.03, (0.02, 0.04)), (0.012, (0.004, 0.02))

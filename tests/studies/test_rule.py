@@ -9,7 +9,7 @@ import pytest
 
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
 from hydractl.metrics.samples import samples_of
-from hydractl.studies.choosing import (
+from hydractl.studies.rule import (
     Candidate,
     Evidence,
     StudyChoice,
