@@ -133,9 +133,14 @@ def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
 def sizes_of_sets(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
     """Return the number of samples of the named data sets in these rows, as text.
 
-    For example ``n = 497``, or ``n = 100 to 120`` if data sets or rows have different numbers.
+    For example ``n = 497``, or ``n = 100 to 120`` if data sets or rows have different numbers; ``n unknown`` if none is
+    known.
     """
-    return sizes_text(sample_count_of(row, name) for row in rows for name in names)
+    sizes = [sample_count_of(row, name) for row in rows for name in names]
+    known = {size for size in sizes if size is not None}
+    if not known:
+        return "n unknown"
+    return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
 
 
 def sample_count_of(row: EvalRow, name: str) -> int | None:
@@ -143,14 +148,6 @@ def sample_count_of(row: EvalRow, name: str) -> int | None:
     if name == "id":
         return row.id.n
     return row.ood[name].n if name in row.ood else None
-
-
-def sizes_text(sizes: Iterable[int | None]) -> str:
-    """Return sizes as text: ``n = 497``; ``n = 100 to 120`` if they differ; ``n unknown`` if none is known."""
-    known = {size for size in sizes if size is not None}
-    if not known:
-        return "n unknown"
-    return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
 
 
 def set_title(name: str) -> str:
@@ -512,18 +509,9 @@ def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
             accuracies = [column.value(row) for column in shown]
             if any(accuracy is not None for accuracy in accuracies):
                 lines.append([Cell(row.name), Cell(shown_name(kind)), *(Cell(number(value)) for value in accuracies)])
-    title = f"accuracy under corruptions, by severity ({corrupted_sizes(rows)})"
-    return Table(title, _heads("model", "corruption", *severities), lines, left=2, names=2)
-
-
-def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
-    """Return the number of samples of every corruption at every severity, as text, e.g. ``n = 497 each``.
-
-    Without ``each`` if the sizes differ or are not known.
-    """
-    by_severity = [blocks for row in rows for blocks in (*row.corruptions.values(), row.corruption_avg)]
-    text = sizes_text(block.n for blocks in by_severity for block in blocks.values())
-    return text if "to" in text or "unknown" in text else f"{text} each"
+    return Table(
+        "accuracy under corruptions, by severity", _heads("model", "corruption", *severities), lines, left=2, names=2
+    )
 
 
 # --- what was fitted or given -----------------------------------------------------------------------------------------
