@@ -111,9 +111,10 @@ def bench_rows(
         rows.append(BenchModel("model", model))
         if model is first:
             if STOCK in compare and stock is not None:
-                rows.append(_row_of_stock(first, stock))
+                rows.append(BenchModel(STOCK, ModelArgument(f"{first.name}.stock", [stock])))
             if DEEP in compare:
-                rows.append(_row_of_copies(first, most_members))
+                copies = [first.sources[0]] * most_members
+                rows.append(BenchModel(DEEP, ModelArgument(f"{first.name}.deep", copies)))
         if MEMBERS in compare and _fused_members(model) > 1:
             rows += _rows_of_members(model)
 
@@ -121,35 +122,12 @@ def bench_rows(
     for name in sorted(counts):
         if counts[name] > 1:
             problems.append(f"two rows would be named {name}")
-    _refuse_comparisons(problems)
-    return [replace(row, whole_last_block=whole_last_block) for row in rows]
-
-
-def _row_of_stock(first: ModelArgument, stock: Source) -> BenchModel:
-    """Return the row of the library's own model, with the weights of the first MODEL in ``stock``."""
-    stock_model = ModelArgument(f"{first.name}.stock", [stock])
-    return BenchModel(STOCK, stock_model)
-
-
-def _row_of_copies(first: ModelArgument, copies: int) -> BenchModel:
-    """Return the row of several copies of the first MODEL that run one after another."""
-    sources = [first.sources[0]] * copies
-    return BenchModel(DEEP, ModelArgument(f"{first.name}.deep", sources))
-
-
-def _refuse_comparisons(problems: Sequence[str]) -> None:
-    """Raise an error about ``--compare`` if there are problems.
-
-    Raises:
-        UsageError: there is a problem; it lists all.
-    """
-    if not problems:
-        return
     hint = "hydractl bench --help"
     if len(problems) == 1:
-        (only_problem,) = problems
-        raise UsageError(f"--compare {only_problem}", hint=hint)
-    raise UsageError(f"{len(problems)} problems with --compare", hint=hint, problems=problems)
+        raise UsageError(f"--compare {problems[0]}", hint=hint)
+    if problems:
+        raise UsageError(f"{len(problems)} problems with --compare", hint=hint, problems=problems)
+    return [replace(row, whole_last_block=whole_last_block) for row in rows]
 
 
 def _comparison_problems(

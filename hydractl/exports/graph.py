@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import HydraError
 from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, PROBABILITIES, GraphAnswer
-from hydractl.exports.shapes import GraphShapes, shapes_of_inputs, shapes_of_outputs
+from hydractl.exports.shapes import GraphShapes, shapes_of
 from hydractl.families.base import ImageFormat
 from hydractl.families.reading import first_line
 from hydractl.model.detection import read_features
@@ -73,7 +73,12 @@ class Graph:
 
     def shapes(self) -> GraphShapes:
         """Return the shapes and dtypes of the inputs and outputs."""
-        return GraphShapes(shapes_of_inputs(self.example, self.dynamic), shapes_of_outputs(self.outputs))
+        counted = {}
+        for name, symbols in self.dynamic.items():
+            counted[name] = {dimension: symbol.__name__ for dimension, symbol in symbols.items()}
+        batches = {name: {0: "batch"} for name in self.outputs}
+        batches[MEMBER_LOGITS] = {1: "batch"}  # [members, batch, classes]
+        return GraphShapes(shapes_of(self.example, counted), shapes_of(self.outputs, batches))
 
 
 class _OfImages(nn.Module):

@@ -17,6 +17,7 @@ import torch
 from hydractl.distributed import alone, processes, restarted
 from hydractl.errors import HydraError, Interrupted, OutputError, UsageError, failure_of
 from hydractl.expressions.models import ModelRef
+from hydractl.files.atomic import seed_mark
 from hydractl.files.verb_answers import FinetuneAnswer, FinetunesAnswer, TrainedMember, TrainingPlan
 from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.methods.laplace import LaplaceOptions
@@ -248,7 +249,7 @@ def _outputs(request: TrainingRequest) -> list[str]:
     folder = request.output or ""
     outputs = []
     for source in open_sources(request.models, request.opening):
-        outputs.append(f"{folder}{source.name}.tuned{request.seed_mark}.st")
+        outputs.append(f"{folder}{source.name}.tuned{seed_mark(request.seed)}.st")
     return outputs
 
 

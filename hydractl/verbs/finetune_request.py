@@ -58,11 +58,6 @@ class TrainingRequest:
         return self.options.seed
 
     @property
-    def seed_mark(self) -> str:
-        """The part of a default output name that tells the seed, e.g. ``.seed1``; empty for the default seed."""
-        return f".seed{self.seed}" if self.seed else ""
-
-    @property
     def tower(self) -> str | None:
         """The one tower to train; None for all."""
         return self.options.weights.tower

@@ -13,7 +13,7 @@ from hydractl.data.base import one_class_warning
 from hydractl.data.overlap import Validation
 from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError, UsageError
-from hydractl.files.atomic import Output, check_outputs
+from hydractl.files.atomic import Output, check_outputs, seed_mark
 from hydractl.files.checkpoint import sha256_file
 from hydractl.files.model_records import EpochRecord
 from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, TrainedFile, TrainingPlan
@@ -185,7 +185,7 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
 
     # The files, and notes on settings that are not used.
-    output = request.output or f"{source.name}.tuned{request.seed_mark}.st"
+    output = request.output or f"{source.name}.tuned{seed_mark(request.seed)}.st"
     files = RunFiles.of_output(output, request.log_file, request.outputs)
     for note in request.notes:
         log.info(note)
