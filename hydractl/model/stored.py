@@ -277,7 +277,7 @@ def check_tensors(
         InputError: listing everything that does not fit.
     """
     # This comes before anything is built with the sizes in the description.
-    _check_blocks_and_preprocessing(origin, description, family, sites)
+    _check_blocks_and_size(origin, description, family, sites)
 
     # Compare the names and shapes of each member's tensors with the library's model, reduced to the kept heads.
     problems = _problems_of_classes(description, family)
@@ -299,12 +299,13 @@ def check_tensors(
             problems=problems[:40],
             hint=family.hint_of_positions if is_resized else None,
         )
+    # Called because it refuses preprocessing that it does not know. It prepares an image of the size in the
+    # description, for which memory is set aside only where the weights have that size, too.
+    family.collate(description.preprocess)
 
 
-def _check_blocks_and_preprocessing(
-    origin: str, description: Description, family: ModelFamily, sites: Sequence[Site]
-) -> None:
-    """Check that a description has the attention blocks of its architecture and preprocesses as its model needs.
+def _check_blocks_and_size(origin: str, description: Description, family: ModelFamily, sites: Sequence[Site]) -> None:
+    """Check that a description has the attention blocks of its architecture, and images of the size that it takes.
 
     Raises:
         InputError: naming the first thing that does not fit.
@@ -315,13 +316,12 @@ def _check_blocks_and_preprocessing(
     if heads_of_sites != described_heads:
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
 
-    # The preprocessing.
+    # The size of images.
     shape = family.image_shape(description.config)
     if shape is not None:
         size = input_size(description.preprocess)
         if size != shape:
             raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
-    family.collate(description.preprocess)  # called because it refuses preprocessing that it does not know
 
 
 def _problems_of_classes(description: Description, family: ModelFamily) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hydractl.errors import InputError
 from hydractl.evaluation.calibrated import fit_of
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.options import RowScores
@@ -89,9 +90,14 @@ def _values_of(samples: Samples, scores: Collection[str]) -> dict[str, Floats]:
 
 
 def fitted_temperature(path: Path) -> Calibration:
-    """Return the temperature that ``calibrate`` has written to a file."""
+    """Return the temperature that ``calibrate`` has written to a file.
+
+    Raises:
+        InputError: the file, which somebody has changed since, holds none.
+    """
     fitted = fit_of(CalibrateAnswer.read(str(path)), str(path)).calibration
-    assert fitted is not None  # the study asks for it
+    if fitted is None or fitted.temperature is None:
+        raise InputError(f"{path} holds no temperature", hint="remove it, and give the command again")
     return fitted
 
 

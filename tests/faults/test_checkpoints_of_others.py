@@ -110,6 +110,19 @@ def test_layers_without_tensors(tmp_path: Path) -> None:
         open_source(str(folder))
 
 
+@pytest.mark.fault(93)
+def test_images_of_a_size_that_the_weights_do_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No image of that size is prepared, which takes gigabytes."""
+    folder = published("clip", tmp_path / "clip")
+    file = folder / "open_clip_config.json"
+    document = json.loads(file.read_text())
+    document["model_cfg"]["vision_cfg"]["image_size"] = 8192
+    file.write_text(json.dumps(document))
+    monkeypatch.setattr("hydractl.families.open_clip.family.OpenClip.collate", lambda *_: pytest.fail("prepared"))
+    with pytest.raises(InputError, match="does not hold the weights of CLIP"):
+        open_source(str(folder))
+
+
 @pytest.mark.fault(107)
 def test_a_processor_that_leaves_pixels_as_they_are(tmp_path: Path) -> None:
     folder = published("hf-vit", tmp_path / "vit")

@@ -537,6 +537,16 @@ def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest
     assert "is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.fault(57)
+def test_a_calibration_that_somebody_has_changed(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copy / "runs/choose/single.calibration.json"
+    document = json.loads(path.read_text())
+    del document["calibration"]
+    path.write_text(json.dumps(document))
+    assert study() == 3
+    assert "single.calibration.json holds no temperature" in capsys.readouterr().err
+
+
 @pytest.mark.fault(60)
 def test_a_study_is_not_continued_with_other_data(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(copy)
