@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from hydractl.families import get_family
 from hydractl.files.checkpoint import TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
+from hydractl.jsonio import shown
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
@@ -441,9 +443,15 @@ class HydraModel(nn.Module):
             inputs: a batch, as ``preprocess`` returns it.
 
         Raises:
+            UsageError: for samples, or files of samples, in place of a batch.
             InputError: if the score needs features and the file does not hold the statistics of the training data.
             NonFiniteError: for logits that are NaN or infinite.
         """
+        if isinstance(inputs, (str, os.PathLike, list)):
+            raise UsageError(
+                f"predict of a model takes a batch as its preprocess returns it, not {shown(inputs)}",
+                hint="model.predict(model.preprocess([image])); hydractl.predict(model, 'x.png') reads files",
+            )
         chosen = Chosen.of(self._stored)
         fitted_scores: dict[str, Floats] = {}
         with torch.no_grad():

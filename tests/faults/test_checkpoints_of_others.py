@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import hydractl
-from hydractl.errors import HydraError, InputError, did_you_mean
+from hydractl.errors import HydraError, InputError, UsageError, did_you_mean
 from hydractl.model.source import ModelOptions, open_source
 from tests.pico import close, inputs, logits, model_of, published, shared_stock, stock_logits, tensors_of
 from tests.running import run
@@ -218,6 +218,15 @@ def test_what_was_probably_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(HydraError) as refused:
         hydractl.export("model.safetensors", arch=ARCH, output="hydra.pt")
     assert refused.value.hint == "-o hydra.onnx"
+
+
+@pytest.mark.fault(109)
+@pytest.mark.parametrize("samples", ["x.png", ["a film"], Path("x.png")])
+def test_samples_in_place_of_a_batch(samples: object, tmp_path: Path) -> None:
+    model = hydractl.load(str(published("hf-vit", tmp_path / "vit")), device="cpu")
+    with pytest.raises(UsageError, match="takes a batch as its preprocess returns it, not ") as raised:
+        model.predict(samples)
+    assert "hydractl.predict(model, 'x.png') reads files" in str(raised.value.hint)
 
 
 @pytest.mark.fault(108)
