@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hydractl.errors import InputError
 from hydractl.files.header import read_header
 from hydractl.files.study_answer import SearchGainRecord, SearchStateRecord
 from hydractl.jsonio import read_json_file
@@ -12,14 +13,22 @@ from hydractl.studies.plan import Row
 
 
 def search_gain(row: Row) -> SearchGainRecord | None:
-    """Return the figures that the search measured before and after the removals of a row; None without a circuit."""
+    """Return the figures that the search measured before and after the removals of a row; None without a circuit.
+
+    Raises:
+        InputError: somebody has changed the file of the circuit since, and it does not hold them any more.
+    """
     if row.circuit is None:
         return None
     path, removed_heads = row.circuit
     document = read_json_file(str(path))
-    before = document["base"]
-    after = document["removed"][removed_heads - 1]  # the step that removed the last of these heads
-    return SearchGainRecord(removed=removed_heads, before=_search_state(before), after=_search_state(after))
+    try:
+        before = _search_state(document["base"])
+        after = _search_state(document["removed"][removed_heads - 1])  # the step that removed the last of these heads
+        return SearchGainRecord(removed=removed_heads, before=before, after=after)
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        hint = "give the command again, with another folder"
+        raise InputError(f"{path} does not hold what its search measured", hint=hint) from None
 
 
 def _search_state(step: Mapping[str, Any]) -> SearchStateRecord:
