@@ -364,11 +364,19 @@ def _blind_sentence(facts: Facts) -> str:
     name = name_of(facts.rung)
     if facts.rung.score == REFERENCE:
         return f"Use {name}, or give{other} OOD validation data: {reason}, so nothing was chosen."
-    differences = _detection(facts.differences_to_next[facts.final_index])
     return (
-        f"Use {name}: on the test data {differences} against MSP, at the cost of one model. The score, a sum of "
-        f"several, was taken blind: {reason}."
+        f"Use {name}: on the test data {_gain_of_score(facts)}. The score, a sum of several, was taken blind: {reason}."
     )
+
+
+def _gain_of_score(facts: Facts) -> str:
+    """Return what the score of the single model brings: against the model as it is, if it is better than that, too."""
+    against = "the model as it is, with MSP"
+    differences = facts.against_baseline
+    if AUROC not in differences or differences[AUROC].kind not in GAINS:
+        against = "MSP at the same temperature"
+        differences = facts.differences_to_next[facts.final_index]
+    return f"{_detection(differences)} against {against}, at no more cost"
 
 
 def _single_sentence(facts: Facts, answer: str) -> str:
@@ -378,9 +386,9 @@ def _single_sentence(facts: Facts, answer: str) -> str:
         if facts.final_index == 0:
             return f"Use {name}: on validation data no other score beats it without harm."
         return f"Use {name}."
-    difference = _detection(facts.differences_to_next[facts.final_index])
     if answer == SCORE_HELPS:
-        return f"Use {name}: {difference} against MSP, at the cost of one model."
+        return f"Use {name}: {_gain_of_score(facts)}."
+    difference = _detection(facts.differences_to_next[facts.final_index])
     return f"Use {name} or MSP: which of them is better the test data cannot tell: {difference}."
 
 

@@ -244,7 +244,7 @@ def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
     said = lines(tested)
     assert said[0].startswith("Use the single model with vim: ")
     assert said[0].endswith(
-        " against MSP, at the cost of one model. On validation data no other model is worth its cost."
+        " against the model as it is, with MSP, at no more cost. On validation data no other model is worth its cost."
     )
     assert said[1] == (
         "Next best on validation data is whole-avg@4 with vim, at 1.14 times the mult-adds: on the test data mean OOD "
@@ -273,13 +273,21 @@ def test_fpr95_stands_beside_auroc_in_the_answer() -> None:
     fpr95 = {FPR95: finding((-0.1, (-0.15, -0.06)), FPR95)}
     figures = f"{finding(BETTER)}, mean FPR95 -0.1000 (-0.1500 to -0.0600)"
     score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP])
-    score = replace(score, differences_to_next=[{AUROC: finding(BETTER), **fpr95}])
-    assert lines(score)[0].startswith(f"Use the single model with vim: {figures} against MSP")
+    score = replace(score, against_baseline={AUROC: finding(BETTER), **fpr95})
+    assert lines(score)[0].startswith(f"Use the single model with vim: {figures} against the model as it is, with MSP")
     row = facts_of([BETTER, BETTER], {"msp": BETTER})
     assert figures in lines(replace(row, against_hardest={**row.against_hardest, **fpr95}))[0]
     left = facts_of([SAME, BETTER], {"msp": BETTER})
     left = replace(left, differences_to_next=[{AUROC: finding(SAME), **fpr95}, {AUROC: finding(BETTER)}])
     assert "mean FPR95 -0.1000" in lines(left)[1]
+
+
+def test_the_headline_has_the_differences_of_the_table_below_it() -> None:
+    """MSP at the temperature of the row decides; what a reader has now is MSP without one."""
+    tested = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline={AUROC: finding(SLIGHTLY)})
+    assert f": {finding(SLIGHTLY)} against the model as it is, with MSP, at no more cost." in lines(tested)[0]
+    no_gain = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline={AUROC: finding(UNCLEAR)})
+    assert f": {finding(BETTER)} against MSP at the same temperature, at no more cost." in lines(no_gain)[0]
 
 
 def test_blind_validation_data_choose_nothing() -> None:
@@ -296,9 +304,9 @@ def test_without_a_set_that_tells_the_score_is_taken_blind_and_said_so() -> None
     tested = facts_of([BETTER], {"msp": BETTER}, [BLIND, MSP], has_vote=False, doubts=["Blind."])
     assert answer_of(tested) == "cannot choose"
     assert lines(tested)[0] == (
-        f"Use the single model with hedge: on the test data {finding(BETTER)} against MSP, at the cost of one model. "
-        "The score, a sum of several, was taken blind: the OOD validation data cannot tell which model or score is "
-        "better."
+        f"Use the single model with hedge: on the test data {finding(BETTER)} against the model as it is, with MSP, at "
+        "no more cost. The score, a sum of several, was taken blind: the OOD validation data cannot tell which model "
+        "or score is better."
     )
     bare = lines(replace(tested, has_ood_val=False))
     assert bare[0].endswith("was taken blind: no OOD validation data were given.")
