@@ -59,11 +59,11 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
     low, high = share_difference_interval(right, n, test_right, test_n)
     if low > 0:
         why = (
-            "either it was trained on the validation data, which then choose and calibrate badly, or the test set is "
-            "harder"
+            "if it was trained on the validation data, these choose and calibrate badly, so give others; if not, the "
+            "test set is harder"
         )
     elif high < 0:
-        why = "either it was trained on the test data, whose figures are then too good, or the test set is easier"
+        why = "if it was trained on the test data, their figures are too good; if not, the test set is easier"
     else:
         return []
     accuracy = right / n
@@ -140,7 +140,8 @@ def of_threshold(promised: float, flagged: int, n: int, chosen_flagged: int, cho
         return []
     return [
         f"The threshold was chosen to flag {100 * promised:g} % of the ID validation data, and flags "
-        f"{100 * flagged / n:.1f} % of the ID test data ({100 * low:.1f} % to {100 * high:.1f} %): these are not alike."
+        f"{100 * flagged / n:.1f} % of the ID test data ({100 * low:.1f} % to {100 * high:.1f} %): expect that of "
+        "inputs like the test data."
     ]
 
 
