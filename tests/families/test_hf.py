@@ -401,6 +401,9 @@ def test_image_processors_that_do_not_fit(tmp_path: Path) -> None:
     rewrite(folder, {"image_processor_type": "ViTImageProcessor", "size": {"height": 10**9, "width": 1}},
             "preprocessor_config.json")  # fmt: skip
     assert "the image processor has the size" in refusal(folder).message
+    for change in ({"size": {"shortest_edge": 16}}, {"do_resize": False}):
+        rewrite(folder, {"image_processor_type": "ViTImageProcessor", **change}, "preprocessor_config.json")
+        assert "keeps the proportions of images" in refusal(folder).message
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -242,19 +242,25 @@ def _are_lengths(sizes: Mapping[str, object]) -> bool:
 
 
 def _shape_of_images(processor: Any, channels: int) -> list[int]:
-    """Return the shape ``[C, H, W]`` of processed images, found by processing a blank image.
+    """Return the shape ``[C, H, W]`` of processed images, found by processing a square and a wide blank image.
 
     Args:
         processor: transformers' image processor, which checks some of its settings only when it processes an image.
         channels: the number of channels that the model takes.
 
     Raises:
-        InputError: if the processor fails, or gives another number of channels.
+        InputError: if the processor fails, gives another number of channels, or makes wide images wider than square
+            ones, which have no batch in common.
     """
-    example = Image.new(mode_of(channels), (8, 8))
-    with refused_as("the image processor cannot be used"):
-        pixels = _run_processor(processor, [example])
-    shape = list(pixels.shape[1:])  # [1, C, H, W] -> [C, H, W]
+    shapes = []
+    for size in ((8, 8), (12, 8)):
+        with refused_as("the image processor cannot be used"):
+            pixels = _run_processor(processor, [Image.new(mode_of(channels), size)])
+        shapes.append(list(pixels.shape[1:]))  # [1, C, H, W] -> [C, H, W]
+    shape, wide_shape = shapes
+    if wide_shape != shape:
+        hint = "let its preprocessor_config.json resize to a height and a width, or crop"
+        raise InputError("the image processor keeps the proportions of images, so they have several sizes", hint=hint)
     if shape[0] != channels:
         raise InputError(f"the image processor gives {shape[0]} channels, the model takes {channels}")
     return shape
