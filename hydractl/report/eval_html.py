@@ -132,7 +132,7 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     )
     scores_explained, terms = _score_sentences(answer), {}
     if study is not None:
-        scores_explained, terms = [], legend(study)
+        scores_explained, terms = [], legend(study, study.rows)
     explained = " ".join([*marked, *scores_explained])
     facts = [(term, [words]) for term, words in terms.items()]
     yield _Section("results", "Results on the test data", explained, tables=[tables.glance_table(rows)], facts=facts)

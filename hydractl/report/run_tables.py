@@ -278,7 +278,7 @@ def study_view(answer: StudyAnswer, width: int) -> RenderableType:
             parts += [Text(""), fitted(replace(table, heads=heads), width)]
     if answer.ruled_out:
         parts += [Text(""), Text(ruled_out_sentence(answer))]
-    parts.append(fact_table([*legend(answer).items()]))
+    parts.append(fact_table([*legend(answer, [*answer.rows, *answer.ruled_out]).items()]))
 
     for timing in answer.latency:
         ratio = f"{timing.ratio:.2f} times the single model's"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hydractl.files.results import Record
-from hydractl.files.study_answer import StudyAnswer, StudyRowRecord
+from hydractl.files.study_answer import AnyRowRecord, StudyAnswer, StudyRowRecord
 from hydractl.report.eval_tables import metrics_at, single_number
 from hydractl.report.tables import Table, text_table
 from hydractl.report.texts import number
@@ -34,7 +34,6 @@ _MADE_OF: Mapping[str, str] = {
 """What models are made of, by the part of their name before ``@N``; those of methods have the name of the method."""
 
 _SCORES: Mapping[str, str] = {
-    "msp": "minus the highest probability",
     "energy": "minus the log of the sum of exp(logits)",
     "mahalanobis": "distance of the features to the nearest class mean",
     "mahalanobis-layers": "distances of what each block gives to the nearest class mean, summed",
@@ -46,8 +45,13 @@ _SCORES: Mapping[str, str] = {
 """What the scores are that a study takes most often; ``docs/scores.md`` has all."""
 
 _FIGURES: Mapping[str, str] = {
+    "MSP": "the usual OOD score: minus the highest probability",
+    "ID": "in distribution: data of the kind that the model was trained on",
+    "OOD": "out of distribution: data of another kind, which a model should flag",
     "AUROC": "how often an OOD sample has a higher score than an ID sample; near and far: over such OOD sets alone",
-    "FPR95": "share of ID samples that are flagged where 95 % of the OOD samples are",
+    "FPR95": "false alarms: share of ID samples flagged when 95 % of the OOD samples are flagged",
+    "NLL": "negative log likelihood: how little probability the true class gets; lower is better",
+    "ECE": "how far confidence is from accuracy; lower is better",
     "mult-adds": "multiplications of one sample, over those of the single model",
 }
 
@@ -138,12 +142,11 @@ def ruled_out_sentence(study: StudyAnswer) -> str:
     return f"Ruled out on validation data, and not run on the test data: {'; '.join(reasons)}."
 
 
-def legend(study: StudyAnswer) -> dict[str, str]:
-    """Return what the names of the models, the score and the figures of a study mean, by name."""
+def legend(study: StudyAnswer, rows: Iterable[AnyRowRecord]) -> dict[str, str]:
+    """Return what the names of these models, the score and the figures of a study mean, by name."""
     terms: dict[str, str] = {}
-    names = [row.name for row in study.rows] + [row.name for row in study.ruled_out]
-    for name in names:
-        kind, at, _ = name.partition("@")
+    for row in rows:
+        kind, at, _ = row.name.partition("@")
         if kind in _MADE_OF:
             terms[f"{kind}@N" if at else kind] = _MADE_OF[kind]
     if study.common_score in _SCORES:

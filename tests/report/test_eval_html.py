@@ -16,7 +16,7 @@ import pytest
 
 from hydractl.evaluation.answer import sentences
 from hydractl.report.eval_html import render
-from hydractl.report.study_figures import glance, own_scores_table, study_table
+from hydractl.report.study_figures import glance, legend, own_scores_table, study_table
 from tests.report.examples import (
     HOSTILE,
     SETS,
@@ -192,7 +192,8 @@ def test_a_study_begins_with_its_verdict(document: dict[str, Any]) -> None:
     auroc = [f"{row['ood_avg']['auroc']:.3f}" for row in (single, hydra)]
     assert found[1] == ["OOD AUROC", *auroc, "better"] and found[4] == ["mult-adds", "1.00", "2.00", ""]
     terms = [term.text() for term in page.by_id("results").all("dt")]
-    assert terms == ["taylor", "msp", "AUROC", "FPR95", "mult-adds"]  # base and hydra are no names of a study
+    figures = ["MSP", "ID", "OOD", "AUROC", "FPR95", "NLL", "ECE", "mult-adds"]
+    assert terms == ["taylor", *figures]  # base and hydra are no names of a study
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -203,6 +204,16 @@ def test_figures_on_validation_data_stand_apart_from_those_on_test_data(document
     auroc = f"{study.ruled_out[0].validation.ood_avg.auroc:.3f}"
     assert line[0] == "late" and heads[2] == "validation OOD AUROC" and line[2] == auroc
     assert not any(row[0].text.startswith("late") for row in study_table(study).rows)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_page_explains_no_name_that_stands_in_closed_details_alone(document: dict[str, Any]) -> None:
+    study = with_a_row_ruled_out(study_of(document, used="hydra"))
+    (late,) = study.ruled_out
+    study = study.model_copy(update={"ruled_out": [late.model_copy(update={"name": "whole-late@6"})]})
+    page = parse(render(answer_of(document), study))
+    assert "whole-late@N" not in [term.text() for term in page.by_id("results").all("dt")]
+    assert "whole-late@N" in legend(study, study.ruled_out)
 
 
 @pytest.mark.usefixtures("no_pictures")
