@@ -307,6 +307,12 @@ def test_one_stem_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         together(source, "mimo:3")
 
 
+def test_patches_of_features_are_refused() -> None:
+    hybrid = "timm:vit_tiny_r_s16_p8_224?pretrained=0&img_size=64&embed_dim=24&depth=1&num_heads=3&num_classes=3"
+    with pytest.raises(UsageError, match="makes patches of features"):
+        together(open_source(hybrid), "mimo:2")
+
+
 # --- several classifiers ----------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.errors import UsageError
+from hydractl.families.pixels import input_size
 from hydractl.methods.classifiers.one_body import OneBody, draw_members, replace_parameter
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -188,7 +189,7 @@ def _stem_path(model: HydraModel) -> str:
     """Return the path of the single layer that reads the inputs: a table of words, or a convolution to patches.
 
     Raises:
-        UsageError: the model has no such layer, or several.
+        UsageError: the model has no such layer, several, or one that reads features of other layers, as in hybrids.
     """
     part: str
     kind: type[nn.Module]
@@ -209,6 +210,11 @@ def _stem_path(model: HydraModel) -> str:
             paths.append(path)
     if len(paths) != 1:
         raise UsageError(f"--ensemble mimo: {model.description.arch} has no single {wanted}")
+    if part == "patch":
+        channels, *_ = input_size(model.description.preprocess)
+        convolution = model.networks[0].get_submodule(paths[0])
+        if convolution.in_channels != channels:
+            raise UsageError(f"--ensemble mimo: {model.description.arch} makes patches of features, not of the image")
     return paths[0]
 
 
