@@ -13,7 +13,7 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import pictures, rows_looked_at
 from hydractl.report.pictures import Picture, inline_svgs
-from hydractl.report.study_figures import glance, in_brief, legend, own_scores_table, ruled_out_table
+from hydractl.report.study_figures import glance, in_brief, legend, own_scores_table, results_table, ruled_out_table
 from hydractl.report.tables import Cell, Table
 from hydractl.report.texts import number, shown_name, visible
 
@@ -130,12 +130,13 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         f"{chosen}",
         drawn.get("overview"),
     )
-    scores_explained, terms = _score_sentences(answer), {}
+    explained, terms = " ".join([*marked, *_score_sentences(answer)]), {}
+    results = tables.glance_table(rows)
     if study is not None:
-        scores_explained, terms = [], legend(study, study.rows)
-    explained = " ".join([*marked, *scores_explained])
+        explained, terms = "", legend(study, study.rows)
+        results = results_table(study, rows)
     facts = [(term, [words]) for term, words in terms.items()]
-    yield _Section("results", "Results on the test data", explained, tables=[tables.glance_table(rows)], facts=facts)
+    yield _Section("results", "Results on the test data", explained, tables=[results], facts=facts)
     yield _Section(
         "reliability",
         "Can its confidence be trusted?",

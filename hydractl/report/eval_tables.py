@@ -47,7 +47,7 @@ class Column:
         """The key of the intervals and differences of a row, e.g. ``id.accuracy``."""
         return ".".join((*self.place, self.metric.key))
 
-    def value(self, row: EvalRow) -> float | None:
+    def value(self, row: Record) -> float | None:
         """Return the number in a row; None if it has none."""
         return single_number(metrics_at(row, self.place).get(self.metric.key))
 
@@ -277,9 +277,19 @@ def _ood_title(rows: Sequence[EvalRow]) -> str:
 _AT_A_GLANCE = ("accuracy", "nll", "ece", "auroc", "fpr95")
 
 
-def glance_table(rows: Sequence[EvalRow]) -> Table:
-    """Return the table of a page: what every row costs, and its most important numbers."""
-    shown = [column for column in main_columns(rows) if column.metric.key in _AT_A_GLANCE]
+def glance_columns(rows: Sequence[EvalRow]) -> list[Column]:
+    """Return the columns of the most important numbers."""
+    return [column for column in main_columns(rows) if column.metric.key in _AT_A_GLANCE]
+
+
+def glance_table(rows: Sequence[EvalRow], ratio_head: str = "cost", count_head: str = "mult-adds") -> Table:
+    """Return the table of a page: what every row costs, and its most important numbers.
+
+    Args:
+        rows: the rows.
+        ratio_head, count_head: the headings of the mult-adds over those of a reference, and of their number.
+    """
+    shown = glance_columns(rows)
     measured = metric_table(rows, shown)
     ratios, reference = cost_ratio(rows)
     lines = []
@@ -291,8 +301,9 @@ def glance_table(rows: Sequence[EvalRow]) -> Table:
     if ood_names(rows):
         words.append(f"auroc and fpr95: {_ood_title(rows)}")
     if reference:
-        words.append(f"cost: mult-adds of all members for one sample, times those of {shown_name(reference)}")
-    heads = [*measured.heads, *_heads("cost", "mult-adds", "parameters")]
+        of_reference = f"times those of {shown_name(reference)}"
+        words.append(f"{ratio_head}: {count_head} of all members for one sample, {of_reference}")
+    heads = [*measured.heads, *_heads(ratio_head, count_head, "parameters")]
     return Table("", heads, lines, note=f"{'; '.join(words)}.")
 
 

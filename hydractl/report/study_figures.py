@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from hydractl.files.eval_answer import EvalRow
 from hydractl.files.results import Record
 from hydractl.files.study_answer import AnyRowRecord, StudyAnswer, StudyRowRecord
-from hydractl.report.eval_tables import metrics_at, single_number
-from hydractl.report.tables import Table, text_table
+from hydractl.report.eval_tables import glance_columns, glance_table, metrics_at, single_number
+from hydractl.report.tables import Cell, Table, text_table
 from hydractl.report.texts import number
 
 DIGITS = 3
@@ -20,6 +22,9 @@ _OF_OOD = {
     "FPR95": "ood_avg.fpr95",
 }
 """The dotted key of the metric of each column, by the title of the column."""
+
+_NOW = "single, MSP (now)"
+"""The name of the single model as it is, above the models of a study."""
 
 _COPY = "a copy of it without the N attention heads that a search found to matter least"
 _MADE_OF: Mapping[str, str] = {
@@ -105,10 +110,24 @@ def _how_sure(study: StudyAnswer) -> str:
     )
 
 
+def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
+    """Return the table of a page: first the single model as it is now, then every row; the one to use says so."""
+    shown = glance_columns(rows)
+    measured = glance_table(rows, "mult-adds", "multiplications")
+    now = [Cell(number(column.value(study.baseline), column.metric.digits)) for column in shown]
+    # With MSP the single model costs what it costs with its score: the cells behind its figures are the same.
+    _, *of_single = measured.rows[0]
+    lines = [[Cell(_NOW), *now, *of_single[len(now) :]]]
+    for row, (name, *cells) in zip(rows, measured.rows, strict=True):
+        said = " (recommended)" if row.name == study.use.row else ""
+        lines.append([replace(name, text=f"{name.text}{said}"), *cells])
+    return replace(measured, rows=lines)
+
+
 def study_table(study: StudyAnswer) -> Table:
     """Return the table of the single model as it is and of every model, all on the test data and under one score."""
     on_id, on_ood = _OF_ID.values(), _OF_OOD.values()
-    rows = [["single, MSP (now)", *_cells(study.baseline, [*on_ood, *on_id]), "1.00", "-"]]
+    rows = [[_NOW, *_cells(study.baseline, [*on_ood, *on_id]), "1.00", "-"]]
     for row in study.rows:
         detection = row.common or Record()  # nothing, shown as dashes, if the row does not have the common score
         figures = [*_cells(detection, on_ood), *_cells(row.test, on_id)]

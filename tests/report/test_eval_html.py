@@ -207,6 +207,23 @@ def test_figures_on_validation_data_stand_apart_from_those_on_test_data(document
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_results_of_a_study_begin_with_the_model_as_it_is_and_name_the_one_to_use(document: dict[str, Any]) -> None:
+    study = study_of(document, used="taylor")
+    # Figures of its own, as MSP and no temperature give them.
+    means = study.baseline.ood_avg.model_copy(update={"auroc": 0.123})
+    study = study.model_copy(update={"baseline": study.baseline.model_copy(update={"ood_avg": means})})
+    page = parse(render(answer_of(document), study))
+    heads, now, *lines = cells(page.by_id("results").all("table")[0])
+    single = document["models"][0]
+    auroc = heads.index("auroc ↑")
+    assert now[0] == "single, MSP (now)" and now[auroc] == "0.1230"
+    assert lines[0][auroc].startswith(f"{single['ood_avg']['auroc']:.4f}")
+    assert heads[-3:] == ["mult-adds", "multiplications", "parameters"] and now[-3:] == lines[0][-3:]
+    assert ["(recommended)" in line[0] for line in lines] == [False, True, False]
+    assert not page.all("td", "best") and "Bold" not in page.by_id("results").text()
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_page_explains_no_name_that_stands_in_closed_details_alone(document: dict[str, Any]) -> None:
     study = with_a_row_ruled_out(study_of(document, used="hydra"))
     (late,) = study.ruled_out
