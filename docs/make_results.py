@@ -11,6 +11,7 @@ A table stands between ``<!-- KIND: NAME ... -->`` and ``<!-- end -->``:
     effort     a study of ``methods.json``, which ``examples/effort.py`` writes: what is ``said``, or the ``table``
     bayes      BayesVLM, of the same file, to which ``examples/methods.py`` adds
     seeds      trainings of ``seeds.json``, which ``examples/seeds.py`` writes; ``cifar10`` and ``elsewhere`` are others
+    minilm     ``sst2-rows.json``, which ``examples/methods.py`` writes: rows of a study under the same scores
     rules      ``verdict-rules.json``, which ``benchmarks/verdict_rules.py`` writes
     words      ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes
     layers     ``layered-scores.json``, which ``benchmarks/layered_scores.py`` writes: what is ``said``, ``changes``, or
@@ -759,6 +760,26 @@ SEED_TABLES = {
 """What makes a table over trainings, by the first word behind ``seeds:``."""
 
 
+# --- one training, every row under the same scores --------------------------------------------------------------------
+
+
+def minilm(_name: str) -> str:
+    """Rows of the study of MiniLM minus the single model, whose own figures come first; bold: told apart from it."""
+    single, *others = json.loads((DOCS / "results/sst2-rows.json").read_text(encoding="utf-8"))["sst2"]
+    scores = list(single["scores"])
+    own = [single["id.accuracy"], *(single["scores"][score] for score in scores)]
+    made = [["single, itself", "1.00", *(f"{figure['value']:.3f}" for figure in own)]]
+    for row in others:
+        cells = [row["name"], f"{row['mac_ratio']:.2f}"]
+        for figure in (row["id.accuracy"], *(row["scores"][score] for score in scores)):
+            difference = figure["minus single"]
+            low, high = difference["ci"]
+            text = interval(difference)
+            cells.append(f"**{text}**" if low > 0 or high < 0 else text)
+        made.append(cells)
+    return markdown(["minus single", "mult-adds", "accuracy", *scores], made)
+
+
 # --- circuit search ---------------------------------------------------------------------------------------------------
 
 
@@ -1031,6 +1052,7 @@ KINDS = {
     "gpu": gpu,
     "seeds": seeds,
     "cifar10": cifar10,
+    "minilm": minilm,
     "elsewhere": elsewhere,
 }
 """What makes a table, by the first word of the place where it stands."""

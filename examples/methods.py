@@ -1,16 +1,18 @@
 """Every row of a study minus the single model, and minus the row ``trained`` where there is one.
 
     python examples/methods.py fashion-mnist=runs/methods/study bayes-vlm=bayes.json ...
+    python examples/methods.py sst2=runs/sst2 --scores msp,energy,mahalanobis,mahalanobis-layers
 
-A folder is that of a finished ``hydractl study``, from whose predictions everything is measured; a file is the answer
-of ``hydractl eval --bootstrap 1000``. Writes ``methods.json``, from which ``docs/make_results.py`` makes the tables of
-docs/numbers/methods.md; what the file has of other studies stays.
+A folder is that of a finished ``hydractl study``, from whose predictions everything is measured, with ``--scores`` all
+rows under each of these; a file is the answer of ``hydractl eval --bootstrap 1000``. Writes ``methods.json``, from
+which ``docs/make_results.py`` makes the tables of docs/numbers/methods.md, and with ``--scores`` that of MiniLM in
+docs/numbers/seeds.md; what the file has of other studies stays.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,14 @@ def figures(rows: dict[str, Any], key: str) -> dict[str, Any]:
     return {"value": value_at(rows["single"], key), **minus}
 
 
-def measured(path: Path) -> list[dict[str, Any]]:
-    """Every row of a study, or of an evaluation: with MSP for all, and with the score that validation data gave it."""
+def measured(path: Path, scores: list[str]) -> list[dict[str, Any]]:
+    """Every row of a study, or of an evaluation: with MSP for all, and with the score that validation data gave it.
+
+    Args:
+        path: the folder of the study, or the file of the evaluation.
+        scores: which have all rows of a study, too, under ``scores``.
+    """
+    under: dict[str, dict[str, list[Any]]] = {}
     if path.is_file():
         plain = chosen = {"single": rows_of(path)}
         own = {row["name"]: row["ood_score"] for row in chosen["single"]}
@@ -49,6 +57,7 @@ def measured(path: Path) -> list[dict[str, Any]]:
         own = {row["name"]: row["score"] for row in rows}
         plain = {"single": evaluated(path, "msp", dict.fromkeys(own, "msp"))}
         chosen = {"single": evaluated(path, "own", own)}
+        under = {score: {"single": evaluated(path, score, dict.fromkeys(own, score))} for score in scores}
         if "trained" in own:
             last = evaluated(path, "trained", {"trained": own["trained"], **own})
             chosen["trained"] = sorted(last, key=lambda row: list(own).index(row["name"]))
@@ -59,15 +68,23 @@ def measured(path: Path) -> list[dict[str, Any]]:
         metrics = {key: figures(by_own, key) for key in FIGURES}
         made.append({"name": name, **cost, "score": score, **metrics, "msp": figures(by_msp, AUROC)})
         made[-1]["own"] = figures(by_own, AUROC)
+        if under:
+            measured_under = {common: {"single": each["single"][place]} for common, each in under.items()}
+            made[-1]["scores"] = {common: figures(rows, AUROC) for common, rows in measured_under.items()}
     return made
 
 
 def main() -> None:
     """Measure every study and write the answer."""
-    studies = dict(word.split("=", 1) for word in sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="+", metavar="NAME=STUDY")
+    parser.add_argument("--scores", help="measure all rows of a study under each of these, by commas")
+    arguments = parser.parse_args()
+    scores = arguments.scores.split(",") if arguments.scores else []
+    studies = dict(word.split("=", 1) for word in arguments.studies)
     output = Path("methods.json")
     found = json.loads(output.read_text("utf-8")) if output.exists() else {}
-    found |= {name: measured(Path(folder)) for name, folder in studies.items()}
+    found |= {name: measured(Path(folder), scores) for name, folder in studies.items()}
     output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
