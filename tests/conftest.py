@@ -50,7 +50,10 @@ rounding.start()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start one server of forked commands where the tests are divided among processes, which inherit its name."""
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    os.environ.pop(SERVER_OF_ALL, None)  # of tests that run these
+    if config.getoption("numprocesses", None):
         os.environ[SERVER_OF_ALL] = start_server()
 
 

@@ -53,7 +53,7 @@ def test_what_is_imported_is_declared_and_nothing_else_is_needed() -> None:
 def test_a_hint_names_what_pip_takes_for_every_package_that_may_be_missing() -> None:
     needed = names(PROJECT["project"]["dependencies"])
     optional = {module for module in imported() if distribution_of(module) not in needed}
-    imported_by_torch = {"onnxscript"}
+    imported_by_torch = {"onnx", "onnxscript"}
     assert optional <= set(EXTRA_OF) <= optional | imported_by_torch
     for module, extra in EXTRA_OF.items():
         assert distribution_of(module) in names(EXTRAS[extra]), module

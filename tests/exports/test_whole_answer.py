@@ -218,7 +218,7 @@ def test_scores_are_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(nam
     graph = Graph(exported, example, dynamic, module(**example))
     content = tmp_path / "all.onnx"
     with open(content, "wb") as handle:
-        Onnx().write(graph, {}, handle, None)
+        Onnx().write(graph, {}, handle)
     session = onnxruntime.InferenceSession(content.read_bytes(), providers=["CPUExecutionProvider"])
     outputs_of_file = [output.name for output in session.get_outputs()]
     for samples in (7, 40):

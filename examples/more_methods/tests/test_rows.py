@@ -42,7 +42,7 @@ def test_they_are_there_and_no_weights_are_averaged_in_them() -> None:
 
 def test_an_average_of_twenty_weights_needs_steps(capsys: pytest.CaptureFixture[str]) -> None:
     run(*STUDY, "--rows", "swa", "--epochs", "1", code=2)
-    assert "--rows swa: a training of 40 steps or more is needed" in capsys.readouterr().err
+    assert "--ensemble swa is to collect weights 20 times in 10 steps" in capsys.readouterr().err
 
 
 def test_the_commands_of_the_page_are_read(tmp_path: Path) -> None:
