@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -438,3 +439,10 @@ def test_killed_again_and_again_it_gives_the_same_bytes() -> None:
         child.wait()
     assert kills
     assert Path("p.jsonl").read_bytes() == whole
+
+
+def test_a_reader_of_rows_that_leaves(with_hydractl: dict[str, str]) -> None:
+    """As ``head`` does: the rest is not computed, and nothing is said."""
+    shell = f"hydractl predict cal.st {TEST} --limit 200 --batch-size 8 -q | head -n 1"
+    process = subprocess.run(["bash", "-c", shell], env=with_hydractl, capture_output=True, text=True, check=False)
+    assert json.loads(process.stdout) and process.stderr == ""
