@@ -87,7 +87,7 @@ class Threshold:
             return cls(text, "score", Fraction(value))
         rule = _RULE.fullmatch(text)
         if rule is None:
-            raise ValueError(f"must be ood:SHARE, id:SHARE or score:X, not {text!r}")
+            raise ValueError(f"must be ood:SHARE, id:SHARE or score:X, with a SHARE such as 0.05, not {text!r}")
 
         share = Fraction(rule["share"])
         if rule["side"] == "ood":

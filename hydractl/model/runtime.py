@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -447,7 +446,7 @@ class HydraModel(nn.Module):
             InputError: if the score needs features and the file does not hold the statistics of the training data.
             NonFiniteError: for logits that are NaN or infinite.
         """
-        if isinstance(inputs, (str, os.PathLike, list)):
+        if not isinstance(inputs, (Tensor, Mapping)):
             raise UsageError(
                 f"predict of a model takes a batch as its preprocess returns it, not {shown(inputs)}",
                 hint="model.predict(model.preprocess([image])); hydractl.predict(model, 'x.png') reads files",

@@ -221,7 +221,7 @@ def test_what_was_probably_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.fault(109)
-@pytest.mark.parametrize("samples", ["x.png", ["a film"], Path("x.png")])
+@pytest.mark.parametrize("samples", ["x.png", ["a film"], Path("x.png"), Image.new("RGB", (16, 16))])
 def test_samples_in_place_of_a_batch(samples: object, tmp_path: Path) -> None:
     model = hydractl.load(str(published("hf-vit", tmp_path / "vit")), device="cpu")
     with pytest.raises(UsageError, match="takes a batch as its preprocess returns it, not ") as raised:
