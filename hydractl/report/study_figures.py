@@ -45,9 +45,9 @@ _SCORES: Mapping[str, str] = {
     "rmd": "mahalanobis, minus the distance to the mean of all training samples",
     "knn": "distance of the features to the nearest training samples",
     "vim": "energy, and what of the features lies outside of the space of the training samples",
-    "hedge": "a sum of several scores, each standardised on validation data",
+    "hedge": "a sum of several scores, each standardised on training samples held out",
 }
-"""What the scores are that a study takes most often; ``docs/scores.md`` has all."""
+"""What the scores are that a study takes most often; ``docs/metrics.md`` has all."""
 
 _FIGURES: Mapping[str, str] = {
     "MSP": "the usual OOD score: minus the highest probability",
@@ -170,7 +170,10 @@ def legend(study: StudyAnswer, rows: Iterable[AnyRowRecord]) -> dict[str, str]:
             terms[f"{kind}@N" if at else kind] = _MADE_OF[kind]
     if study.common_score in _SCORES:
         terms[study.common_score] = _SCORES[study.common_score]
-    return {**terms, **_FIGURES}
+    terms |= _FIGURES
+    if _cells(study.baseline, ["id.nll"]) == ["-"]:  # test data without labels
+        del terms["NLL"], terms["ECE"]
+    return terms
 
 
 def _learning_rates_text(rates: Sequence[float] | None) -> str:
