@@ -253,6 +253,7 @@ def test_an_ensemble_of_opened_models_is_a_row_under_its_name() -> None:
     assert [row.id for row in both.models] == [row.id for row in of_files.models]
 
 
+@pytest.mark.long
 def test_a_study_of_what_is_in_memory_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])  # drawing takes long
     draws = np.random.default_rng(1).integers(0, 256, (4, 20, 16, 16, 3), dtype=np.uint8)

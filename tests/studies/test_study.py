@@ -353,6 +353,7 @@ def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
     assert of_search.startswith("Heads were searched on oodval all the same")
 
 
+@pytest.mark.long
 def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
     bare = {name: value for name, value in OPTIONS.items() if name not in ("--ood-val", "--ood")} | {
         "--rows": "default,circuits"
