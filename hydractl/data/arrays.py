@@ -28,6 +28,9 @@ _SETTINGS = ("x", "y", "classes")
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """The header before a member in a zip archive; its last two fields are the lengths of the name and the extra field."""
 
+_READ_AHEAD = 1 << 18
+"""Bytes of rows that are read at once where they are asked for one after the other."""
+
 # The errors of numpy quote whole headers, so the reason in a message is cut to this many characters.
 _LONGEST_REASON = 200
 
@@ -269,7 +272,8 @@ def _unpack(path: Path, name: str, header: _Header, rows: Sequence[int]) -> npt.
 class _StoredRows:
     """Some rows of an array that is stored in C order and without compression, each read when it is asked for.
 
-    Every read opens the file itself, so data workers may share this object.
+    A row that follows the one before is read with those behind it. Every read opens the file itself, so data workers
+    may share this object.
 
     Args:
         path: the ``.npz`` file.
@@ -285,6 +289,7 @@ class _StoredRows:
         self._header = header
         self._where = where
         self._rows = rows
+        self._block = (0, b"")  # the rows that were read last: the index of the first one in the array, and their bytes
 
         # The bytes of a member stand behind its header in the archive, its name and its extra field; those of the array
         # behind the header of the .npy.
@@ -303,16 +308,31 @@ class _StoredRows:
             InputError: if the file was changed since it was opened, or cannot be read.
         """
         row_bytes = self._header.row_bytes
+        row = self._rows[i]
+        first, content = self._block
+        start = (row - first) * row_bytes
+        if not 0 <= start < len(content):
+            is_next = start == len(content)
+            content = self._read(row, max(1, _READ_AHEAD // row_bytes) if is_next else 1)
+            self._block = (row, content)
+            start = 0
+        image = np.frombuffer(content, np.uint8, row_bytes, start)
+        return image.reshape(self._header.shape[1:])
+
+    def _read(self, row: int, count: int) -> bytes:
+        """Return the bytes of so many rows of the array from ``row`` on, or of fewer at its end."""
+        count = min(count, self._header.shape[0] - row)
+        wanted = count * self._header.row_bytes
         try:
             with open(self._path, "rb", buffering=0) as file:
                 version = _version_of(file)
-                file.seek(self._begin + self._rows[i] * row_bytes)
-                content = file.read(row_bytes)
+                file.seek(self._begin + row * self._header.row_bytes)
+                content = file.read(wanted)
         except OSError as error:
             raise InputError(f"{self._where}: cannot read the file: {reason(error)}") from error
-        if version != self._version or len(content) < row_bytes:
+        if version != self._version or len(content) < wanted:
             raise InputError(f"{self._where}: the file was changed while it was read", hint="run it again")
-        return np.frombuffer(content, np.uint8).reshape(self._header.shape[1:])
+        return content
 
 
 def _version_of(file: IO[bytes]) -> tuple[int, int, int]:
