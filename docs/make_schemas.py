@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from hydractl.files.export_answer import ExportAnswer
 from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.predict_answer import PredictAnswer
 from hydractl.files.predictions_header import PredictionsRecord
-from hydractl.files.results import Result
+from hydractl.files.results import Record, Result
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.metrics.declaration import metrics
 
@@ -46,6 +49,8 @@ class Generator(GenerateJsonSchema):
     def model_schema(self, schema: Any) -> dict[str, Any]:
         generated = super().model_schema(schema)
         record = schema["cls"]
+        for key, text in descriptions(record).items():
+            generated["properties"][key]["description"] = text
         if issubclass(record, MetricBlock):
             generated["properties"] = {**generated.get("properties", {}), **metric_properties(record)}
         return generated
@@ -66,6 +71,24 @@ class Generator(GenerateJsonSchema):
         inner = self.generate_inner(schema["schema"])
         plain = "type" in inner and "enum" not in inner
         return {**inner, "type": [inner["type"], "null"]} if plain else super().nullable_schema(schema)
+
+
+def descriptions(record: type[Record]) -> dict[str, str]:
+    """The text that stands below a field of a record, by its key; pydantic would read it at every start."""
+    texts: dict[str, str] = {}
+    for base in reversed(record.__mro__):
+        if not issubclass(base, Record):
+            continue
+        (declaration,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(declaration, ast.ClassDef)
+        for field, below in pairwise([*declaration.body, ast.Pass()]):
+            if not isinstance(field, ast.AnnAssign) or ast.unparse(field.target) not in record.model_fields:
+                continue
+            key = ast.unparse(field.target).removesuffix("_")
+            texts.pop(key, None)
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                texts[key] = " ".join(str(below.value.value).split())
+    return texts
 
 
 def metric_properties(record: type[MetricBlock]) -> dict[str, Any]:

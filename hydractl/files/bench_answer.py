@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hydractl.files.model_records import FILE_HASH
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema
 
 Positive = Annotated[float, Field(gt=0)]
 PositiveCount = Annotated[int, Field(gt=0)]
@@ -17,25 +17,29 @@ PositiveCount = Annotated[int, Field(gt=0)]
 class LatencyRecord(Record):
     """Times of one call on one batch, in milliseconds."""
 
-    median: Annotated[Positive, told("Median of the runs.")]
+    median: Positive
+    """Median of the runs."""
     mean: Number = optional("Mean of the runs.")
     std: Number = null("Standard deviation of the runs, with n - 1; null for one run.")
     min: Number = optional("The fastest run.")
     max: Number = optional("The slowest run.")
     q25: Number = optional("First quartile of the runs.")
     q75: Number = optional("Third quartile of the runs.")
-    runs: Annotated[Sequence[Positive], Field(min_length=1), told("Every run, in the order of the rounds.")]
+    runs: Annotated[Sequence[Positive], Field(min_length=1)]
+    """Every run, in the order of the rounds."""
 
 
 class TimedFigures(Record):
     """The figures of timed runs."""
 
-    latency_ms: Annotated[LatencyRecord, told("How long a call takes.")]
-    throughput_per_s: Annotated[Positive, told("Batch size over median latency.")]
-    ratio: Annotated[Positive, told("Median over rounds of the time over the first model's in the same round.")]
-    ratio_ci: Annotated[
-        Sequence[Positive], Field(min_length=2, max_length=2), told("95 % bootstrap interval of the ratio.")
-    ]
+    latency_ms: LatencyRecord
+    """How long a call takes."""
+    throughput_per_s: Positive
+    """Batch size over median latency."""
+    ratio: Positive
+    """Median over rounds of the time over the first model's in the same round."""
+    ratio_ci: Annotated[Sequence[Positive], Field(min_length=2, max_length=2)]
+    """95 % bootstrap interval of the ratio."""
     noisy: bool | None = null("Whether the runs scatter too far; null for fewer than five rounds.")
     peak_memory_bytes: Count | None = null("Most memory in use; null where it is not counted.")
 
@@ -54,20 +58,26 @@ class BenchCost(Record):
     input: BenchInput | None = optional("What it ran on.")
     checkpoint_bytes: Count | None = null("Size of the files; null where there are none.")
     members: Count | None = optional("Number of members.")
-    params: Annotated[PositiveCount, told("Number of stored parameters of all members.")]
-    macs: Annotated[PositiveCount, told("Multiply-adds of one sample.")]
+    params: PositiveCount
+    """Number of stored parameters of all members."""
+    macs: PositiveCount
+    """Multiply-adds of one sample."""
     bytes: Count | None = null("Size of the stored weights.")
     params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
-    mac_ratio: Annotated[Positive | None, told("`macs` over the first model's; null where they are not known.")]
+    mac_ratio: Positive | None
+    """`macs` over the first model's; null where they are not known."""
 
 
 class BenchSetting(Record):
     """What is timed."""
 
-    model: Annotated[str, told("Name of the row.")]
+    model: str
+    """Name of the row."""
     sha256: Any = null(FILE_HASH)
-    batch_size: Annotated[PositiveCount, told("Samples of a batch.")]
-    dtype: Annotated[str, told("Number format of the computation.")]
+    batch_size: PositiveCount
+    """Samples of a batch."""
+    dtype: str
+    """Number format of the computation."""
     device: str | None = optional("Where it ran.")
     compile: bool | None = optional("Whether it was compiled.")
     compile_mode: str | None = null("Mode of `torch.compile`; null where it was not compiled.")
@@ -97,7 +107,8 @@ class BenchAnswer(Result):
     """What `hydractl bench` measured."""
 
     schema_: Literal["hydractl.bench/1"] = schema("hydractl.bench/1")
-    results: Annotated[Sequence[BenchRow], Field(min_length=1), told("A row for each model, batch size and dtype.")]
+    results: Annotated[Sequence[BenchRow], Field(min_length=1)]
+    """A row for each model, batch size and dtype."""
     batch_sizes: Sequence[Count] | None = optional("Of a dry run.")
     dtypes: Sequence[str] | None = optional("Of a dry run.")
     calls: Count | None = optional("How often a model would run; of a dry run.")

@@ -14,13 +14,14 @@ from hydractl.files.model_records import (
     DropoutRecord,
     ThresholdRecord,
 )
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema
 
 
 class CalibratedModelRecord(Record):
     """The model that was calibrated."""
 
-    name: Annotated[str, told("Its name.")]
+    name: str
+    """Its name."""
     sha256: Any = null(FILE_HASH)
     mc_dropout: DropoutRecord | None = optional("How the members were drawn by MC dropout.")
     prompt: Sequence[str] | None = optional("Templates of a zero-shot model.")
@@ -31,16 +32,21 @@ class ComparedScoreRecord(Record):
     """How well an OOD score tells the OOD validation sets from the validation data."""
 
     auroc: Number = null("Mean AUROC over the OOD validation sets; null where the score is constant.")
-    by_set: Annotated[Mapping[str, Number], told("By OOD validation set the AUROC.")]
+    by_set: Mapping[str, Number]
+    """By OOD validation set the AUROC."""
 
 
 class ChosenConformalRecord(Record):
     """The threshold of conformal prediction sets."""
 
-    method: Annotated[str, told("The conformity score.")]
-    alpha: Annotated[float, told("The error rate asked for.")]
-    qhat: Annotated[float, told("The threshold from the validation data.")]
-    n_val: Annotated[Count, told("Number of validation samples.")]
+    method: str
+    """The conformity score."""
+    alpha: float
+    """The error rate asked for."""
+    qhat: float
+    """The threshold from the validation data."""
+    n_val: Count
+    """Number of validation samples."""
 
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -58,7 +64,8 @@ class CalibrateAnswer(Result):
     """What `hydractl calibrate` chose."""
 
     schema_: Literal["hydractl.calibrate/1"] = schema("hydractl.calibrate/1")
-    model: Annotated[CalibratedModelRecord, told("The model.")]
+    model: CalibratedModelRecord
+    """The model."""
     calibration: CalibrationRecord | None = optional("The calibration of its averaged prediction.")
     threshold: ThresholdRecord | None = optional("The OOD score from which on a sample is flagged.")
     conformal: ChosenConformalRecord | None = optional("The threshold of prediction sets.")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from hydractl.files.model_records import ProvenanceRecord
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
 from hydractl.heads.mask import MOST_HEADS
 
 
@@ -23,15 +23,16 @@ def _whole_digests(hashes: str) -> str:
 class SeenRecord(Record):
     """One use of a data set by what is behind a file."""
 
-    by: Annotated[str, told("The verb that used it.")]
-    as_: Annotated[str, told("What it was used as: `id`, `ood`, `train`, `val`, `ood_val` or `calibration`.")]
-    data: Annotated[str, told("Fingerprint of the data set.")]
-    n: Annotated[Count, told("Number of its samples that were used.")]
-    hashes: Annotated[
-        str,
-        AfterValidator(_whole_digests),
-        told("Base64 of the first six bytes of each sample's SHA-256, ascending, each once."),
-    ]
+    by: str
+    """The verb that used it."""
+    as_: str
+    """What it was used as: `id`, `ood`, `train`, `val`, `ood_val` or `calibration`."""
+    data: str
+    """Fingerprint of the data set."""
+    n: Count
+    """Number of its samples that were used."""
+    hashes: Annotated[str, AfterValidator(_whole_digests)]
+    """Base64 of the first six bytes of each sample's SHA-256, ascending, each once."""
     decoder: str | None = optional(
         "Versions of what decoded its images; empty for texts and arrays. Older files, whose fingerprints are of bytes "
         "as they were stored, lack it."
@@ -56,13 +57,15 @@ class MaskSiteRecord(Record):
     """The heads that a mask keeps at one site."""
 
     heads: HeadCount | None = optional("Number of heads before any pruning.")
-    kept: Annotated[Sequence[Count], AfterValidator(_each_once), told("The kept heads, in the original numbering.")]
+    kept: Annotated[Sequence[Count], AfterValidator(_each_once)]
+    """The kept heads, in the original numbering."""
 
 
 class KeptSite(MaskSiteRecord):
     """A site of a head map."""
 
-    site: Annotated[str, told("Path of the attention block.")]
+    site: str
+    """Path of the attention block."""
 
 
 class MaskRecord(Result):
@@ -70,7 +73,8 @@ class MaskRecord(Result):
 
     schema_: Literal["hydractl.mask/1"] = schema("hydractl.mask/1")
     arch: str | None = optional("Architecture of the model.")
-    sites: Annotated[Mapping[str, MaskSiteRecord], told("Every site of the model, by path.")]
+    sites: Mapping[str, MaskSiteRecord]
+    """Every site of the model, by path."""
     source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed it was made by.")
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
 
@@ -86,7 +90,8 @@ class ScoresAnswer(Result, extra="allow"):
     schema_: Literal["hydractl.scores/1"] = schema("hydractl.scores/1")
     arch: str | None = optional("Architecture of the model.")
     method: str | None = optional("The criterion.")
-    sites: Annotated[Mapping[str, Sequence[Number]], told("By site one number a head; null for one that is gone.")]
+    sites: Mapping[str, Sequence[Number]]
+    """By site one number a head; null for one that is gone."""
     cahp: Mapping[str, object] | None = optional("Of this method how many heads to keep, and which.")
     source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed they were made by.")
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making them.")
@@ -103,72 +108,103 @@ class ScoresAnswer(Result, extra="allow"):
 class SearchCounts(Record):
     """The counts of one evaluation in a search."""
 
-    correct: Annotated[Count, told("How many ID samples are classified right.")]
-    n_id: Annotated[Count, told("Number of ID samples.")]
+    correct: Count
+    """How many ID samples are classified right."""
+    n_id: Count
+    """Number of ID samples."""
     two_u: Count | None = null("Twice the Mann-Whitney U; null without OOD data.")
     n_ood: Count | None = null("Number of OOD samples; null without OOD data.")
     nll: Count | None = optional("Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = optional("Summed Brier score, likewise.")
-    score: Annotated[float, told("The objective as a number.")]
+    score: float
+    """The objective as a number."""
 
 
 class RemovedHead(Record):
     """A head that a search removed."""
 
-    site: Annotated[str, told("Site of the removed head.")]
-    head: Annotated[Count, told("The removed head, in the original numbering.")]
+    site: str
+    """Site of the removed head."""
+    head: Count
+    """The removed head, in the original numbering."""
 
 
 class RemovalRecord(SearchCounts):
     """One step of a search: the head removed, and the counts right after it."""
 
-    step: Annotated[Count, told("Number of the step, from 1.")]
-    site: Annotated[str, told("Site of the removed head.")]
-    head: Annotated[Count, told("The removed head, in the original numbering.")]
+    step: Count
+    """Number of the step, from 1."""
+    site: str
+    """Site of the removed head."""
+    head: Count
+    """The removed head, in the original numbering."""
 
 
 class RivalRecord(Record):
     """A head that could be removed instead on another machine."""
 
-    site: Annotated[str, told("Its site.")]
-    head: Annotated[Count, told("The head, in the original numbering.")]
-    score: Annotated[float, told("Its score.")]
-    most: Annotated[float, told("The most that its score may be on another machine.")]
+    site: str
+    """Its site."""
+    head: Count
+    """The head, in the original numbering."""
+    score: float
+    """Its score."""
+    most: float
+    """The most that its score may be on another machine."""
 
 
 class UndecidedStep(Record):
     """A step whose winner led by less than rounding."""
 
-    step: Annotated[Count, told("Number of the step.")]
-    lead: Annotated[float, told("The score of the step minus that of the best rival.")]
-    least: Annotated[float, told("The least that the score may be on another machine.")]
-    rivals: Annotated[Sequence[RivalRecord], told("The heads that could go there instead, the best first.")]
+    step: Count
+    """Number of the step."""
+    lead: float
+    """The score of the step minus that of the best rival."""
+    least: float
+    """The least that the score may be on another machine."""
+    rivals: Sequence[RivalRecord]
+    """The heads that could go there instead, the best first."""
 
 
 class SearchedGain(Record):
     """How the AUROC on the validation samples rose from the whole model to the last step."""
 
-    before: Annotated[float, told("Of the model that the search began with.")]
-    after: Annotated[float, told("After the last step.")]
-    corrected: Annotated[float, told("The share of wrongly ordered pairs of an ID and an OOD sample put right.")]
-    low: Annotated[bool, told("Whether that is below what was seen to help.")]
+    before: float
+    """Of the model that the search began with."""
+    after: float
+    """After the last step."""
+    corrected: float
+    """The share of wrongly ordered pairs of an ID and an OOD sample put right."""
+    low: bool
+    """Whether that is below what was seen to help."""
 
 
 class SearchEstimate(Result):
     """What a dry run tells of a search for circuits."""
 
     schema_: Literal["hydractl.circuit/2"] = schema("hydractl.circuit/2")
-    model: Annotated[str, told("Name of the model.")]
-    budget: Annotated[Count, told("How many heads it would remove.")]
-    heads: Annotated[Count, told("How many there are.")]
-    objectives: Annotated[Sequence[str], told("What each circuit maximises.")]
-    evaluations_per_objective: Annotated[Count, told("Evaluations of the whole data for each objective.")]
-    sample_blocks_naive: Annotated[Count, told("About how many blocks run in the plain algorithm, for each sample.")]
-    sample_blocks: Annotated[Count, told("The same of this search.")]
-    seconds: Annotated[float, told("About how long that takes.")]
-    memory_bytes: Annotated[Count, told("Size of what is kept between evaluations.")]
-    chunks: Annotated[Count, told("Into how many parts the data are cut.")]
-    files_: Annotated[Sequence[str], told("What it would write.")]
+    model: str
+    """Name of the model."""
+    budget: Count
+    """How many heads it would remove."""
+    heads: Count
+    """How many there are."""
+    objectives: Sequence[str]
+    """What each circuit maximises."""
+    evaluations_per_objective: Count
+    """Evaluations of the whole data for each objective."""
+    sample_blocks_naive: Count
+    """About how many blocks run in the plain algorithm, for each sample."""
+    sample_blocks: Count
+    """The same of this search."""
+    seconds: float
+    """About how long that takes."""
+    memory_bytes: Count
+    """Size of what is kept between evaluations."""
+    chunks: Count
+    """Into how many parts the data are cut."""
+    files_: Sequence[str]
+    """What it would write."""
 
 
 class CircuitAnswer(Result):
@@ -186,7 +222,8 @@ class CircuitAnswer(Result):
     loss_unit: float | None = optional("The unit of `nll` and `brier`.")
     sites: Mapping[str, Count] | None = optional("By site its number of heads.")
     base: SearchCounts | None = optional("The counts before the first removal.")
-    removed: Annotated[Sequence[RemovalRecord], told("The removals in order.")]
+    removed: Sequence[RemovalRecord]
+    """The removals in order."""
     gain: SearchedGain | None = optional("What the OOD validation samples gained; with OOD data, but not headmap.")
     rounding: Sequence[UndecidedStep] | None = optional("The steps whose winner led by less than rounding.")
     source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed it was made by.")
@@ -202,7 +239,8 @@ class CircuitHeads(Record):
     """What of a circuit tells which heads it keeps; one that was made by hand has no counts."""
 
     sites: Mapping[str, HeadCount] = sparse("By site its number of heads.", {})
-    removed: Annotated[Sequence[RemovedHead], told("The removals in order.")]
+    removed: Sequence[RemovedHead]
+    """The removals in order."""
     start_mask: MaskRecord | None = optional("The heads that the search began with, where some were gone.")
 
     @property
@@ -223,7 +261,8 @@ class CircuitsAnswer(Result):
     """Circuits of several objectives."""
 
     schema_: Literal["hydractl.circuits/1"] = schema("hydractl.circuits/1")
-    circuits: Annotated[Sequence[CircuitAnswer], told("One for each objective.")]
+    circuits: Sequence[CircuitAnswer]
+    """One for each objective."""
 
     def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
         return [circuit.to_dict() for circuit in self.circuits]

@@ -32,7 +32,6 @@ from hydractl.files.results import (
     optional,
     schema,
     sparse,
-    told,
 )
 from hydractl.jsonio import shown
 
@@ -89,8 +88,10 @@ class OodSetMetrics(MetricBlock):
 class PairDiversity(MetricBlock):
     """Metrics of how two members differ."""
 
-    a: Annotated[Count, told("Number of the first member, from 0.")]
-    b: Annotated[Count, told("Number of the second member.")]
+    a: Count
+    """Number of the first member, from 0."""
+    b: Count
+    """Number of the second member."""
     kind = "diversity"
 
 
@@ -140,34 +141,46 @@ class CurveRecord(Record):
 class ReliabilityCurve(CurveRecord):
     """A reliability diagram: bins of equal width, and Wilson intervals of their accuracy."""
 
-    edges: Annotated[Edges, told("Edges of the bins of confidence, one more than there are bins.")]
-    n: Annotated[Sequence[Count], told("Number of samples in each bin.")]
-    confidence: Annotated[Sequence[Number], told("Mean confidence in each bin; null of an empty one.")]
-    accuracy: Annotated[Sequence[Number], told("Accuracy in each bin; null of an empty one.")]
-    low: Annotated[Sequence[Number], told("Lower end of the interval of the accuracy; null of an empty bin.")]
-    high: Annotated[Sequence[Number], told("Upper end of the interval of the accuracy; null of an empty bin.")]
+    edges: Edges
+    """Edges of the bins of confidence, one more than there are bins."""
+    n: Sequence[Count]
+    """Number of samples in each bin."""
+    confidence: Sequence[Number]
+    """Mean confidence in each bin; null of an empty one."""
+    accuracy: Sequence[Number]
+    """Accuracy in each bin; null of an empty one."""
+    low: Sequence[Number]
+    """Lower end of the interval of the accuracy; null of an empty bin."""
+    high: Sequence[Number]
+    """Upper end of the interval of the accuracy; null of an empty bin."""
 
 
 class RiskCoverageCurve(CurveRecord):
     """Risk over coverage, by confidence."""
 
-    coverage: Annotated[Sequence[float], told("Shares of samples that are answered, ascending.")]
-    risk: Annotated[Sequence[float], told("Share of wrong answers among them.")]
+    coverage: Sequence[float]
+    """Shares of samples that are answered, ascending."""
+    risk: Sequence[float]
+    """Share of wrong answers among them."""
 
 
 class RocCurve(CurveRecord):
     """The ROC curve of an OOD set."""
 
-    fpr: Annotated[Sequence[float], Field(min_length=1), told("Shares of ID samples that are flagged.")]
-    tpr: Annotated[Sequence[float], Field(min_length=1), told("Shares of OOD samples that are flagged.")]
+    fpr: Annotated[Sequence[float], Field(min_length=1)]
+    """Shares of ID samples that are flagged."""
+    tpr: Annotated[Sequence[float], Field(min_length=1)]
+    """Shares of OOD samples that are flagged."""
 
 
 class ScoreHistograms(CurveRecord, extra="allow"):
     """Histograms of OOD scores: `edges`, and by data set the number of samples in each bin."""
 
     __pydantic_extra__: dict[str, Sequence[Count]]
-    edges: Annotated[Edges, told("Edges of the bins, one more than there are bins.")]
-    id: Annotated[Sequence[Count], told("Number of ID samples in each bin.")]
+    edges: Edges
+    """Edges of the bins, one more than there are bins."""
+    id: Sequence[Count]
+    """Number of ID samples in each bin."""
 
     @property
     def ood(self) -> Mapping[str, Sequence[int]]:
@@ -209,7 +222,8 @@ class ConformalSets(Record):
 class EvaluatedModel(Record):
     """What the row of a model begins with."""
 
-    name: Annotated[str, told("Name of the row.")]
+    name: str
+    """Name of the row."""
     sha256: Any = null(FILE_HASH)
     ood_score: str | None = optional("The OOD score of the OOD metrics and curves.")
 
@@ -217,7 +231,8 @@ class EvaluatedModel(Record):
 class IdData(Record):
     """What was measured of the ID data."""
 
-    id: Annotated[SampleMetrics, told("Metrics of the ID data.")]
+    id: SampleMetrics
+    """Metrics of the ID data."""
 
 
 class RowMetrics(OodDetection, IdData):
@@ -301,7 +316,8 @@ class EvalAnswer(Result):
     """What `hydractl eval` measured."""
 
     schema_: Literal["hydractl.eval/2"] = schema("hydractl.eval/2")
-    models: Annotated[Sequence[EvalRow], Field(min_length=1), told("A row for each model; names differ.")]
+    models: Annotated[Sequence[EvalRow], Field(min_length=1)]
+    """A row for each model; names differ."""
     test: Mapping[str, DataSetRecord] = optional(
         "The data sets that were tested on, by name: `id` and the OOD sets.", {}
     )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from hydractl.files.model_records import ModelSize
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
 
 
 class SelfCheckRecord(Record):
     """Fused members against the same members run alone, before the file was written."""
 
-    inputs: Annotated[str, told("What they ran on.")]
-    max_abs_logit: Annotated[float, told("The largest logit, without its sign.")]
-    member_max_abs: Annotated[Sequence[float], told("By member the largest difference of a logit: rounding.")]
-    merge_max_abs: Annotated[Sequence[float], told("By member the largest change of a logit by averaging.")]
+    inputs: str
+    """What they ran on."""
+    max_abs_logit: float
+    """The largest logit, without its sign."""
+    member_max_abs: Sequence[float]
+    """By member the largest difference of a logit: rounding."""
+    merge_max_abs: Sequence[float]
+    """By member the largest change of a logit by averaging."""
     merge_agreement: Sequence[float] | None = optional(
         "By member the share of inputs whose answer averaging keeps; not of bodies."
     )
@@ -23,7 +27,8 @@ class SelfCheckRecord(Record):
         "By member the mean shift of log p by averaging, in nats; not of bodies."
     )
     pool_max_abs: Number = optional("The largest difference of an averaged probability: rounding; not of bodies.")
-    tolerance: Annotated[float, told("The largest difference of a logit that is allowed.")]
+    tolerance: float
+    """The largest difference of a logit that is allowed."""
     mi: Number = optional("Mutual information of the fused members, in nats; not of bodies.")
     disagreement: Number = optional(
         "Share of pairs of fused members that disagree; null for one member, not of bodies."
@@ -33,40 +38,55 @@ class SelfCheckRecord(Record):
 class AveragingLimits(Record):
     """The most that averaging may do where `--merge auto` averages."""
 
-    distance: Annotated[float, told("Relative distance of a member from the mean.")]
-    log_p: Annotated[float, told("Mean shift of log p, in nats.")]
+    distance: float
+    """Relative distance of a member from the mean."""
+    log_p: float
+    """Mean shift of log p, in nats."""
 
 
 class AveragingRecord(Record):
     """What averaging the members does to them, done or not."""
 
-    asked: Annotated[str | Sequence[str], told("The value of `--merge`: `auto`, or parts.")]
-    parts: Annotated[Sequence[str], told("The parts that are, or would be, averaged.")]
-    done: Annotated[bool, told("Whether they are.")]
-    harmful: Annotated[bool, told("Whether a limit is passed.")]
-    distance: Annotated[Sequence[float], told("By member the distance of its weights from the mean, relative to them.")]
-    limits: Annotated[AveragingLimits, told("What is allowed.")]
-    merge_max_abs: Annotated[Sequence[float], told("As of the self-check.")]
+    asked: str | Sequence[str]
+    """The value of `--merge`: `auto`, or parts."""
+    parts: Sequence[str]
+    """The parts that are, or would be, averaged."""
+    done: bool
+    """Whether they are."""
+    harmful: bool
+    """Whether a limit is passed."""
+    distance: Sequence[float]
+    """By member the distance of its weights from the mean, relative to them."""
+    limits: AveragingLimits
+    """What is allowed."""
+    merge_max_abs: Sequence[float]
+    """As of the self-check."""
     merge_agreement: Sequence[float] | None = optional("As of the self-check.")
     merge_log_p: Sequence[float] | None = optional("As of the self-check.")
-    parameters: Annotated[Count, told("Parameters of the averaged model.")]
+    parameters: Count
+    """Parameters of the averaged model."""
 
 
 class FusedMember(Record):
     """A model that was fused."""
 
-    name: Annotated[str, told("Its name.")]
+    name: str
+    """Its name."""
     sha256: str | None = optional("SHA-256 of its file; not in a plan.")
-    heads: Annotated[Sequence[Count], told("Number of heads kept at each site.")]
+    heads: Sequence[Count]
+    """Number of heads kept at each site."""
     kind: str | None = optional("`dense`, `pruned` or `fused`.")
 
 
 class FusedSizes(Record):
     """What members and the fused model take."""
 
-    single: Annotated[ModelSize, told("The first member.")]
-    members: Annotated[ModelSize, told("All members run separately.")]
-    fused: Annotated[ModelSize, told("The fused model.")]
+    single: ModelSize
+    """The first member."""
+    members: ModelSize
+    """All members run separately."""
+    fused: ModelSize
+    """The fused model."""
     dense_macs: Count | None = optional("Multiply-adds of the model with all heads.")
     dense_params: Count | None = optional("Parameters of the model with all heads.")
     mac_ratio: Number = optional("Multiply-adds of the fused model over those of the model with all heads.")
@@ -75,11 +95,16 @@ class FusedSizes(Record):
 class SharedTower(Record):
     """What of one tower runs once for all members, and where they part."""
 
-    tower: Annotated[str, told("`main`, or `visual` or `text` in a model with two towers.")]
-    blocks: Annotated[Count, told("Number of its blocks.")]
-    stem: Annotated[bool, told("Whether what comes before the blocks runs once.")]
-    blocks_once: Annotated[Count, told("How many leading blocks run once.")]
-    attention_once: Annotated[bool, told("Whether the attention behind them does.")]
+    tower: str
+    """`main`, or `visual` or `text` in a model with two towers."""
+    blocks: Count
+    """Number of its blocks."""
+    stem: bool
+    """Whether what comes before the blocks runs once."""
+    blocks_once: Count
+    """How many leading blocks run once."""
+    attention_once: bool
+    """Whether the attention behind them does."""
     parts_at: str | None = null("Where members part; null where they never do.")
     differs: str | None = null("In what they differ there.")
     hint: str | None = null("What would make them part later.")
@@ -101,19 +126,21 @@ class FuseAnswer(Result):
     """What `hydractl fuse --json` prints."""
 
     schema_: Literal["hydractl.fuse/1"] = schema("hydractl.fuse/1")
-    output: Annotated[str, told("The fused checkpoint.")]
-    arch: Annotated[str, told("Architecture of the members.")]
-    merge: Annotated[Sequence[str], told("What was averaged; empty where members are kept whole.")]
-    members: Annotated[Sequence[FusedMember], told("Name, SHA-256, heads by site and kind of each member.")]
-    parameters: Annotated[Mapping[str, Count], told("Parameters `averaged`, `equal` in all members and `per_member`.")]
+    output: str
+    """The fused checkpoint."""
+    arch: str
+    """Architecture of the members."""
+    merge: Sequence[str]
+    """What was averaged; empty where members are kept whole."""
+    members: Sequence[FusedMember]
+    """Name, SHA-256, heads by site and kind of each member."""
+    parameters: Mapping[str, Count]
+    """Parameters `averaged`, `equal` in all members and `per_member`."""
     shared: Sequence[SharedTower] = sparse("By tower what runs once, and where members part.", [])
-    cost: Annotated[
-        FusedSizes,
-        told(
-            "Of the first member (`single`), of all members run separately and of the fused model; parameters "
-            "and mult-adds of the model with all heads; the ratio of mult-adds to that."
-        ),
-    ]
+    cost: FusedSizes
+    """Of the first member (`single`), of all members run separately and of the fused model; parameters and mult-adds of
+    the model with all heads; the ratio of mult-adds to that.
+    """
     self_check: SelfCheckRecord | None = optional("The check of the fused model.")
     averaging: AveragingRecord | None = optional("What averaging does; not there with `--merge none`.")
     sha256: str | None = optional("SHA-256 of the fused checkpoint.")

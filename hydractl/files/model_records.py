@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from hydractl.files.results import Count, Number, Record, null, optional, told
+from hydractl.files.results import Count, Number, Record, null, optional
 from hydractl.heads.mask import MOST_HEADS
 
 FILE_HASH = "SHA-256 of its file; a list where several run one after another."
@@ -25,14 +25,13 @@ def _heads_there(kept: Sequence[Sequence[int]], info: ValidationInfo) -> Sequenc
 class SiteHeadsRecord(Record):
     """The heads at one site."""
 
-    site: Annotated[str, told("Path of the attention block in the library's own model.")]
+    site: str
+    """Path of the attention block in the library's own model."""
     tower: str | None = optional("`main`, or `visual` or `text` in a model with two towers.")
-    heads: Annotated[Count, Field(le=MOST_HEADS), told("Number of heads before any pruning.")]
-    kept: Annotated[
-        Sequence[Sequence[Count]],
-        AfterValidator(_heads_there),
-        told("For each member its kept heads, in the original numbering."),
-    ]
+    heads: Annotated[Count, Field(le=MOST_HEADS)]
+    """Number of heads before any pruning."""
+    kept: Annotated[Sequence[Sequence[Count]], AfterValidator(_heads_there)]
+    """For each member its kept heads, in the original numbering."""
 
     def kept_by(self, member: int) -> Sequence[int]:
         """Return the heads that one member keeps; empty if the site has fewer members."""
@@ -103,9 +102,12 @@ class ProvenanceRecord(Record):
 class DropoutRecord(Record):
     """How the members were drawn by MC dropout."""
 
-    p: Annotated[float, told("Probability to drop.")]
-    passes: Annotated[Count, told("Number of passes.")]
-    seed: Annotated[Count, told("Seed of the masks.")]
+    p: float
+    """Probability to drop."""
+    passes: Count
+    """Number of passes."""
+    seed: Count
+    """Seed of the masks."""
 
 
 class DataSetRecord(Record):
@@ -130,9 +132,12 @@ class ScoreDataRecord(DataSetRecord):
 class FittedOnRecord(DataSetRecord):
     """The validation set of a stored calibration."""
 
-    spec: Annotated[str, told("The SPEC it was asked for by.")]
-    n: Annotated[Count, told("Number of samples.")]
-    fingerprint: Annotated[str, told("SHA-256 of its samples and labels.")]
+    spec: str
+    """The SPEC it was asked for by."""
+    n: Count
+    """Number of samples."""
+    fingerprint: str
+    """SHA-256 of its samples and labels."""
 
 
 class CalibrationRecord(Record):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from hydractl.files.results import Count, Interval, Number, Record, Result, optional, schema, told
+from hydractl.files.results import Count, Interval, Number, Record, Result, optional, schema
 
 
 class PredictingModelRecord(Record):
     """The model that predicted, and what its checkpoint holds for it."""
 
-    name: Annotated[str, told("Its name.")]
-    sha256: Annotated[str, told("SHA-256 of its file.")]
-    members: Annotated[Count, told("Number of its members.")]
-    ood_score: Annotated[str, told("Its OOD score.")]
-    threshold: Annotated[
-        float | None, told("The score from which on a sample is flagged; null where the file holds none.")
-    ]
+    name: str
+    """Its name."""
+    sha256: str
+    """SHA-256 of its file."""
+    members: Count
+    """Number of its members."""
+    ood_score: str
+    """Its OOD score."""
+    threshold: float | None
+    """The score from which on a sample is flagged; null where the file holds none."""
     temperature: float | None = optional("The temperature of its averaged prediction; null for none, or one a class.")
     conformal: float | None = optional("The error rate that its prediction sets were made for.")
 
@@ -25,34 +28,45 @@ class PredictingModelRecord(Record):
 class FlaggedRecord(Record):
     """The samples that are flagged as OOD."""
 
-    n: Annotated[Count, told("How many.")]
-    share: Annotated[Number, told("Their share of all samples; null without samples.")]
-    ci: Annotated[Interval | None, told("The 95 % interval of that share, by Wilson; null without samples.")]
+    n: Count
+    """How many."""
+    share: Number
+    """Their share of all samples; null without samples."""
+    ci: Interval | None
+    """The 95 % interval of that share, by Wilson; null without samples."""
 
 
 class PredictedClassRecord(Record):
     """A class, and how often it was predicted."""
 
-    label: Annotated[str | int, told("Its name, or its number where it has none.")]
-    n: Annotated[Count, told("Number of samples.")]
+    label: str | int
+    """Its name, or its number where it has none."""
+    n: Count
+    """Number of samples."""
 
 
 class SkippedRecord(Record):
     """The samples that could not be read."""
 
-    n: Annotated[Count, told("How many.")]
-    ids: Annotated[Sequence[str], told("The first 1,000 of them.")]
+    n: Count
+    """How many."""
+    ids: Sequence[str]
+    """The first 1,000 of them."""
 
 
 class PredictAnswer(Result):
     """What `hydractl predict` found, over all samples."""
 
     schema_: Literal["hydractl.predict/1"] = schema("hydractl.predict/1")
-    model: Annotated[PredictingModelRecord, told("The model.")]
-    n: Annotated[Count, told("Number of samples that were predicted.")]
-    confidence: Annotated[Number, told("Their mean confidence; null without samples.")]
+    model: PredictingModelRecord
+    """The model."""
+    n: Count
+    """Number of samples that were predicted."""
+    confidence: Number
+    """Their mean confidence; null without samples."""
     ood: FlaggedRecord | None = optional("The samples that are flagged, where there is a threshold.")
-    classes: Annotated[Sequence[PredictedClassRecord], told("The predicted classes, the most frequent first.")]
+    classes: Sequence[PredictedClassRecord]
+    """The predicted classes, the most frequent first."""
     skipped: SkippedRecord | None = optional("The samples that could not be read, where there are some.")
     cut: Count | None = optional("Number of texts that were longer than the model reads, where there are some.")
     output: str | None = optional("The file that has a line for each sample; null where they were printed.")

@@ -17,19 +17,21 @@ from hydractl.files.model_records import (
     ThresholdRecord,
     TrainingRecord,
 )
-from hydractl.files.results import Count, Record, Result, null, optional, schema, sparse, told
+from hydractl.files.results import Count, Record, Result, null, optional, schema, sparse
 
 
 class PredictedSiteRecord(SiteHeadsRecord):
     """The heads at one site."""
 
-    tower: Annotated[str, told("`main`, or `visual` or `text` in a model with two towers.")]
+    tower: str
+    """`main`, or `visual` or `text` in a model with two towers."""
 
 
 class StoredScoreRecord(Record):
     """An OOD score."""
 
-    score: Annotated[str, told("Its name.")]
+    score: str
+    """Its name."""
 
 
 class DecisiveRecord(Record):
@@ -47,7 +49,8 @@ class DecisiveRecord(Record):
 class PredictedModelRecord(DecisiveRecord):
     """The model that predictions are of, and what decides them."""
 
-    name: Annotated[str, told("Name of the row.")]
+    name: str
+    """Name of the row."""
     sha256: Any = optional(FILE_HASH)
     labels: Annotated[Sequence[str], Field(min_length=1)] | None = null("Names of the classes, where they are known.")
     heads: Sequence[PredictedSiteRecord] | None = optional("The heads at each site; empty where members differ.")
@@ -67,20 +70,27 @@ SetGroup = Literal["near", "far"]
 class PredictedSetRecord(Record):
     """One data set, whose tensors have its place in the list in their names."""
 
-    name: Annotated[str, told("`id`, the name of an OOD set, or `CORRUPTION/SEVERITY`.")]
-    role: Annotated[SetRole, told("What the set is for.")]
-    group: Annotated[SetGroup | None, told("Of an OOD set `near` or `far`, where that was said.")]
-    n: Annotated[Count, told("Number of samples.")]
-    fingerprint: Annotated[str, told("SHA-256 of its samples and labels.")]
-    labelled: Annotated[bool, told("Whether labels are known.")]
-    seen: Annotated[Count, told("How many of its samples the model had seen before.")]
+    name: str
+    """`id`, the name of an OOD set, or `CORRUPTION/SEVERITY`."""
+    role: SetRole
+    """What the set is for."""
+    group: SetGroup | None
+    """Of an OOD set `near` or `far`, where that was said."""
+    n: Count
+    """Number of samples."""
+    fingerprint: str
+    """SHA-256 of its samples and labels."""
+    labelled: bool
+    """Whether labels are known."""
+    seen: Count
+    """How many of its samples the model had seen before."""
 
 
 class PredictionsRecord(Result):
     """The metadata of stored predictions, under `hydractl` in the header of their file."""
 
     schema_: Literal["hydractl.predictions/3"] = schema("hydractl.predictions/3")
-    model: Annotated[PredictedModelRecord, told("The model, and what decides its logits.")]
-    sets: Annotated[
-        Sequence[PredictedSetRecord], Field(min_length=1), told("The data sets, in the order of the tensors.")
-    ]
+    model: PredictedModelRecord
+    """The model, and what decides its logits."""
+    sets: Annotated[Sequence[PredictedSetRecord], Field(min_length=1)]
+    """The data sets, in the order of the tensors."""

@@ -5,7 +5,7 @@ read its fields. The published schemas come from the same declarations (``docs/m
 
 A field is one of four kinds::
 
-    name: Annotated[str, told("Its name.")]                  # needed
+    name: str                                                # needed; its description is a docstring below it
     size: Number = null("Its size; null if unknown.")        # written as null if it is None
     note: str | None = optional("What to know of it.")       # left out if it is None
     seen: Mapping[str, Count] = sparse("How many.", {})      # left out if it is empty
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     import pandas
 
 # --- kinds of fields --------------------------------------------------------------------------------------------------
-
-
-def told(text: str) -> Any:
-    """Return the description of a field, for ``Annotated``; without a default, every record has the field."""
-    return Field(description=text)
 
 
 def null(text: str) -> Any:

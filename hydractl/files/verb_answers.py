@@ -6,11 +6,11 @@ Their documents hold more than tables show; the records have fields only for the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from hydractl.files.circuit_answer import KeptSite, MaskRecord
 from hydractl.files.model_records import FILE_HASH, EpochRecord, ModelSize
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse, told
+from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
 
 # --- trainings --------------------------------------------------------------------------------------------------------
 
@@ -18,7 +18,8 @@ from hydractl.files.results import Count, Number, Record, Result, null, optional
 class LearningRateTrial(Record):
     """What one learning rate of several reached."""
 
-    lr: Annotated[float, told("The learning rate.")]
+    lr: float
+    """The learning rate."""
     val_accuracy: Number = null("Accuracy on the validation data; null where it failed.")
     val_nll: Number = null("Negative log-likelihood of the validation data; null where it failed.")
     error: str | None = optional("Why it failed.")
@@ -31,26 +32,35 @@ class LearningRateTrial(Record):
 class RecipeSetting(Record):
     """An option of a training in effect."""
 
-    value: Annotated[Any, told("Its value.")]
-    source: Annotated[str, told("Where the value comes from.")]
+    value: Any
+    """Its value."""
+    source: str
+    """Where the value comes from."""
 
 
 class TrainedFile(Record):
     """One of several files of a training, each of which has a member."""
 
-    output: Annotated[str, told("The file.")]
-    member: Annotated[Count, told("Number of the member, from 1.")]
+    output: str
+    """The file."""
+    member: Count
+    """Number of the member, from 1."""
     sha256: str | None = optional("SHA-256 of the file; not of a plan.")
 
 
 class TrainingPlan(Record):
     """What is known of a training before it begins."""
 
-    output: Annotated[str, told("The file that it writes, the last of several.")]
-    model: Annotated[str, told("Name of the model that is trained.")]
-    samples: Annotated[Count, told("Number of training samples.")]
-    steps: Annotated[Count, told("Number of steps.")]
-    cost: Annotated[Mapping[str, Count], told("What the model takes: parameters, multiply-adds of a sample, bytes.")]
+    output: str
+    """The file that it writes, the last of several."""
+    model: str
+    """Name of the model that is trained."""
+    samples: Count
+    """Number of training samples."""
+    steps: Count
+    """Number of steps."""
+    cost: Mapping[str, Count]
+    """What the model takes: parameters, multiply-adds of a sample, bytes."""
     files_: Sequence[TrainedFile] | None = optional("The files, where the training has several.")
     val_left_out: Count | None = optional("Validation samples that are left out, as they are training data.")
 
@@ -59,22 +69,29 @@ class FinetuneAnswer(TrainingPlan, Result):
     """A finished training."""
 
     schema_: Literal["hydractl.finetune/2"] = schema("hydractl.finetune/2")
-    epochs: Annotated[Sequence[EpochRecord], told("Its epochs in order.")]
-    kept_epoch: Annotated[Count | None, told("The epoch whose weights were kept; null where none was chosen.")]
-    stopped_early: Annotated[bool | None, told("Whether it ended for want of a better validation accuracy.")]
-    lr: Annotated[float, told("The learning rate.")]
+    epochs: Sequence[EpochRecord]
+    """Its epochs in order."""
+    kept_epoch: Count | None
+    """The epoch whose weights were kept; null where none was chosen."""
+    stopped_early: bool | None
+    """Whether it ended for want of a better validation accuracy."""
+    lr: float
+    """The learning rate."""
     trained_params: Count | None = optional("How many numbers were trained; not of one that was finished before.")
     grid: Sequence[LearningRateTrial] | None = optional("What each learning rate reached, where several were tried.")
     loss_curve: Sequence[float] | None = optional("The loss at even places; not of one that was finished before.")
-    sha256: Annotated[str, told("SHA-256 of the file, the last of several.")]
+    sha256: str
+    """SHA-256 of the file, the last of several."""
     recipe: Mapping[str, RecipeSetting] = sparse("By name the options in effect; of a dry run.", {})
 
 
 class NamedTraining(Record):
     """Which of several trainings it is."""
 
-    name: Annotated[str, told("Its output without the ending.")]
-    seed: Annotated[int, told("Seed of the training.")]
+    name: str
+    """Its output without the ending."""
+    seed: int
+    """Seed of the training."""
 
 
 class TrainedMember(FinetuneAnswer, NamedTraining):
@@ -87,7 +104,8 @@ class FinetunesAnswer(Result):
     """Several finished trainings."""
 
     schema_: Literal["hydractl.finetunes/2"] = schema("hydractl.finetunes/2")
-    members: Annotated[Sequence[TrainedMember], told("The trainings in order.")]
+    members: Sequence[TrainedMember]
+    """The trainings in order."""
     recipe: Mapping[str, RecipeSetting] = sparse("By name the options in effect; of a dry run.", {})
 
 
@@ -97,21 +115,30 @@ class FinetunesAnswer(Result):
 class PosteriorPlan(Record):
     """What is known of a Laplace approximation before it is fitted."""
 
-    output: Annotated[str, told("The file that it writes.")]
-    model: Annotated[str, told("Name of the model.")]
-    arch: Annotated[str, told("Its architecture.")]
-    members: Annotated[Count, told("Number of members, each of which has a posterior of its own.")]
-    samples: Annotated[Count, told("Number of training samples.")]
-    pseudo_data: Annotated[int | float, told("Number of samples that the curvature counts as.")]
+    output: str
+    """The file that it writes."""
+    model: str
+    """Name of the model."""
+    arch: str
+    """Its architecture."""
+    members: Count
+    """Number of members, each of which has a posterior of its own."""
+    samples: Count
+    """Number of training samples."""
+    pseudo_data: int | float
+    """Number of samples that the curvature counts as."""
 
 
 class LaplaceAnswer(PosteriorPlan, Result):
     """A model with a Laplace approximation over its last linear layers."""
 
     schema_: Literal["hydractl.laplace/1"] = schema("hydractl.laplace/1")
-    prior: Annotated[Sequence[Mapping[str, float]], told("By member and tower the precision of the prior.")]
-    chosen_by: Annotated[str, told("What chose it: `given`, `nll` on validation data, or `marginal likelihood`.")]
-    sha256: Annotated[str, told("SHA-256 of the file.")]
+    prior: Sequence[Mapping[str, float]]
+    """By member and tower the precision of the prior."""
+    chosen_by: str
+    """What chose it: `given`, `nll` on validation data, or `marginal likelihood`."""
+    sha256: str
+    """SHA-256 of the file."""
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -120,17 +147,23 @@ class LaplaceAnswer(PosteriorPlan, Result):
 class SizeChange(Record):
     """What a model takes before and after pruning."""
 
-    before: Annotated[ModelSize, told("Before.")]
-    after: Annotated[ModelSize, told("After.")]
+    before: ModelSize
+    """Before."""
+    after: ModelSize
+    """After."""
 
 
 class PrunedWeights(Record):
     """How many single weights are pruned."""
 
-    share: Annotated[float, told("The share of all parameters that is to stay.")]
-    parameters: Annotated[Count, told("Number of all parameters.")]
-    removable: Annotated[Count, told("Those that may be removed.")]
-    removed: Annotated[Count, told("Those that are removed.")]
+    share: float
+    """The share of all parameters that is to stay."""
+    parameters: Count
+    """Number of all parameters."""
+    removable: Count
+    """Those that may be removed."""
+    removed: Count
+    """Those that are removed."""
 
 
 class PruneAnswer(Result):
@@ -138,8 +171,10 @@ class PruneAnswer(Result):
 
     schema_: Literal["hydractl.prune/1"] = schema("hydractl.prune/1")
     output: str | None = optional("The file or folder that was written.")
-    model: Annotated[str, told("Name of the model before pruning.")]
-    arch: Annotated[str, told("Its architecture.")]
+    model: str
+    """Name of the model before pruning."""
+    arch: str
+    """Its architecture."""
     layout: str | None = optional("`sliced`, or `zeroed` where removed heads are zeros; not of single weights.")
     weights: PrunedWeights | None = optional("How many single weights are removed.")
     files_: Sequence[str] | None = optional("What a dry run would write.")
@@ -156,8 +191,10 @@ class PruneAnswer(Result):
 class HeadsOverlap(Record):
     """Two sets of heads compared."""
 
-    counts: Annotated[Sequence[Count], told("Number of heads in the first set and in the second.")]
-    shared: Annotated[Count, told("Number of the heads in both.")]
+    counts: Sequence[Count]
+    """Number of heads in the first set and in the second."""
+    shared: Count
+    """Number of the heads in both."""
     jaccard: Number = null("Shared heads over heads in either.")
     overlap: Number = null("Shared heads over those of the smaller set.")
     divergence: Number = null("Jensen-Shannon divergence over the sites, in bits.")
@@ -166,17 +203,22 @@ class HeadsOverlap(Record):
 class ComparedMasks(Record):
     """Two masks compared by what they keep and by what they remove."""
 
-    a: Annotated[str, told("Name of the first.")]
-    b: Annotated[str, told("Name of the second.")]
-    kept: Annotated[HeadsOverlap, told("Their kept heads.")]
-    removed: Annotated[HeadsOverlap, told("Their removed heads.")]
+    a: str
+    """Name of the first."""
+    b: str
+    """Name of the second."""
+    kept: HeadsOverlap
+    """Their kept heads."""
+    removed: HeadsOverlap
+    """Their removed heads."""
 
 
 class OverlapAnswer(Result):
     """The masks of several files compared."""
 
     schema_: Literal["hydractl.overlap/1"] = schema("hydractl.overlap/1")
-    pairs: Annotated[Sequence[ComparedMasks], told("Each two of the same sites.")]
+    pairs: Sequence[ComparedMasks]
+    """Each two of the same sites."""
 
 
 class InfoAnswer(Result, extra="allow"):
@@ -187,8 +229,10 @@ class InfoAnswer(Result, extra="allow"):
     """
 
     schema_: Literal["hydractl.info/1"] = schema("hydractl.info/1")
-    file: Annotated[str, told("Path of the file or folder.")]
-    holds: Annotated[Any, told("The schema of what is in it, or what else it is.")]
+    file: str
+    """Path of the file or folder."""
+    holds: Any
+    """The schema of what is in it, or what else it is."""
     bytes: Count | None = optional("Size of a file of tensors.")
     tensors: Count | None = optional("Number of its tensors.")
     parameters: Count | None = optional("Number of their elements.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import ValidationError
@@ -20,21 +20,22 @@ from hydractl.files.results import (
     optional,
     schema,
     sparse,
-    told,
 )
 
 
 class Wheel(Record):
     """A wheel."""
 
-    spokes: Annotated[Count, told("Number of spokes.")]
+    spokes: Count
+    """Number of spokes."""
     size: Number = null("Its size.")
 
 
 class Named(Record):
     """What has a name."""
 
-    name: Annotated[str, told("Its name.")]
+    name: str
+    """Its name."""
 
 
 class Bicycle(Named):
@@ -96,7 +97,8 @@ class Garage(Result):
     """A document."""
 
     schema_: Literal["hydractl.garage/1"] = schema("hydractl.garage/1")
-    first: Annotated[Bicycle, told("The first.")]
+    first: Bicycle
+    """The first."""
 
 
 def test_a_document_names_its_form_first() -> None:
@@ -135,7 +137,8 @@ class Leaf(Record):
 class Tree(Record):
     """Leaves."""
 
-    leaf: Annotated[Leaf, told("The first leaf.")]
+    leaf: Leaf
+    """The first leaf."""
     leaves: Mapping[str, Sequence[Leaf]] = optional("More leaves by name.", {})
 
 
