@@ -29,7 +29,7 @@ def main() -> None:
         assert picture is not None  # rows of a study have mult-adds
         drawn = io.BytesIO()
         save_png(picture, drawn)
-        few_colours = Image.open(drawn).convert("RGB").quantize(128)
+        few_colours = Image.open(drawn).convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE)
         few_colours.save(DOCS / "numbers" / f"study-{name}.png", optimize=True)
 
 

@@ -13,7 +13,15 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import pictures, rows_looked_at
 from hydractl.report.pictures import Picture, inline_svgs
-from hydractl.report.study_figures import glance, in_brief, legend, own_scores_table, results_table, ruled_out_table
+from hydractl.report.study_figures import (
+    glance,
+    in_brief,
+    legend,
+    next_steps,
+    own_scores_table,
+    results_table,
+    ruled_out_table,
+)
 from hydractl.report.tables import Cell, Table
 from hydractl.report.texts import number, shown_name, visible
 
@@ -60,13 +68,15 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         answer: the answer of the eval.
         study: the answer of the study that the eval belongs to, whose verdict comes first; None if there is none.
     """
+    sections = [section for section in _sections(answer, study) if not section.is_empty]
     text = _page().render(
         title=_title(answer, study),
         verdict=() if study is None else study.verdict.lines,
         glance=None if study is None else glance(study),
         brief=() if study is None else in_brief(study),
-        sections=[section for section in _sections(answer, study) if not section.is_empty],
-        details=[section for section in _details(answer, study) if not section.is_empty],
+        next_steps=() if study is None else next_steps(study),
+        sections=[section for section in sections if _is_open(section, study)],
+        details=[section for section in sections if not _is_open(section, study)],
         arrows=_ARROWS,
     )
     return text.encode("utf-8")
@@ -111,9 +121,17 @@ def _interval_text(cell: Cell) -> str:
 
 # --- sections ---------------------------------------------------------------------------------------------------------
 
+_OPEN = ("overview", "results", "summary")
+_OPEN_WITHOUT_VERDICT = ("reliability", "scores")
+"""The sections that are open; all others are closed until a reader opens them. A study opens with its verdict."""
+
+
+def _is_open(section: _Section, study: StudyAnswer | None) -> bool:
+    return section.anchor in _OPEN or (study is None and section.anchor in _OPEN_WITHOUT_VERDICT)
+
 
 def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section]:
-    """Yield the sections that are open, one for each question; some of them may be empty."""
+    """Yield the sections, one for each question; some of them may be empty."""
     rows = answer.models
     drawn = pictures(answer, study)
     names = [shown_name(row.name) for row in rows_looked_at(answer, study)]
@@ -130,13 +148,13 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         f"{chosen}",
         drawn.get("overview"),
     )
-    explained, terms = " ".join([*marked, *_score_sentences(answer)]), {}
-    results = tables.glance_table(rows)
-    if study is not None:
-        explained, terms = "", legend(study, study.rows)
-        results = results_table(study, rows)
-    facts = [(term, [words]) for term, words in terms.items()]
-    yield _Section("results", "Results on the test data", explained, tables=[results], facts=facts)
+    if study is None:
+        explained = " ".join([*marked, *_score_sentences(answer)])
+        yield _Section("results", "Results on the test data", explained, tables=[tables.glance_table(rows)])
+    else:
+        yield _Section("results", "Results on the test data", tables=[results_table(study, rows)])
+        names_explained = [(term, [words]) for term, words in legend(study, study.rows).items()]
+        yield _Section("names", "What the names mean", facts=names_explained)
     yield _Section(
         "reliability",
         "Can its confidence be trusted?",
@@ -160,11 +178,6 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     )
     cautions = " ".join(_cautions(answer))
     yield _Section("summary", "What was it measured on?", cautions, tables=[tables.data_table(answer)])
-
-
-def _details(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section]:
-    """Yield the sections that are closed until a reader opens them; some of them may be empty."""
-    rows = answer.models
     first = shown_name(rows[0].name)
     if study is not None:
         yield _Section("own", "Models with another score", tables=[own_scores_table(study)])

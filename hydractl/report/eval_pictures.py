@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -105,7 +106,8 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
     for row, ratio in zip(rows, ratios, strict=True):
         values = [column.value(row) for column in MEASURES]
         intervals = [column.interval(row) for column in MEASURES]
-        reached.append(Reached(row.name, ratio, values, intervals, row.name == used))
+        name = row.name if study is None else _name_in_study(study, row.name)
+        reached.append(Reached(name, ratio, values, intervals, row.name == used))
     levels = {} if study is None else _levels_of_study(study)
     sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
     return drawn_overview(reached, levels, reference, sizes)
@@ -113,14 +115,24 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
 
 def overview_of_study(study: StudyAnswer) -> Picture | None:
     """Return the same picture from a study alone, which has no intervals: all rows under the single model's score."""
-    reached = [Reached(row.name, row.mac_ratio, _means(row.common or row.test), chosen=row.used) for row in study.rows]
+    reached = []
+    for row in study.rows:
+        name = _name_in_study(study, row.name)
+        reached.append(Reached(name, row.mac_ratio, _means(row.common or row.test), chosen=row.used))
     return drawn_overview(reached, _levels_of_study(study), "the single model", "")
+
+
+def _name_in_study(study: StudyAnswer, row: str) -> str:
+    """Return the name of a row in the picture; that of the single model says its score, as it stands with MSP, too."""
+    single = study.rows[0]
+    return f"{single.name}, {single.score}" if row == single.name else row
 
 
 def _levels_of_study(study: StudyAnswer) -> Levels:
     """Return the lines of the single model with MSP, as it is, and with its score."""
     single = study.rows[0]
-    return {f"{single.name}, MSP": _means(study.baseline), f"{single.name}, {single.score}": _means(single.test)}
+    with_its_score = _name_in_study(study, single.name)
+    return {f"{single.name}, MSP": _means(study.baseline), with_its_score: _means(single.test)}
 
 
 def _means(detection: OodDetection) -> list[float | None]:
@@ -182,9 +194,11 @@ def _draw_overview(
 
     right = axes.get_xlim()[1]
     labels = []
+    named = {point.name for point in points}
     for label, level in levels.items():
         if level is not None:
             axes.axhline(level, **GUIDE)
+        if level is not None and label not in named:
             labels.append(_Point(label, right, level, None, chosen=False))
     names = drawn_names([point.name for point in points], _MOST_LETTERS)
     labels += [point._replace(name=name) for point, name in zip(points, names, strict=True)]
@@ -194,14 +208,20 @@ def _draw_overview(
 _LETTERS_UP = 20
 """How many names fit above each other beside a panel."""
 
+_NAMES_AT = 1.04
+"""Where names begin, in widths of the panel."""
+
 
 def _write_labels(axes: Axes, labels: Sequence[_Point]) -> None:
     """Write names to the right of the axes, each at the height of its point or as near as there is room.
 
-    A thin line leads from the point to its name. Names never cover each other, points or lines.
+    A thin line leads from the point to its name. Names never cover each other, points or lines, and no two lines
+    cross: of all ways to share out the places, the one with the least length of lines has no crossing.
     """
+    from scipy.optimize import linear_sum_assignment  # imported here because it is slow
+
     in_order = sorted(labels, key=lambda label: label.y)
-    low, high = axes.get_ylim()
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     apart = 1 / max(_LETTERS_UP, len(in_order))
     heights = [(label.y - low) / (high - low) for label in in_order]
     # From below each name is moved up off the one before it, then from above down off the one behind it.
@@ -212,9 +232,14 @@ def _write_labels(axes: Axes, labels: Sequence[_Point]) -> None:
         heights[index] = min(heights[index], ceiling)
         ceiling = heights[index] - apart
     style = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
-    for label, height in zip(in_order, heights, strict=True):
+    starts = [((label.x - left) / (right - left), (label.y - low) / (high - low)) for label in in_order]
+    lengths = []
+    for x, y in starts:
+        lengths.append([math.hypot(_NAMES_AT - x, height - y) for height in heights])
+    _, places = linear_sum_assignment(lengths)
+    for label, place in zip(in_order, places, strict=True):
         axes.annotate(
-            label.name, (label.x, label.y), (1.04, height), xycoords="data", textcoords="axes fraction",
+            label.name, (label.x, label.y), (_NAMES_AT, heights[place]), xycoords="data", textcoords="axes fraction",
             va="center", fontsize=8, fontweight="bold" if label.chosen else "normal", arrowprops=style,
         )  # fmt: skip
 

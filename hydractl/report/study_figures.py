@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from hydractl.files.results import Record
 from hydractl.files.study_answer import AnyRowRecord, StudyAnswer, StudyRowRecord
 from hydractl.report.eval_tables import glance_columns, glance_table, metrics_at, single_number
 from hydractl.report.tables import Cell, Table, text_table
-from hydractl.report.texts import number
+from hydractl.report.texts import number, program_words
 
 DIGITS = 3
 _AT_A_GLANCE = {"OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95", "accuracy": "id.accuracy"}
@@ -108,6 +109,12 @@ def _how_sure(study: StudyAnswer) -> str:
         f"How sure: resampled validation data choose the same model in {100 * same.row:.0f} % of cases, the same score "
         f"in {100 * same.score:.0f} %. {footnote}"
     )
+
+
+def next_steps(study: StudyAnswer) -> dict[str, str]:
+    """Return the commands to go on with, as they are typed, by what they are for."""
+    program = program_words()
+    return {step.purpose: shlex.join([*program, *step.command]) for step in study.next or ()}
 
 
 def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:

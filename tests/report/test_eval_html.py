@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hydractl.evaluation.answer import sentences
+from hydractl.files.study_answer import NextCommandRecord
 from hydractl.report.eval_html import render
 from hydractl.report.study_figures import glance, legend, own_scores_table, study_table
 from tests.report.examples import (
@@ -73,8 +74,8 @@ def test_nothing_is_loaded_and_nothing_runs(page: Node) -> None:
     assert not any(re.search("https?:", text) for node in page.walk() for text in (node.text(), *node.attrs.values()))
 
 
-OPEN = ["overview", "results", "reliability", "scores", "heads", "summary"]
-CLOSED = ["further", "difference", "ood", "selective", "members", "corruptions", "settings"]
+OPEN = ["overview", "results", "reliability", "scores", "summary"]
+CLOSED = ["heads", "further", "difference", "ood", "selective", "members", "corruptions", "settings"]
 CLOSED += ["conventions", "provenance"]
 
 
@@ -191,9 +192,21 @@ def test_a_study_begins_with_its_verdict(document: dict[str, Any]) -> None:
     assert found[0] == ["test data", "now (MSP)", "hydra, msp", ""]
     auroc = [f"{row['ood_avg']['auroc']:.3f}" for row in (single, hydra)]
     assert found[1] == ["OOD AUROC", *auroc, "better"] and found[4] == ["mult-adds", "1.00", "2.00", ""]
-    terms = [term.text() for term in page.by_id("results").all("dt")]
+    terms = [term.text() for term in page.by_id("names").all("dt")]
     figures = ["MSP", "ID", "OOD", "AUROC", "FPR95", "NLL", "ECE", "mult-adds"]
     assert terms == ["taylor", *figures]  # base and hydra are no names of a study
+    assert [section.attrs["id"] for section in page.all("section")] == ["verdict", "overview", "results", "summary"]
+    assert not verdict.all("code")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_verdict_ends_with_what_to_do_next(document: dict[str, Any]) -> None:
+    study = study_of(document, used="hydra")
+    steps = [NextCommandRecord(purpose="predict", command=["predict", "my study/best.st"])]
+    page = parse(render(answer_of(document), study.model_copy(update={"next": steps})))
+    (command,) = page.by_id("next").all("code")
+    assert command.text().endswith("predict 'my study/best.st'")
+    assert page.by_id("next").all("summary")[0].text() == "What now: predict"
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -229,7 +242,7 @@ def test_a_page_explains_no_name_that_stands_in_closed_details_alone(document: d
     (late,) = study.ruled_out
     study = study.model_copy(update={"ruled_out": [late.model_copy(update={"name": "whole-late@6"})]})
     page = parse(render(answer_of(document), study))
-    assert "whole-late@N" not in [term.text() for term in page.by_id("results").all("dt")]
+    assert "whole-late@N" not in [term.text() for term in page.by_id("names").all("dt")]
     assert "whole-late@N" in legend(study, study.ruled_out)
 
 

@@ -127,9 +127,32 @@ def test_no_name_covers_another_one_or_anything_drawn(value: float) -> None:
         renderer = FigureCanvasAgg(figure).get_renderer()
         axes = figure.axes[0]
         boxes = [Text.get_window_extent(text, renderer) for text in axes.texts]  # without the line to its point
+    boxes.sort(key=lambda box: box.y0)
     for index, box in enumerate(boxes):
         assert box.x0 > axes.bbox.x1 and box.y0 > 0
         assert all(box.y0 >= other.y0 + 0.6 * other.height for other in boxes[:index])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_two_lines_to_names_cross(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    models = [Reached(f"model-{n}", 1 + 2 * draw.random(), [0.98 + draw.random() / 1000] * 2) for n in range(9)]
+    picture = drawn_overview(models, {"one, MSP": [0.8, 0.8]}, "one", "")
+    assert picture is not None
+    axes = on_axes(picture.panels[0])
+    to_fractions = axes.transData + axes.transAxes.inverted()
+    lines = [(to_fractions.transform(text.xy), np.array(text.xyann)) for text in axes.texts]
+    for index, one in enumerate(lines):
+        for other in lines[:index]:
+            apart = on_one_side(one, *other) or on_one_side(other, *one)
+            assert apart
+
+
+def on_one_side(line: Any, start: Any, end: Any) -> bool:
+    """Whether two points lie on the same side of a line, or on it."""
+    (x, y), (x_end, y_end) = line
+    sides = [(x_end - x) * (point[1] - y) - (y_end - y) * (point[0] - x) for point in (start, end)]
+    return bool(np.prod(sides) >= -1e-12)
 
 
 def test_reliability_is_drawn_from_the_bins_of_the_first_and_the_last_row(document: dict[str, Any]) -> None:
