@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 
-from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import mean_over_sets
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import HEDGE
@@ -18,10 +16,8 @@ from hydractl.studies.rule import (
     REFERENCE,
     SINGLE,
     Candidate,
+    Decision,
     Evidence,
-    StudyChoice,
-    choose_candidate,
-    stability,
 )
 from hydractl.studies.verdict import Rung, ladder
 from hydractl.studies.words import AUROC, AUROC_MARGIN
@@ -91,22 +87,12 @@ class Chosen:
     Attributes:
         plan: the plan of the study.
         rows: the rows by name, measured on the validation data.
-        evidence: the figures of every row with every score of it.
+        choice: the decision on the validation data, and the reasons against all others.
     """
 
     plan: Plan
     rows: Mapping[str, ValidatedRow]
-    evidence: Evidence
-
-    @cached_property
-    def choice(self) -> StudyChoice:
-        """The choice, and the reasons against all others."""
-        return choose_candidate(self.evidence, self.plan.request.max_drop)
-
-    @cached_property
-    def stability(self) -> StabilityRecord:
-        """How often resamples of the data lead to the same choice."""
-        return stability(self.evidence, self.plan.request.max_drop, self.choice)
+    choice: Decision
 
     @property
     def tested_rows(self) -> list[Row]:
@@ -120,26 +106,17 @@ class Chosen:
         # The name of a row is that of its kind, perhaps with the number of heads behind an @.
         return {row: why for row, why in self.choice.ruled_out.items() if row.partition("@")[0] not in named}
 
-    def rung(self, index: int) -> Rung:
-        """Return the row and the score of the candidate at ``index``."""
-        candidate = self.evidence.candidates[index]
-        return Rung(candidate.row, candidate.score)
-
     @property
     def taken(self) -> Rung:
         """The row and the score that were chosen; where no set has a vote, the single model with the blind score."""
         if self.choice.telling:
-            return self.rung(self.choice.chosen)
+            return Rung(self.choice.chosen.row, self.choice.chosen.score)
         return Rung(SINGLE, self.common_score)
 
     @property
     def ladder(self) -> list[Rung]:
         """The choice, and below it the rungs (rows with a score) that test data may lead to."""
         return ladder(self.taken, Rung(SINGLE, self.common_score), Rung(SINGLE, REFERENCE))
-
-    def own_candidate(self, row: str) -> Candidate:
-        """Return a row with the score that suits it best (see :func:`index_under_own_score`)."""
-        return self.evidence.candidates[self.choice.own_candidates[row]]
 
     @property
     def common_score(self) -> str:
@@ -150,11 +127,7 @@ class Chosen:
         """Return the score of a row: its own, or that of the single model which is taken blind if no set has a vote."""
         if row == SINGLE and not self.choice.telling and HEDGE in self.rows[SINGLE].measured.scores:
             return HEDGE
-        return self.own_candidate(row).score
-
-    def mean_auroc(self, index: int) -> float:
-        """Return the mean AUROC of the candidate at ``index`` over the OOD validation sets with a vote, 0 without."""
-        return self.evidence.mean(index, self.evidence.voting_sets(0), reading=0)
+        return self.choice.own_candidate(row).score
 
     def next_best(self, used: Rung) -> Rung | None:
         """Return the best on validation data of what might have been chosen, beside the choice and the rung to use.
@@ -163,9 +136,9 @@ class Chosen:
         """
         if not self.choice.telling:
             return None
-        others = [index for index in self.choice.admissible if self.rung(index).row not in (self.taken.row, used.row)]
-        best = max(others, key=self.mean_auroc, default=None)  # of equals the cheapest
-        return None if best is None else self.rung(best)
+        others = [other for other in self.choice.admissible if other.row not in (self.taken.row, used.row)]
+        best = max(others, key=self.choice.mean_auroc, default=None)  # of equals the cheapest
+        return None if best is None else Rung(best.row, best.score)
 
     def rivals_of(self, rung: Rung) -> list[str]:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
@@ -174,7 +147,7 @@ class Chosen:
         scores that the validation data cannot tell from the latter. A rung is not compared with itself.
         """
         fixed = {REFERENCE, rung.score, self.common_score}
-        fixed.update(self.rung(index).score for index in self.choice.rivals)
+        fixed.update(rival.score for rival in self.choice.rivals)
         if rung.row == SINGLE:
             fixed.remove(rung.score)
         return [score for score in self.rows[SINGLE].measured.scores if score in fixed]
@@ -197,13 +170,12 @@ class Chosen:
             "blind": self.choice.blind,
             "rivals": self.rivals_of(taken),
             "ladder": [asdict(rung) for rung in self.ladder],
-            "stability": self.stability.to_dict(),
-            "candidates": [self._candidate_document(index) for index, _ in enumerate(self.evidence.candidates)],
+            "stability": self.choice.stability.to_dict(),
+            "candidates": [self._candidate_document(candidate) for candidate in self.choice.evidence.candidates],
         }
 
-    def _candidate_document(self, index: int) -> dict[str, object]:
-        """Return the entry of the candidate at ``index`` in the document of the choice."""
-        candidate = self.evidence.candidates[index]
+    def _candidate_document(self, candidate: Candidate) -> dict[str, object]:
+        """Return the entry of a candidate in the document of the choice."""
         return {
             "row": candidate.row,
             "score": candidate.score,
@@ -211,9 +183,9 @@ class Chosen:
             "macs": candidate.macs,
             "accuracy": candidate.accuracy,
             "nll": candidate.nll,
-            "auroc": self.mean_auroc(index) if self.choice.telling else None,
+            "auroc": self.choice.mean_auroc(candidate) if self.choice.telling else None,
             "sets": dict(candidate.outside.values),
-            "reason": self.choice.reasons[index],
+            "reason": self.choice.why_not_taken(candidate),
         }
 
 
@@ -227,7 +199,8 @@ def choose(plan: Plan) -> Chosen:
     candidates: list[Candidate] = []
     for of_row in rows.values():
         candidates += of_row.candidates(plan.request.bootstrap, plan.request.seed)
-    return Chosen(plan, rows, Evidence(candidates, may_vote=plan.request.has_ood_val))
+    evidence = Evidence(candidates, may_vote=plan.request.has_ood_val)
+    return Chosen(plan, rows, Decision(evidence, plan.request.max_drop))
 
 
 def validated(plan: Plan, row: Row) -> ValidatedRow:

@@ -33,7 +33,7 @@ from hydractl.studies import doubts
 from hydractl.studies.choice import Chosen
 from hydractl.studies.measured_rows import MeasuredRow, measure_row
 from hydractl.studies.mistakes import mistakes_of, sentence_on_mistakes
-from hydractl.studies.rule import REFERENCE, SINGLE, doubtful_losses, limits_of
+from hydractl.studies.rule import REFERENCE, SINGLE
 from hydractl.studies.search_gain import kept_learning_rates, search_gain
 from hydractl.studies.verdict import AgainstSingle, Facts, Rung, ahead, end_of, next_best_record, verdict
 from hydractl.studies.words import AUROC, KINDS, Finding, judge, judge_all, smallest_set_behind
@@ -163,7 +163,7 @@ class Tested:
             has_other_rows=len(chosen.rows) > 1,
             reasons_for_single=reasons_for_single,
             next_best=self._next_best,
-            uncertain=" ".join(doubts.of_stability(chosen.stability)) if has_vote else "",
+            uncertain=" ".join(doubts.of_stability(chosen.choice.stability)) if has_vote else "",
             doubts=self._sentences_of_doubt(),
             mistakes="" if self.mistakes is None else sentence_on_mistakes(self.mistakes),
         )
@@ -243,14 +243,13 @@ class Tested:
         sentences = []
         if chosen.plan.request.has_ood_val:
             has_circuits = any(row.circuit is not None for row in chosen.plan.rows)
-            first_set = chosen.evidence.sets[0]  # a search takes the first OOD validation set
+            first_set = chosen.choice.evidence.sets[0]  # a search takes the first OOD validation set
             searched = first_set if has_circuits else None
             sentences += doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
         if not chosen.plan.request.has_ood:
             sentences.append(MADE_OF_TEST)
-        max_drop = chosen.plan.request.max_drop
-        losses = doubtful_losses(chosen.evidence, chosen.evidence.rows[row][0], max_drop)
-        sentences += doubts.of_limits(row, losses, limits_of(max_drop))
+        losses = chosen.choice.doubtful_losses(row)
+        sentences += doubts.of_limits(row, losses, chosen.choice.limits)
         if self.uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(row)
         return sentences
@@ -282,17 +281,18 @@ class Tested:
     def _why_no_other_row(self) -> list[str]:
         """Return a sentence on why the best other row was not taken; empty without another row that has the score."""
         chosen = self.chosen
-        names = [name for name in chosen.rows if name != SINGLE]
+        choice = chosen.choice
         # The best of them, under the single model's score.
-        indices = [chosen.evidence.index_under(name, chosen.common_score) for name in names]
-        best = max((index for index in indices if index is not None), key=chosen.mean_auroc, default=None)
+        under_common = [choice.evidence.under(name, chosen.common_score) for name in chosen.rows if name != SINGLE]
+        best = max((other for other in under_common if other is not None), key=choice.mean_auroc, default=None)
         if best is None:
             return []
-        auroc, of_single = (number(chosen.mean_auroc(index)) for index in (best, chosen.choice.own_candidates[SINGLE]))
+        auroc = number(choice.mean_auroc(best))
+        of_single = number(choice.mean_auroc(choice.own_candidate(SINGLE)))
         return [
-            f"On validation data the best of the other models under {chosen.common_score}, {chosen.rung(best).row},"
+            f"On validation data the best of the other models under {chosen.common_score}, {best.row},"
             f" has a mean AUROC of {auroc}; the single model has {of_single}. It was not taken: "
-            f"{chosen.choice.reasons[best]}."
+            f"{choice.why_not_taken(best)}."
         ]
 
     def _doubts_of_threshold(self, threshold: ThresholdRecord | None) -> list[str]:
@@ -349,7 +349,7 @@ class Tested:
                 rule=chosen.rule,
                 telling=chosen.choice.telling,
                 blind=chosen.choice.blind,
-                stability=chosen.stability,
+                stability=chosen.choice.stability,
             ),
             ladder=[
                 LadderRungRecord(row=rung.row, score=rung.score, against_next=list(differences.values()))
@@ -406,9 +406,9 @@ class Tested:
         chosen = self.chosen
         validated = chosen.rows[name]
         measured = self.rows[name]
-        own = chosen.own_candidate(name)
+        own = chosen.choice.own_candidate(name)
         score = chosen.score_of(name)
-        candidates = [chosen.evidence.candidates[index] for index in chosen.evidence.rows[name]]
+        candidates = chosen.choice.evidence.rows[name]
         aurocs = {candidate.score: dict(candidate.outside.values) for candidate in candidates}
 
         common = None

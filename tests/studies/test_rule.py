@@ -9,14 +9,7 @@ import pytest
 
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
 from hydractl.metrics.samples import samples_of
-from hydractl.studies.rule import (
-    Candidate,
-    Evidence,
-    StudyChoice,
-    choose_candidate,
-    doubtful_losses,
-    stability,
-)
+from hydractl.studies.rule import Candidate, Decision, Evidence
 from hydractl.studies.words import ACCURACY, AUROC, NLL
 
 ROUNDS = np.linspace(-1, 1, 101)
@@ -36,9 +29,8 @@ def candidate(row: str, *aurocs: float, spread: float = 0.0, **others: Any) -> C
     return Candidate(row, inside=inside, outside=outside, **facts)
 
 
-def decided(*candidates: Candidate) -> tuple[StudyChoice, Candidate]:
-    choice = choose_candidate(Evidence(candidates), 0.01)
-    return choice, candidates[choice.chosen]
+def decided(*candidates: Candidate) -> Decision:
+    return Decision(Evidence(candidates), 0.01)
 
 
 SINGLE = candidate("single", 0.80)
@@ -68,14 +60,14 @@ SINGLE = candidate("single", 0.80)
     ],
 )
 def test_the_cheapest_row_that_no_dearer_one_clearly_beats(others: list[Candidate], taken: str) -> None:
-    choice, chosen = decided(SINGLE, *others)
-    assert chosen.row == taken
-    without_reason = [place for place, reason in enumerate(choice.reasons) if not reason]
+    choice = decided(SINGLE, *others)
+    assert choice.chosen.row == taken
+    without_reason = [one for one in choice.evidence.candidates if not choice.why_not_taken(one)]
     assert without_reason == [choice.chosen]
 
 
 def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_with_the_highest_mean() -> None:
-    choice, chosen = decided(
+    choice = decided(
         SINGLE,
         candidate("single", 0.85, score="energy"),
         candidate("single", 0.86, score="vim"),
@@ -84,12 +76,13 @@ def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_wi
         candidate("a", 0.88, score="vim", macs=130),
         candidate("b", 0.95, score="energy", macs=120),  # better, and under another score
     )
-    assert (chosen.row, chosen.score) == ("a", "vim")
+    assert (choice.chosen.row, choice.chosen.score) == ("a", "vim")
+    reasons = [choice.why_not_taken(one) for one in choice.evidence.candidates]
     for place in (1, 4, 6):
-        assert choice.reasons[place] == "models are compared under vim, the score of the single model"
-    assert choice.reasons[2] == "a is better (+0.0200)"
-    assert "not significantly" in choice.reasons[3]
-    assert choice.own_candidates == {"single": 2, "a": 4, "b": 6}
+        assert reasons[place] == "models are compared under vim, the score of the single model"
+    assert reasons[2] == "a is better (+0.0200)"
+    assert "not significantly" in reasons[3]
+    assert [choice.own_candidate(row).score for row in ("single", "a", "b")] == ["vim", "mi", "energy"]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +111,10 @@ def test_a_limit_of_accuracy_rules_out_only_what_is_lost_for_certain(lost: int, 
 
     single = Candidate("single", "msp", 1, 100, inside(right), outside(0.8))
     row = Candidate("a", "msp", 2, 130, inside(of_row), outside(0.9))
-    evidence = Evidence([single, row])
-    choice = choose_candidate(evidence, 0.01)
-    assert ([single, row][choice.chosen].row == "a") is stays
+    choice = decided(single, row)
+    assert (choice.chosen is row) is stays
     assert choice.ruled_out.get("a", "").startswith("accuracy 0.") is not stays
-    losses = doubtful_losses(evidence, 1, 0.01)
+    losses = choice.doubtful_losses("a")
     assert list(losses) == ([ACCURACY] if stays and lost - gained > 7 else [])
     if losses:
         assert losses[ACCURACY].value == pytest.approx(8 / 750) and losses[ACCURACY].low < 0
@@ -132,9 +124,9 @@ def test_a_limit_of_nll_rules_out_only_what_is_worse_for_certain() -> None:
     """In some rounds the NLL of the row is below that of the single model, whose own does not move."""
     rounds = {ACCURACY: np.full(101, 0.9), NLL: 0.33 + 0.05 * ROUNDS}
     unsure = Candidate("a", "msp", 2, 130, Resampled({ACCURACY: 0.9, NLL: 0.33}, rounds), figures({"set0": 0.9}))
-    evidence = Evidence([SINGLE, unsure])
-    assert choose_candidate(evidence, 0.01).chosen == 1
-    assert list(doubtful_losses(evidence, 1, 0.01)) == [NLL]
+    choice = decided(SINGLE, unsure)
+    assert choice.chosen is unsure
+    assert list(choice.doubtful_losses("a")) == [NLL]
 
 
 @pytest.mark.parametrize(
@@ -150,50 +142,49 @@ def test_a_limit_of_nll_rules_out_only_what_is_worse_for_certain() -> None:
 def test_a_score_that_harms_on_one_set_is_not_taken_whatever_it_gains_elsewhere(
     aurocs: tuple[float, ...], spread: float, admissible: bool
 ) -> None:
-    _, chosen = decided(candidate("single", 0.8, 0.8, 0.8), candidate("single", *aurocs, spread=spread, score="gen"))
-    assert (chosen.score == "gen") is admissible
+    choice = decided(candidate("single", 0.8, 0.8, 0.8), candidate("single", *aurocs, spread=spread, score="gen"))
+    assert (choice.chosen.score == "gen") is admissible
 
 
 def test_a_set_that_no_score_of_the_single_model_separates_has_no_vote() -> None:
     single = candidate("single", 0.80, 0.51)
     margin = candidate("single", 0.70, 0.59, score="margin")  # better on the blind set alone
     energy = candidate("single", 0.85, 0.40, score="energy")  # worse there
-    choice, chosen = decided(single, margin, energy)
-    assert (choice.telling, choice.blind, chosen.score) == (["set0"], ["set1"], "energy")
+    choice = decided(single, margin, energy)
+    assert (choice.telling, choice.blind, choice.chosen) == (("set0",), ["set1"], energy)
 
 
 def test_where_all_sets_are_blind_it_is_the_single_model_with_msp() -> None:
-    choice, chosen = decided(
-        candidate("single", 0.51, 0.55), candidate("single", 0.58, 0.59, score="margin"), candidate("a", 0.7, 0.7)
-    )
-    assert (chosen.row, chosen.score) == ("single", "msp") and choice.telling == [] and choice.rivals == []
-    assert choice.reasons[2] == "no OOD validation set tells anything"
+    single, row = candidate("single", 0.51, 0.55), candidate("a", 0.7, 0.7)
+    choice = decided(single, candidate("single", 0.58, 0.59, score="margin"), row)
+    assert choice.chosen is single and choice.telling == () and choice.rivals == []
+    assert choice.why_not_taken(row) == "no OOD validation set tells anything"
 
 
 def test_sets_that_nobody_gave_have_no_vote() -> None:
     candidates = [SINGLE, candidate("single", 0.95, score="vim"), candidate("a", 0.95, macs=130)]
-    choice = choose_candidate(Evidence(candidates, may_vote=False), 0.01)
-    assert (choice.chosen, choice.telling, choice.blind, choice.admissible) == (0, [], ["set0"], [0])
+    choice = Decision(Evidence(candidates, may_vote=False), 0.01)
+    assert (choice.chosen, choice.telling, choice.blind, choice.admissible) == (SINGLE, (), ["set0"], [SINGLE])
 
 
 def test_an_interval_that_reaches_down_to_chance_is_blind() -> None:
-    assert decided(candidate("single", 0.65, spread=0.1), candidate("a", 0.9))[0].telling == []
-    assert decided(candidate("single", 0.65, spread=0.02), candidate("a", 0.9))[0].telling == ["set0"]
+    assert decided(candidate("single", 0.65, spread=0.1), candidate("a", 0.9)).telling == ()
+    assert decided(candidate("single", 0.65, spread=0.02), candidate("a", 0.9)).telling == ("set0",)
 
 
 def test_what_might_have_been_chosen_is_kept_cheapest_first() -> None:
-    choice, chosen = decided(
+    choice = decided(
         SINGLE,
         candidate("b", 0.809, macs=150),  # short of the margin by a little
         candidate("a", 0.805, macs=130),
         candidate("c", 0.90, macs=110, accuracy=0.5),
         candidate("d", 0.79, macs=110),
     )
-    assert chosen.row == "single" and choice.admissible == [0, 2, 1]
+    assert choice.chosen is SINGLE and [one.row for one in choice.admissible] == ["single", "a", "b"]
 
 
 def test_rows_that_validation_data_rule_out_are_those_beyond_a_limit_and_those_that_do_harm() -> None:
-    choice, _ = decided(
+    choice = decided(
         SINGLE,
         candidate("single", 0.90, score="vim"),
         candidate("a", 0.92, score="vim", macs=130),
@@ -218,25 +209,21 @@ def test_rivals_are_the_admissible_scores_of_the_single_model_that_are_not_signi
         candidate("single", 0.90, score="vim"),
         candidate("single", 0.92, score="knn", spread=0.3),
     ]
-    choice, _ = decided(*candidates)
-    assert [candidates[place].score for place in choice.rivals] == ["energy", "vim"]
+    choice = decided(*candidates)
+    assert [rival.score for rival in choice.rivals] == ["energy", "vim"]
 
 
 def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
-    evidence = Evidence(
-        [SINGLE, candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130, score="vim")],
-    )
-    sure = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
+    sure = decided(
+        SINGLE, candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130, score="vim")
+    ).stability
     assert (sure.row, sure.score, sure.difference) == (1.0, 1.0, None)
     # vim's lead over energy turns round in the rounds below -0.5; the row stays.
-    evidence = Evidence(
-        [
-            SINGLE,
-            candidate("single", 0.895, score="energy"),
-            candidate("single", 0.90, score="vim", spread=0.01),
-        ]
-    )
-    doubtful = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
+    doubtful = decided(
+        SINGLE,
+        candidate("single", 0.895, score="energy"),
+        candidate("single", 0.90, score="vim", spread=0.01),
+    ).stability
     assert doubtful.row == 1.0
     assert doubtful.score == pytest.approx(np.mean(0.005 + 0.01 * ROUNDS > 0), abs=0.011)
     assert doubtful.difference == pytest.approx(0.895 - 0.90, abs=1e-12)  # on the data themselves

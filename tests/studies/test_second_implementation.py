@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hydractl.metrics.bootstrap import Resampled
-from hydractl.studies.rule import Candidate, Evidence, choose_candidate
+from hydractl.studies.rule import Candidate, Decision, Evidence
 from hydractl.studies.words import ACCURACY, NLL
 from tests.running import script
 
@@ -77,8 +77,9 @@ def test_both_decide_alike() -> None:
     taken = set()
     for seed in range(300):
         drawn = Drawn(seed)
-        ours = choose_candidate(drawn.evidence(), MAX_DROP).chosen
+        ours = Decision(drawn.evidence(), MAX_DROP).chosen
         theirs = rules.decide(drawn.validation(rules), range(SETS), setting, {})
-        assert drawn.places[ours] == drawn.places[theirs], f"seed {seed}"
-        taken.add(drawn.places[ours])
+        row, score = drawn.places[theirs]
+        assert (ours.row, ours.score) == (drawn.names[row], score), f"seed {seed}"
+        taken.add(drawn.places[theirs])
     assert len(taken) > 6  # the cases are not all alike
