@@ -70,6 +70,7 @@ _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
 _MOST_TOKENS = 1 << 18  # positions of so many tokens take half a gigabyte while they are computed
 _LARGEST_PIXEL = 1e6  # bound for the means and standard deviations of pixels
+_SIZE_OF_WIDTH = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
 _RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
 _LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
 _PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
@@ -424,6 +425,37 @@ class TimmViT(ModelFamily):
         return _with_arguments(config, rates)
 
 
+def arch_of_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Return the ``--arch`` that may open a ViT with tensors of these names and shapes; None for other tensors.
+
+    The number of heads does not show in the shapes, and the line says so.
+    """
+    kernel = shapes.get("patch_embed.proj.weight", ())
+    positions = shapes.get("pos_embed", ())
+    if len(kernel) != 4 or len(positions) != 3:
+        return None
+    width, channels, _, side = kernel
+    classes, *_ = shapes.get("head.weight", (0,))
+    pixels = side * math.isqrt(positions[1])  # tokens of no patch are few
+
+    # The architectures that timm publishes with tensors of these names and shapes.
+    fitting = []
+    for start in ("vit", "deit", "deit3"):
+        name = f"{start}_{_SIZE_OF_WIDTH.get(width)}_patch{side}_{pixels}"
+        if _is_known(name):
+            with on_meta_device():
+                model = timm.create_model(name, num_classes=classes)
+            if shapes == {key: tensor.shape for key, tensor in model.state_dict().items()}:
+                heads = model.blocks[0].attn.num_heads
+                fitting.append(f"'timm:{name}?num_classes={classes}&num_heads={heads}'")
+    if fitting:
+        return f"--arch {' or '.join(fitting)}; the file does not show its number of heads"
+    depth = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
+    sizes = f"img_size={pixels}&patch_size={side}&in_chans={channels}&embed_dim={width}&depth={depth}"
+    arch = f"'timm:vit_base_patch16_224?{sizes}&num_classes={classes}&num_heads=N'"
+    return f"--arch {arch}, N its number of heads, which the file does not show"
+
+
 def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> LoadedModel:
     """Build a model of timm with random weights.
 
@@ -434,7 +466,8 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
 
     Raises:
         InputError: if timm cannot build the model, or its heads cannot be pruned one by one.
-        UsageError: if an argument belongs to timm's factory and not to the model, e.g. ``checkpoint_path``.
+        UsageError: if an argument belongs to timm's factory and not to the model, e.g. ``checkpoint_path``, or a ViT
+            of another width would get a number of heads that nobody named.
     """
     factory_arguments = sorted(_NOT_THE_MODEL & set(arguments))
     if factory_arguments:
@@ -445,6 +478,8 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
             model = timm.create_model(name, pretrained=False, **arguments).eval()
         check_timm_model(model)
         config = _published_config(model, arguments)
+    if "embed_dim" in arguments and "num_heads" not in arguments and not isinstance(model, _RELATIVE):
+        raise UsageError(f"timm:{name} with embed_dim needs num_heads, which no weights show", hint="&num_heads=N")
     # None is the published share of an image to cut out, meant for the published size. With another nothing is cut off.
     crop = 1.0 if "img_size" in arguments else None
     return LoadedModel(

@@ -120,6 +120,8 @@ class Source:
 
 _PLAIN = ModelOptions()
 
+_WAYS_TO_NAME = "write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder"
+
 
 def open_source(ref: str | ModelRef, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
     """Find one model by its reference, and check everything that its header can tell.
@@ -459,7 +461,7 @@ def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed:
     if family is None or not family.builds_by_name or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
-            hint="write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder",
+            hint=_WAYS_TO_NAME,
         )
 
     # Build the model of this name without its weights, to put the weights of the file in their place.
@@ -493,21 +495,21 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
 
 
 def arch_hint(tensors: TensorSource) -> str:
-    """Return a hint at how to use ``--arch``; if the training script recorded the architecture, the hint names it."""
-    example = "say what it is, for example: --arch timm:vit_base_patch16_224"
-    if not isinstance(tensors, StateDict) or tensors.script is None:
-        return example
+    """Return a hint at how to use ``--arch``, with the architecture that the training script or the shapes show."""
     shapes = {name: tensors.info(name).shape for name in tensors.names()}
 
     # Only the family of the script can read its arguments.
-    arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
-    if arch is None:
-        return example
-    value = shlex.quote(f"{tensors.script}:{arch}")
-    return (
-        f"it was trained as: --arch {value}; with --labels FOLDER its "
-        "classes have the names of the folders that it was trained on"
-    )
+    if isinstance(tensors, StateDict) and tensors.script is not None:
+        arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
+        if arch is not None:
+            value = shlex.quote(f"{tensors.script}:{arch}")
+            return (
+                f"it was trained as: --arch {value}; with --labels FOLDER its "
+                "classes have the names of the folders that it was trained on"
+            )
+    from hydractl.families.timm import arch_of_shapes
+
+    return arch_of_shapes(shapes) or _WAYS_TO_NAME
 
 
 def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:

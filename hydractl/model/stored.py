@@ -261,6 +261,9 @@ def zeroed(
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
+_MOST_PROBLEMS = 5
+
+
 def check_tensors(
     origin: str, tensors: TensorSource, family: ModelFamily, description: Description, sites: Sequence[Site]
 ) -> None:
@@ -294,9 +297,12 @@ def check_tensors(
         positions = family.named_parts.get("position")
         of_positions = [name for name in stock if positions and re.match(positions, name)]
         is_resized = any(problem.startswith(f"tensor {name!r} is [") for name in of_positions for problem in problems)
+        left = len(problems) - _MOST_PROBLEMS
+        if left > 0:  # another architecture: a few lines tell as much as all
+            problems[_MOST_PROBLEMS:] = [f"and {left} more"]
         raise InputError(
             f"{origin} does not hold the weights of {description.arch}",
-            problems=problems[:40],
+            problems=problems,
             hint=family.hint_of_positions if is_resized else None,
         )
     # Called because it refuses preprocessing that it does not know. It prepares an image of the size in the

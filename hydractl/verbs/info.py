@@ -12,7 +12,7 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.reading import read_predictions
-from hydractl.files.checkpoint import BESIDE
+from hydractl.files.checkpoint import BESIDE, FileTensors
 from hydractl.files.circuit_answer import CircuitAnswer, CircuitHeads, KeptSite, MaskRecord
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
@@ -206,10 +206,12 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
         dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
     )
 
-    # What else is shown: nothing for a file of another program; else the facts of predictions, an unfinished training,
-    # or a model.
+    # What else is shown: how a file of another program is opened; else the facts of predictions, an unfinished
+    # training, or a model.
     if description is None:
-        return info.model_copy(update={"note": "does not describe itself; use it with --arch"})
+        from hydractl.model.source import arch_hint
+
+        return info.model_copy(update={"note": f"does not describe itself; {arch_hint(FileTensors(path))}"})
     if str(schema).startswith("hydractl.predictions/"):
         return info.model_copy(update=_prediction_facts(path))
     if schema == TRAINING_SCHEMA:
