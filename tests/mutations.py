@@ -110,13 +110,6 @@ MUTATIONS = (
     ),
     # --- studies ------------------------------------------------------------------------------------------------------
     Mutation(
-        "steps before what they need",
-        "hydractl/studies/steps.py",
-        "leading.insert(0, step)",
-        "leading.append(step)",
-        "tests/studies/test_steps.py",
-    ),
-    Mutation(
         "a step finished by one of its files",
         "hydractl/studies/steps.py",
         "return all(exists)",

@@ -137,27 +137,6 @@ class LadderRungRecord(RungRecord):
     """Its differences to the next one; empty for the last."""
 
 
-class SearchStateRecord(Record):
-    """What a search measured at one step, on its data."""
-
-    score: float
-    """The objective."""
-    accuracy: float
-    """Accuracy."""
-    auroc: Number = null("AUROC; null without OOD data.")
-
-
-class SearchGainRecord(Record):
-    """How far a search came."""
-
-    removed: Count
-    """How many heads it removed for this row."""
-    before: SearchStateRecord
-    """With all heads."""
-    after: SearchStateRecord
-    """Without those."""
-
-
 class ValidationRecord(Record):
     """One row on validation data."""
 
@@ -212,7 +191,6 @@ class StudyRowRecord(AnyRowRecord):
     """Whether it is `best.st`."""
     score: str
     """The OOD score that validation data gave it."""
-    search: SearchGainRecord | None = null("The search that it comes from, where there was one.")
     lr: Sequence[float] | None = optional(
         "The learning rate that each of its trainings kept, in their order; where there was one."
     )

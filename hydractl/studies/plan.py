@@ -13,7 +13,7 @@ from hydractl.metrics.ood_scores import HEDGE, ON_FEATURES
 from hydractl.options.command import Command
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.scale import Scale
-from hydractl.studies.steps import Step, leading_to
+from hydractl.studies.steps import Step
 
 _OF_A_MODEL = ("device", "labels", "prompt", "arch", "seed")
 _OF_BATCHES = (*_OF_A_MODEL, "batch_size", "dtype", "workers", "max_length")
@@ -34,9 +34,6 @@ _OF_SAMPLES = ("limit", "on_bad", "seed")
 SHARED = {name for names in _SHARED.values() for name in names}
 """All options that steps of any verb share with the study."""
 
-Circuit = tuple[Path, int]
-"""The file of a circuit, and how many heads are removed by it."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -47,7 +44,6 @@ class Row:
         model: its MODEL.
         options: further options of ``eval`` for this row.
         stored: whether it is a single file, so that it can become ``best.st``.
-        circuit: the circuit that it is made with; None without one.
         trained: the models that trainings made for it, in their order; one for each training.
     """
 
@@ -55,7 +51,6 @@ class Row:
     model: ModelRef
     options: Mapping[str, object] = field(default_factory=dict)
     stored: bool = True
-    circuit: Circuit | None = None
     trained: Sequence[Path] = ()
 
 
@@ -161,8 +156,8 @@ class Plan:
         index = self.scale.objectives.index(objective)
         return search.outputs[index]
 
-    def late_circuit(self) -> Circuit:
-        """Plan a search in the late sites (attention layers) alone, and return its circuit.
+    def late_circuit(self) -> tuple[Path, int]:
+        """Plan a search in the late sites (attention layers) alone; return the file of its circuit, and its budget.
 
         It removes a sixth of all heads, but leaves at least one head in these sites.
         """
@@ -287,27 +282,21 @@ class Plan:
             models += self.trained(f"{name}{member}", arguments, seed=seed)
         return models
 
-    def row(self, name: str, model: ModelRef, circuit: Circuit | None = None) -> Row:
-        """Return the row of one file."""
-        steps = leading_to(self.steps, Path(model.text))
-        trained = [step.outputs[-1] for step in steps if step.command.verb == "finetune"]
-        return Row(name, model, circuit=circuit, trained=trained)
+    def row(self, name: str, model: ModelRef, members: Sequence[ModelRef] = ()) -> Row:
+        """Return the row of one file, fused from these members or made in another way."""
+        files = {Path(one.text) for one in members or [model]}
+        trainings = [step for step in self.steps if step.command.verb == "finetune"]
+        trained = [step.outputs[-1] for step in trainings if not files.isdisjoint(step.outputs)]
+        return Row(name, model, trained=trained)
 
     def fused_row(
-        self,
-        name: str,
-        members: Sequence[ModelRef],
-        *,
-        circuit: Circuit | None = None,
-        merge: str | None = None,
-        file: str | None = None,
+        self, name: str, members: Sequence[ModelRef], *, merge: str | None = None, file: str | None = None
     ) -> Row:
         """Plan the fusion of members, and return its row.
 
         Args:
             name: the name of the row.
             members: the files of the members.
-            circuit: the circuit that they are made with; None without one.
             merge: the value of ``fuse --merge``; None for the default.
             file: the name of the file without ``.st``; None for that of the row.
         """
@@ -315,7 +304,7 @@ class Plan:
         if merge is not None:
             arguments["merge"] = merge
         step = self.add(self.step("fuse", members, arguments, [f"{file or name}.st"]))
-        return self.row(name, _model(step.outputs[0]), circuit)
+        return self.row(name, _model(step.outputs[0]), members)
 
     # --- measuring ----------------------------------------------------------------------------------------------------
 

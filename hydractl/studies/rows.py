@@ -88,7 +88,7 @@ def whole_avg(plan: Plan) -> Iterator[Row]:
     for count in dict.fromkeys(counts):  # without repetition
         circuit = plan.circuit("avg")
         member = plan.pruned(f"avg@{count}", circuit, count)
-        yield plan.fused_row(f"whole-avg@{count}", [plan.model, member], circuit=(circuit, count))
+        yield plan.fused_row(f"whole-avg@{count}", [plan.model, member])
 
 
 @row("whole-auto", default=False)
@@ -109,7 +109,7 @@ def whole_late(plan: Plan) -> Iterator[Row]:
     """
     circuit, count = plan.late_circuit()
     member = plan.pruned(f"late@{count}", circuit, count)
-    yield plan.fused_row(f"whole-late@{count}", [plan.model, member], circuit=(circuit, count))
+    yield plan.fused_row(f"whole-late@{count}", [plan.model, member])
 
 
 @row("whole-three")
@@ -120,7 +120,7 @@ def whole_three(plan: Plan) -> Iterator[Row]:
     """
     count = plan.share(1 / 6)
     members = [plan.model, *_pruned_by_three_circuits(plan, count)]
-    yield plan.fused_row(f"whole-three@{count}", members, circuit=(plan.circuit("avg"), count))
+    yield plan.fused_row(f"whole-three@{count}", members)
 
 
 @row("circuits")
@@ -128,7 +128,7 @@ def circuits(plan: Plan) -> Iterator[Row]:
     """Plan the row of the paper's three circuits, without the whole model; each has a third of the heads removed."""
     count = plan.share(1 / 3)
     members = list(_pruned_by_three_circuits(plan, count))
-    yield plan.fused_row("circuits", members, circuit=(plan.circuit("avg"), count))
+    yield plan.fused_row("circuits", members)
 
 
 def _pruned_by_three_circuits(plan: Plan, count: int) -> Iterator[ModelRef]:

@@ -28,28 +28,11 @@ class Step:
         exists = [path.exists() for path in self.outputs]
         return all(exists)
 
-    @property
-    def files(self) -> set[str]:
-        """The files that its command line names, among them all those of other steps that it reads."""
-        return {_path_in(word) for word in self.command.words()}
-
 
 def _path_in(word: str) -> str:
     """Return the path in a word of a command line, ``PATH`` or ``NAME=PATH``."""
     _, _, path = word.rpartition("=")
     return path
-
-
-def leading_to(steps: Sequence[Step], file: Path) -> list[Step]:
-    """Return those of the steps of a plan that are needed to write a file, in their order."""
-    needed = {str(file)}
-    leading: list[Step] = []
-    for step in reversed(steps):
-        outputs = {str(path) for path in step.outputs}
-        if not needed.isdisjoint(outputs):
-            leading.insert(0, step)
-            needed |= step.files
-    return leading
 
 
 def script(steps: Sequence[Step], folder: Path, here: Path, held: Collection[str] = ()) -> str:

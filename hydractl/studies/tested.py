@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from hydractl.files.header import read_header
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import (
     ChoiceRecord,
@@ -33,8 +34,8 @@ from hydractl.studies import doubts
 from hydractl.studies.choice import Chosen
 from hydractl.studies.measured_rows import MeasuredRow, measure_row
 from hydractl.studies.mistakes import mistakes_of, sentence_on_mistakes
+from hydractl.studies.plan import Row
 from hydractl.studies.rule import REFERENCE, SINGLE
-from hydractl.studies.search_gain import kept_learning_rates, search_gain
 from hydractl.studies.verdict import AgainstSingle, Facts, Rung, ahead, end_of, next_best_record, verdict
 from hydractl.studies.words import AUROC, KINDS, Finding, judge, judge_all, smallest_set_behind
 
@@ -242,7 +243,7 @@ class Tested:
         row = self.used.row
         sentences = []
         if chosen.plan.request.has_ood_val:
-            has_circuits = any(row.circuit is not None for row in chosen.plan.rows)
+            has_circuits = any(step.command.verb == "extract-circuit" for step in chosen.plan.steps)
             first_set = chosen.choice.evidence.sets[0]  # a search takes the first OOD validation set
             searched = first_set if has_circuits else None
             sentences += doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
@@ -419,8 +420,7 @@ class Tested:
             chosen=name == chosen.taken.row,
             used=name == self.used.row,
             score=score,
-            search=search_gain(validated.row),
-            lr=kept_learning_rates(validated.row),
+            lr=_kept_learning_rates(validated.row),
             validation=ValidationRecord(accuracy=own.accuracy, nll=own.nll, mi=validated.mean_mi, auroc=aurocs),
             test=_tested_record(measured, score),
             common=common,
@@ -453,6 +453,18 @@ def _tested_record(measured: MeasuredRow, score: str) -> TestedRecord:
 def _finding(difference: Mapping[str, Any], samples: int) -> Finding:
     """Return the finding for a paired difference of AUROC, measured on so many samples of the smallest set."""
     return judge(AUROC, difference["value"], difference["ci"], samples)
+
+
+def _kept_learning_rates(row: Row) -> list[float] | None:
+    """Return the learning rate that each training of a row kept, in their order; None for a row without any."""
+    rates = []
+    for model in row.trained:
+        header = read_header(model)
+        assert header.description is not None  # a model that hydractl wrote
+        learning_rate = header.description["provenance"]["settings"].get("lr")
+        if learning_rate is not None:  # a posterior has none
+            rates.append(float(learning_rate))
+    return rates or None
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,11 +28,9 @@ from hydractl.api.study import ROWS
 from hydractl.cli.app import main
 from hydractl.data.base import Dataset
 from hydractl.data.batching import Batch
-from hydractl.errors import InputError
 from hydractl.evaluation import inputs
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
-from hydractl.expressions.models import ModelRef
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.log import Log, Progress
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -41,9 +39,7 @@ from hydractl.options.command import Command
 from hydractl.options.registry import VERBS
 from hydractl.report.terminal import render
 from hydractl.report.texts import program_words
-from hydractl.studies.plan import Row
 from hydractl.studies.rows import KINDS
-from hydractl.studies.search_gain import search_gain
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.study_time import _passes_of_training
@@ -550,15 +546,6 @@ def test_a_calibration_that_somebody_has_changed(copy: Path, capsys: pytest.Capt
     path.write_text(json.dumps(document))
     assert study() == 3
     assert "single.calibration.json holds no temperature" in capsys.readouterr().err
-
-
-@pytest.mark.fault(57)
-@pytest.mark.parametrize("document", [[], {"base": "a"}, {"base": {}, "removed": []}])
-def test_a_circuit_that_somebody_has_changed(document: object, tmp_path: Path) -> None:
-    path = tmp_path / "circuit.json"
-    path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="does not hold what its search measured"):
-        search_gain(Row("circuits", cast(ModelRef, None), circuit=(path, 1)))
 
 
 @pytest.mark.fault(60)
