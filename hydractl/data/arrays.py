@@ -10,7 +10,8 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from PIL import Image
 
 from hydractl.data.base import Dataset, reason
 from hydractl.data.files import printable
-from hydractl.data.labels import RawLabels, limited
+from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 
@@ -43,12 +44,20 @@ class ArrayImages(Dataset):
         where: the name of the set in messages.
         ids: one id for each image.
         images: the images by index, each uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB). They are an
-            array in memory, or rows that are read from the file.
+            array in memory, rows that are read from the file, or rows that are unpacked before.
     """
 
-    def __init__(self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | _StoredRows) -> None:
+    def __init__(
+        self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | _StoredRows | _PackedRows
+    ) -> None:
         super().__init__(spec, where, ids)
         self.images = images
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Unpack these images if they are compressed."""
+        if isinstance(self.images, _PackedRows):
+            with _errors_of_file(self.where):
+                self.images.unpack(rows)
 
     def _sample(self, i: int) -> Image.Image:
         pixels: npt.NDArray[np.uint8] = self.images[i]
@@ -75,7 +84,7 @@ class _Header(NamedTuple):
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
 
-def read_npz(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
 
     ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]`` or
@@ -83,14 +92,8 @@ def read_npz(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset,
     ``classes`` unicode strings ``[K]``. All headers are checked before an array is unpacked. The images are read
     through once, so that a damaged file is refused here and not later.
 
-    Args:
-        spec: the SPEC of the file.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
-            represented.
-
     Returns:
-        The images that ``limit`` takes, and their labels before they are mapped to the classes of a model.
+        The images, and their labels before they are mapped to the classes of a model.
 
     Raises:
         InputError: if the file is damaged, or arrays are missing or have wrong types or shapes (all are listed).
@@ -98,25 +101,31 @@ def read_npz(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset,
     spec.check_query(_SETTINGS)
     path = Path(os.path.expanduser(spec.path))
     names = {key: spec.query.get(key, key) for key in _SETTINGS}  # an array is called like its setting by default
-    try:
+    with _errors_of_file(spec.where):
         headers, problems = _read_needed_headers(spec, path, names)
         label_problems = _label_problems(names, headers)
         if problems:
             all_problems = problems + label_problems
             raise InputError(f"{spec.where}: not a usable image set", problems=all_problems)
-        raw, rows = _read_labels(path, names, headers, label_problems, limit, seed)
-        images_name = names["x"]
-        images = _open_images(spec, path, images_name, headers[images_name], rows)
+        raw = RawLabels(problems=label_problems) if label_problems else _read_labels(path, names, headers)
+        header = headers[names["x"]]
+        images = _open_images(spec, path, names["x"], header)
+    file_name = printable(path.name)
+    ids = [f"{file_name}#{row}" for row in range(header.shape[0])]
+    return ArrayImages(spec.text, spec.where, ids, images), raw
+
+
+@contextmanager
+def _errors_of_file(where: str) -> Iterator[None]:
+    """Turn the errors of a damaged file into errors of input."""
+    try:
+        yield
     except (InputError, MemoryError):
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
     except Exception as error:
         why = reason(error)[:_LONGEST_REASON]
-        raise InputError(f"{spec.where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
-    file_name = printable(path.name)
-    ids = [f"{file_name}#{row}" for row in rows]
-    dataset = ArrayImages(spec.text, spec.where, ids, images)
-    return dataset, raw
+        raise InputError(f"{where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
 
 
 def _read_needed_headers(spec: DataSpec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
@@ -163,114 +172,113 @@ def _read_needed_headers(spec: DataSpec, path: Path, names: Mapping[str, str]) -
     return headers, problems
 
 
-def _read_labels(
-    path: Path,
-    names: Mapping[str, str],
-    headers: Mapping[str, _Header],
-    label_problems: list[str],
-    limit: int | None,
-    seed: int,
-) -> tuple[RawLabels, Sequence[int]]:
-    """Return the labels of the samples that ``limit`` takes, and the indices of these samples in the file.
+def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _Header]) -> RawLabels:
+    """Return the labels: class names if the file has strings, else integers.
 
     Args:
         path: the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
         headers: the headers of the arrays in the file, by name of the array.
-        label_problems: why labels or class names cannot be used. If there are any, neither array is read.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples, see :func:`read_npz`.
     """
-    # Read both arrays as a whole.
     labels = None
     classes = None
-    if not label_problems:
-        with np.load(path, allow_pickle=False) as arrays:
-            if names["y"] in headers:
-                labels = arrays[names["y"]].reshape(-1)
-            if names["classes"] in headers:
-                classes = arrays[names["classes"]]
-
-    # Choose the samples.
-    labels_to_draw_by = None if labels is None else labels.tolist()
-    total = headers[names["x"]].shape[0]
-    rows: Sequence[int] = limited(labels_to_draw_by, total, limit, seed)
-    are_first_rows = rows == list(range(len(rows)))
-    if are_first_rows:
-        rows = range(len(rows))  # equal to the list, but takes no memory
-
-    # Check the texts in the arrays, and select the labels of the chosen samples.
-    problems = list(label_problems)
-    if labels is not None and _holds_no_text(labels):
-        problems.append(f"{names['y']} has strings with numbers that are no characters")
-    if classes is not None and _holds_no_text(classes):
-        problems.append(f"{names['classes']} has strings with numbers that are no characters")
+    with np.load(path, allow_pickle=False) as arrays:
+        if names["y"] in headers:
+            labels = arrays[names["y"]].reshape(-1)
+        if names["classes"] in headers:
+            classes = arrays[names["classes"]]
+    problems = []
+    for key, array in (("y", labels), ("classes", classes)):
+        if array is not None and _holds_no_text(array):
+            problems.append(f"{names[key]} has strings with numbers that are no characters")
     if problems:
-        return RawLabels(problems=problems), rows
+        return RawLabels(problems=problems)
     class_names = None if classes is None else classes.tolist()
-    return _labels_of_rows(labels, rows, class_names, names["y"]), rows
+    if labels is None:
+        return RawLabels(None, class_names)
+    if labels.dtype.kind == "U":
+        return RawLabels(labels.tolist(), class_names or sorted(set(labels.tolist())))
+    if labels.max() > np.iinfo(np.int64).max:
+        return RawLabels(labels.tolist(), class_names)
+    return RawLabels(labels.astype(np.int64), class_names)
 
 
 def _open_images(
-    spec: DataSpec, path: Path, name: str, header: _Header, rows: Sequence[int]
-) -> npt.NDArray[np.uint8] | _StoredRows:
-    """Return the images at some rows of the array: in memory, or read from the file when they are asked for.
+    spec: DataSpec, path: Path, name: str, header: _Header
+) -> npt.NDArray[np.uint8] | _StoredRows | _PackedRows:
+    """Return the images of the array: in memory, or read from the file when they are asked for.
 
     Args:
         spec: the SPEC of the file, for messages.
         path: the file.
         name: the name of the array.
         header: the header of the array.
-        rows: the indices of the images, ascending.
     """
     # In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
     if header.fortran:
         with np.load(path, allow_pickle=False) as arrays:
-            all_images: npt.NDArray[np.uint8] = arrays[name]
-        return np.ascontiguousarray(all_images[list(rows)])
+            return np.ascontiguousarray(arrays[name])
 
     # A compressed array would have to be unpacked from its start again for every image, so its rows are kept.
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(f"{name}.npy")
+    packed = _PackedRows(path, name, header)
     if info.compress_type == zipfile.ZIP_STORED:
-        _unpack(path, name, header, [])
-        return _StoredRows(path, info, header, spec.where, rows)
-    return _unpack(path, name, header, rows)
+        packed.unpack([])
+        return _StoredRows(path, info, header, spec.where)
+    return packed
 
 
-def _unpack(path: Path, name: str, header: _Header, rows: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Return some rows of an array in C order, which is read through once, up to the last of them or to its end.
-
-    At its end the checksum (CRC) of the archive is compared, too.
+class _PackedRows:
+    """Rows of an array in C order that may be compressed; those that are asked for must have been unpacked before.
 
     Args:
-        path: the file.
+        path: the ``.npz`` file.
         name: the name of the array.
         header: the header of the array.
-        rows: the indices of the rows, ascending. If it is empty, the array is read to its end and nothing returned.
-
-    Raises:
-        OSError, zipfile.BadZipFile, zlib.error, EOFError: if the file is damaged.
     """
-    total = header.shape[0]
-    unpacked = np.empty((len(rows), *header.shape[1:]), np.uint8)
-    places = {row: place for place, row in enumerate(rows)}
-    count = max(rows) + 1 if rows else total
-    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-        read_array_header(member)
-        for row in range(count):
-            content = member.read(header.row_bytes)
-            if len(content) < header.row_bytes:
-                raise EOFError("the array ends too early")
-            if row in places:
-                unpacked[places[row]] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
-        if count == total:
-            member.read(1)  # zipfile compares the checksum when it reaches the end of the member
-    return unpacked
+
+    def __init__(self, path: Path, name: str, header: _Header) -> None:
+        self._path = path
+        self._name = name
+        self._header = header
+        self._unpacked = np.empty(0, np.uint8)
+        self._places: dict[int, int] = {}  # of the rows that were unpacked
+
+    def __getitem__(self, row: int) -> npt.NDArray[np.uint8]:
+        place = self._places[row]
+        return self._unpacked[place]
+
+    def unpack(self, rows: Sequence[int]) -> None:
+        """Unpack some rows by reading the array through once, up to the last of them or to its end.
+
+        At its end the checksum (CRC) of the archive is compared, too.
+
+        Args:
+            rows: the indices of the rows, ascending. If it is empty, the array is read to its end.
+
+        Raises:
+            OSError, zipfile.BadZipFile, zlib.error, EOFError: if the file is damaged.
+        """
+        header = self._header
+        total = header.shape[0]
+        self._unpacked = np.empty((len(rows), *header.shape[1:]), np.uint8)
+        self._places = {row: place for place, row in enumerate(rows)}
+        count = max(rows) + 1 if rows else total
+        with zipfile.ZipFile(self._path) as archive, archive.open(f"{self._name}.npy") as member:
+            read_array_header(member)
+            for row in range(count):
+                content = member.read(header.row_bytes)
+                if len(content) < header.row_bytes:
+                    raise EOFError("the array ends too early")
+                if row in self._places:
+                    self._unpacked[self._places[row]] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
+            if count == total:
+                member.read(1)  # zipfile compares the checksum when it reaches the end of the member
 
 
 class _StoredRows:
-    """Some rows of an array that is stored in C order and without compression, each read when it is asked for.
+    """The rows of an array that is stored in C order and without compression, each read when it is asked for.
 
     A row that follows the one before is read with those behind it. Every read opens the file itself, so data workers
     may share this object.
@@ -280,15 +288,13 @@ class _StoredRows:
         info: the member of the archive that holds the array.
         header: the header of the array.
         where: the name of the data set in messages.
-        rows: the indices of the rows that this sequence holds.
     """
 
-    def __init__(self, path: Path, info: zipfile.ZipInfo, header: _Header, where: str, rows: Sequence[int]) -> None:
+    def __init__(self, path: Path, info: zipfile.ZipInfo, header: _Header, where: str) -> None:
         """Find out where the array begins; no row is read yet."""
         self._path = path
         self._header = header
         self._where = where
-        self._rows = rows
         self._block = (0, b"")  # the rows that were read last: the index of the first one in the array, and their bytes
 
         # The bytes of a member stand behind its header in the archive, its name and its extra field; those of the array
@@ -301,14 +307,13 @@ class _StoredRows:
             read_array_header(file)
             self._begin = file.tell()
 
-    def __getitem__(self, i: int) -> npt.NDArray[np.uint8]:
-        """Return row i of this sequence, ``[H, W]`` or ``[H, W, C]``.
+    def __getitem__(self, row: int) -> npt.NDArray[np.uint8]:
+        """Return a row, ``[H, W]`` or ``[H, W, C]``.
 
         Raises:
             InputError: if the file was changed since it was opened, or cannot be read.
         """
         row_bytes = self._header.row_bytes
-        row = self._rows[i]
         first, content = self._block
         start = (row - first) * row_bytes
         if not 0 <= start < len(content):
@@ -479,29 +484,3 @@ def _holds_no_text(array: npt.NDArray[Any]) -> bool:
         return True
     is_half = (codes >= _FIRST_SURROGATE) & (codes <= _LAST_SURROGATE)
     return bool(is_half.any())
-
-
-def _labels_of_rows(
-    all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str
-) -> RawLabels:
-    """Return the labels of some samples: class names if the file has strings, else integers.
-
-    Args:
-        all_labels: the labels of all samples, or None if the file has none.
-        rows: the indices of the samples.
-        names: the class names, or None if the file has none.
-        array: the name of the array of labels, for messages.
-    """
-    if all_labels is None:
-        return RawLabels(None, names)
-    labels = all_labels[list(rows)]
-    are_strings = labels.dtype.kind == "U"
-    if are_strings and names is None:
-        names_in_labels = sorted(set(all_labels.tolist()))  # from all samples, so that ``rows`` does not change them
-        return RawLabels(labels.tolist(), names_in_labels)
-    if are_strings:
-        return RawLabels(labels.tolist(), names)
-    are_unsigned = labels.dtype.kind == "u"
-    if are_unsigned and int(labels.max()) > np.iinfo(np.int64).max:
-        return RawLabels(None, names, [f"{array} has labels beyond 2^63"], refused=labels.tolist())
-    return RawLabels(labels.astype(np.int64), names)

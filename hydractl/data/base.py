@@ -92,6 +92,13 @@ class Dataset(ABC):
     def _sample(self, i: int) -> Any:
         """Return sample ``i``, where 0 <= i < len(self)."""
 
+    def prepare(self, rows: Sequence[int]) -> None:  # noqa: B027 - most sets need nothing
+        """Prepare for reading these samples and no others, which :func:`open_data` does once.
+
+        Raises:
+            InputError: if it is plain without reading them that they cannot be read.
+        """
+
     def origins(self) -> list[Dataset]:
         """Return this set and the sets from which its samples were made: a model trained on it has seen all of them."""
         return [self]

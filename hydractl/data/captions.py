@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from hydractl.data.base import PAIRS, Dataset
-from hydractl.data.files import listed_images
+from hydractl.data.files import ListedImages
 from hydractl.data.hub import holds_images, read_image_parquet
 from hydractl.data.labels import RawLabels
 from hydractl.data.shards import index_shards
@@ -38,10 +38,10 @@ class CaptionedImages(Dataset):
         """Pair images with captions.
 
         Args:
-            images: one image for each pair.
+            images: one image for each pair; those without a caption are left out.
             captions: the captions of these images, in the same order.
         """
-        super().__init__(images.spec, images.where, images.ids)
+        super().__init__(images.spec, images.where, images.ids[: len(captions)])
         self.images = images
         self.is_encoded = images.is_encoded
         self.captions = captions
@@ -49,6 +49,10 @@ class CaptionedImages(Dataset):
 
     def _sample(self, i: int) -> tuple[Image.Image, str]:
         return self.images[i], self.captions[i]
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Prepare for reading the images of these pairs."""
+        self.images.prepare(rows)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 in hex over the fingerprint of the images and all captions."""
@@ -138,13 +142,13 @@ def _read_parquet_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, Raw
     # Images and captions are read separately. The reader of the images would refuse ?caption=, so pass on only ?image=.
     image_query = {key: value for key, value in spec.query.items() if key == "image"}
     image_spec = replace(spec, query=image_query)
-    images, _ = read_image_parquet(image_spec, limit, None)
+    images, _ = read_image_parquet(image_spec, None)
 
     # The captions come from the same rows as the images.
     available_columns = table.columns or ()
     caption_column = _choose_column(spec, "caption", available_columns, "column")
     all_rows = table.rows([caption_column])
-    rows = itertools.islice(all_rows, len(images))
+    rows = itertools.islice(all_rows, limit)
     texts, _ = _read_texts(spec, rows, {"caption": caption_column})
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()
@@ -168,7 +172,7 @@ def _read_table_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLa
     texts, row_names = _read_texts(spec, rows, columns)
     if not row_names:
         raise InputError(f"{spec.where}: no pairs in the file")
-    images = listed_images(spec, texts["image"], row_names)
+    images = ListedImages(spec, texts["image"], row_names)
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()
 

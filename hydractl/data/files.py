@@ -14,11 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from hydractl.data.base import Dataset, UnreadableSample, reason, visible
-from hydractl.data.labels import INTEGER, RawLabels, limited
+from hydractl.data.labels import INTEGER, RawLabels, labels_of_column
 from hydractl.data.slow_images import refuse_slow
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
@@ -174,7 +173,7 @@ def printable(path: str) -> str:
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 
-def read_image_list(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_image_list(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open an image list (UTF-8) with a path and optionally a label in each line.
 
     Paths are relative to ``?root=`` if it is set, else to the folder of the list. If a line has a tab, the tab
@@ -182,23 +181,15 @@ def read_image_list(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[D
     like the name of an image file (the label is then a class name); everything before it is the path, spaces included.
     Blank lines are skipped. Ids are the paths as written; a repeated path gets ``#2``, ``#3``, ...
 
-    Args:
-        spec: the SPEC of the list.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
-            represented.
-
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        InputError: if the file is not text or lists nothing, or if listed files do not exist (all are named).
+        InputError: if the file is not text or lists nothing.
     """
     spec.check_query(("root",))
     entries = _parse_list(spec, spec.path)
-    labels = [entry.label for entry in entries]
-    rows = limited(labels, len(entries), limit, seed)
-    return _open_entries(spec, entries, rows)
+    return _open_entries(spec, entries, range(len(entries)))
 
 
 def read_image_lists(spec: DataSpec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
@@ -210,7 +201,7 @@ def read_image_lists(spec: DataSpec, files: Sequence[str], limit: int | None) ->
         limit: how many images to take in all; None means all.
 
     Raises:
-        InputError: if a file is not text or lists nothing, or if listed files do not exist.
+        InputError: if a file is not text or lists nothing.
     """
     entries: list[_ListedImage] = []
 
@@ -276,22 +267,12 @@ def _parse_list(spec: DataSpec, file: str, name: str = "") -> list[_ListedImage]
     return entries
 
 
-def _open_entries(spec: DataSpec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
-    """Open some images of a list, with their labels.
-
-    Args:
-        spec: the SPEC of the list.
-        entries: all entries of the list.
-        rows: the indices of the entries to open.
-
-    Raises:
-        InputError: if images do not exist; they are listed together with the problems of the labels.
-    """
-    raw = _labels_of_entries(entries, rows)
-    paths = [entries[row].path for row in rows]
+def _open_entries(spec: DataSpec, entries: Sequence[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
+    """Open some images of a list, with their labels; those of the others are checked, too."""
+    raw = _labels_of_entries(entries)
+    names = [entries[row].path for row in rows]
     places = [entries[row].place for row in rows]
-    dataset = listed_images(spec, paths, places, raw.problems)
-    return dataset, raw
+    return ListedImages(spec, names, places, raw.problems), raw.of_rows(rows)
 
 
 def split_line(line: str) -> tuple[str, str | None]:
@@ -317,13 +298,8 @@ def split_line(line: str) -> tuple[str, str | None]:
     return before_last_space.rstrip(), last_field
 
 
-def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
-    """Return the labels of some entries of an image list. Labels must be all integers (``3``) or all names (``cat``).
-
-    Args:
-        entries: all entries of the list. All are checked, whichever rows are asked for, and the class names come from
-            all of them.
-        rows: the indices of the entries whose labels are returned.
+def _labels_of_entries(entries: Sequence[_ListedImage]) -> RawLabels:
+    """Return the labels of an image list, which must be all integers (``3``) or all names (``cat``).
 
     Returns:
         The labels. They are empty if no entry has a label. They hold only problems if some entries have no label, or
@@ -345,54 +321,53 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
             problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
     if problems:
         return RawLabels(problems=problems)
-
-    # Now every entry has a label, so `labels` has the same indices as `entries`.
-    labels_of_rows = [labels[row] for row in rows]
     if has_integers:
-        numbers = [int(label) for label in labels_of_rows]
-        return RawLabels(np.array(numbers, dtype=np.int64))
-    names_of_classes = sorted(set(labels))
-    return RawLabels(labels_of_rows, names_of_classes)
+        return RawLabels(list(map(int, labels)))
+    return labels_of_column(labels)
 
 
-def listed_images(
-    spec: DataSpec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()
-) -> FileImages:
-    """Open the images that a file lists by their paths, relative to ``?root=`` or else to the folder of the file.
+class ListedImages(FileImages):
+    """Images that a file lists by their paths, relative to ``?root=`` or else to the folder of the file.
 
     Args:
         spec: the SPEC of the file.
         names: the paths as written in the file; they also become the ids.
         places: where each path is written, for messages, e.g. ``line 3``.
-        problems: other problems of the file, to be listed in the same error.
-
-    Raises:
-        InputError: if images do not exist; the missing ones are listed. If all are missing, the root is probably wrong,
-            and the error names only the first image.
+        problems: other problems of the file, to be listed in the error of images that are missing.
     """
-    folder_of_file = os.path.dirname(spec.path)
-    root = Path(os.path.expanduser(spec.query.get("root", folder_of_file)))
-    paths = []
-    missing = []
-    for name, place in zip(names, places, strict=True):
-        path = os.path.join(root, name)
-        paths.append(path)
-        if "\0" in path or not os.path.isfile(path):  # no file name contains a NUL
-            missing.append(f"{place}: no file {printable(name)!r}")
-    if not missing:
-        ids = with_numbers_if_repeated(names)
-        return FileImages(spec.text, spec.where, ids, paths)
 
-    # Some or all images are missing.
-    hint = "name the folder that the paths are relative to with ?root=FOLDER"
-    total = len(paths)
-    if len(missing) < total:
-        message = f"{len(missing)} of {total} listed images do not exist under {root}"
-        all_problems = [*missing, *problems]
-        raise InputError(f"{spec.where}: {message}", hint=hint, problems=all_problems)
-    first = printable(names[0])
-    message = f"none of the {total} listed images is under {root}; the first is {first!r}"
-    raise InputError(f"{spec.where}: {message}", hint=hint)
+    def __init__(
+        self, spec: DataSpec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()
+    ) -> None:
+        folder_of_file = os.path.dirname(spec.path)
+        self._root = Path(os.path.expanduser(spec.query.get("root", folder_of_file)))
+        self._names = names
+        self._places = places
+        self._problems = problems
+        paths = [os.path.join(self._root, name) for name in names]
+        super().__init__(spec.text, spec.where, with_numbers_if_repeated(names), paths)
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Refuse images that do not exist; they are listed.
+
+        If all are missing, the root is probably wrong, and the error names only the first image.
+        """
+        missing = []
+        for row in rows:
+            path = self.paths[row]
+            if "\0" in path or not os.path.isfile(path):  # no file name contains a NUL
+                missing.append(f"{self._places[row]}: no file {printable(self._names[row])!r}")
+        if not missing:
+            return
+
+        # Some or all images are missing.
+        hint = "name the folder that the paths are relative to with ?root=FOLDER"
+        if len(missing) < len(rows):
+            message = f"{len(missing)} of {len(rows)} listed images do not exist under {self._root}"
+            raise InputError(f"{self.where}: {message}", hint=hint, problems=[*missing, *self._problems])
+        first = printable(self._names[rows[0]])
+        message = f"none of the {len(rows)} listed images is under {self._root}; the first is {first!r}"
+        raise InputError(f"{self.where}: {message}", hint=hint)
 
 
 def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
@@ -412,19 +387,13 @@ def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def read_folder(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_folder(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a folder of images, or a folder of class folders with images.
 
     Every sub-folder is a class and holds its images at any depth. Ids are paths relative to the folder. Classes and
     files are sorted by name (by code points, so the order is the same on every machine). Hidden files and folders are
     skipped; files that do not end like an image are counted in :attr:`Dataset.left_out`.
     A folder with images and no sub-folders is an unlabelled set.
-
-    Args:
-        spec: the SPEC of the folder.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
-            represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
@@ -447,33 +416,19 @@ def read_folder(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Datas
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
     _check_folder(spec, images_by_class, loose_images, left_out)
 
-    # Without class folders the images have no labels.
-    if not class_folders:
-        rows = limited(None, len(loose_images), limit, seed)
-        dataset = _open_paths(spec, root, [loose_images[row] for row in rows])
-        dataset.left_out = left_out
-        return dataset, RawLabels()
-
-    # Class after class: the class of each image, and its path.
+    # Class after class: the class of each image, and its path. Without class folders the images have no labels.
     class_of_each = []
-    paths = []
+    paths = loose_images
     for name, images in images_by_class.items():
         for image in images:
-            class_of_each.append(name)
+            class_of_each.append(printable(name))
             paths.append(f"{name}/{image}")
-    rows = limited(class_of_each, len(paths), limit, seed)
-    dataset = _open_paths(spec, root, [paths[row] for row in rows])
-    dataset.left_out = left_out
-    labels = [printable(class_of_each[row]) for row in rows]
-    class_names = list(map(printable, class_folders))
-    return dataset, RawLabels(labels, class_names)
-
-
-def _open_paths(spec: DataSpec, root: str, paths: Sequence[str]) -> FileImages:
-    """Open images by their paths relative to a folder; these paths become the ids."""
     ids = [printable(path) for path in paths]
-    files = [os.path.join(root, path) for path in paths]
-    return FileImages(spec.text, spec.where, ids, files)
+    dataset = FileImages(spec.text, spec.where, ids, [os.path.join(root, path) for path in paths])
+    dataset.left_out = left_out
+    if not class_folders:
+        return dataset, RawLabels()
+    return dataset, RawLabels(class_of_each, list(map(printable, class_folders)))
 
 
 def _check_folder(

@@ -19,7 +19,7 @@ import yaml
 
 from hydractl.data.base import Dataset, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
-from hydractl.data.labels import RawLabels, limited, raw_labels
+from hydractl.data.labels import RawLabels, labels_of_column
 from hydractl.data.names import class_label_names
 from hydractl.data.text import TEXT_QUERY, read_table
 from hydractl.data.text_rows import TextRow, TextTable
@@ -61,19 +61,15 @@ class ParquetImages(EncodedImages):
         ids: one id for each image.
         path: the file.
         column: the name of the column of images.
-        rows: for each sample, its row in the file.
         starts: the first row of each row group, ascending, and at the end the number of rows in the file.
     """
 
     nothing = _NO_BYTES
 
-    def __init__(
-        self, spec: str, where: str, ids: list[str], path: str, column: str, rows: list[int], starts: list[int]
-    ) -> None:
+    def __init__(self, spec: str, where: str, ids: list[str], path: str, column: str, starts: list[int]) -> None:
         super().__init__(spec, where, ids)
         self.path = path
         self.column = column
-        self._rows = rows
         self._starts = np.array(starts)
         self._group: _RowGroup | None = None
 
@@ -83,14 +79,12 @@ class ParquetImages(EncodedImages):
         Raises:
             UnreadableSample: if the file is damaged, or was removed.
         """
-        row = self._rows[i]
-
         # Find the row group that has this row, and the row's index in the group. If groups start at the rows 0, 100 and
         # 200, row 100 is the first of group 1.
-        groups_begun = np.searchsorted(self._starts, row, side="right")
+        groups_begun = np.searchsorted(self._starts, i, side="right")
         number = int(groups_begun) - 1
         images = self._images_of_group(number)
-        row_in_group = row - int(self._starts[number])
+        row_in_group = i - int(self._starts[number])
         if row_in_group >= len(images):  # a damaged file may hold fewer rows than it states
             return b""
         value = images[row_in_group]
@@ -161,16 +155,10 @@ def _image_columns(schema: Any) -> list[str]:
     return columns
 
 
-def read_image_parquet(spec: DataSpec, limit: int | None, seed: int | None) -> tuple[EncodedImages, RawLabels]:
+def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[EncodedImages, RawLabels]:
     """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
 
     Labels are integers or names. Integers index the names of the published ``ClassLabel``, if the file has them.
-
-    Args:
-        spec: the SPEC of the file.
-        limit: how many images to take; None means all.
-        seed: seed of the random draw of images, see :func:`hydractl.data.labels.limited`. None means that ``limit``
-            takes the first rows.
 
     Raises:
         InputError: if the file cannot be read, or columns are missing or ambiguous.
@@ -203,19 +191,13 @@ def read_image_parquet(spec: DataSpec, limit: int | None, seed: int | None) -> t
         if len(labels) != total:
             raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
 
-    # Choose the rows.
-    rows = limited(None, total, limit, 0) if seed is None else limited(labels, total, limit, seed)
-
-    # Open them as a data set.
     file_name = printable(Path(path).name)
-    ids = [f"{file_name}#{row}" for row in rows]
+    ids = [f"{file_name}#{row}" for row in range(total)]
     starts = [0, *itertools.accumulate(group_sizes)]
-    dataset = ParquetImages(spec.text, spec.where, ids, path, image_column, rows, starts)
+    dataset = ParquetImages(spec.text, spec.where, ids, path, image_column, starts)
     if labels is None:
         return dataset, _unlabelled(schema.names)
-    chosen_labels = [labels[row] for row in rows]
-    class_names = class_label_names(schema.metadata).get(str(label_column))
-    return dataset, raw_labels(chosen_labels, ids, names=class_names)
+    return dataset, labels_of_column(labels, class_label_names(schema.metadata).get(str(label_column)))
 
 
 def _choose_columns(spec: DataSpec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
@@ -274,19 +256,15 @@ class HubImages(EncodedImages):
         where: the name of the set in messages.
         ids: one id for each image.
         column: the column of images, not decoded: each item is ``{"bytes", "path"}``.
-        rows: for each sample, its row in the column.
         folders: image files may only be read from these folders (the folder of the set, or the library's cache); None
             means from anywhere.
     """
 
     turns = True  # as the library does
 
-    def __init__(
-        self, spec: str, where: str, ids: list[str], column: Any, rows: list[int], folders: Sequence[str] | None
-    ) -> None:
+    def __init__(self, spec: str, where: str, ids: list[str], column: Any, folders: Sequence[str] | None) -> None:
         super().__init__(spec, where, ids)
         self.column = column
-        self._rows = rows
         self._folders_of_images = folders
 
     def read(self, i: int) -> bytes:
@@ -295,8 +273,7 @@ class HubImages(EncodedImages):
         Raises:
             UnreadableSample: if the row has no image, its file lies outside the set, or the file cannot be read.
         """
-        row = self._rows[i]
-        value = self.column[row] or {}  # the value is None if the image is missing
+        value = self.column[i] or {}  # the value is None if the image is missing
         content = value.get("bytes")
         path = value.get("path")
         if content is None and path:  # the row names a file
@@ -313,7 +290,7 @@ class HubImages(EncodedImages):
         return bytes(content)
 
 
-def read_hub_set(spec: DataSpec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
+def read_hub_set(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``hf:NAME/config/split`` or ``hf:FOLDER/config/split`` (a folder starts with ``/``, ``./``, ``../``, ``~``).
 
     If the set has a column of images, it is opened as images (``?image=``, ``?label=``), otherwise as texts
@@ -321,9 +298,7 @@ def read_hub_set(spec: DataSpec, limit: int | None, seed: int) -> tuple[Dataset,
 
     Args:
         spec: the SPEC of the set.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
-            represented.
+        limit: how many texts to take from the start; None means all. Of images all are opened.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
@@ -334,23 +309,22 @@ def read_hub_set(spec: DataSpec, limit: int | None, seed: int) -> tuple[Dataset,
     """
     table = _load_table(spec)
     folders = _folders_of_images(spec)
-    return _read_loaded(spec, table, folders, limit, seed)
+    return _read_loaded(spec, table, folders, limit)
 
 
-def read_table_in_memory(spec: DataSpec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
+def read_table_in_memory(spec: DataSpec, table: Any, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as for a set of the hub.
 
     Args:
         spec: names the set in messages and ids.
         table: the data set of the library.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples, see :func:`read_hub_set`.
+        limit: see :func:`read_hub_set`.
 
     Raises:
         InputError: if columns are missing or ambiguous.
     """
     try:
-        return _read_loaded(spec, table, None, limit, seed)
+        return _read_loaded(spec, table, None, limit)
     except InputError as error:
         if error.hint is not None and "?" in error.hint:  # the hint names a setting of a SPEC, but there is no SPEC
             error.hint = (
@@ -360,7 +334,7 @@ def read_table_in_memory(spec: DataSpec, table: Any, limit: int | None, seed: in
 
 
 def _read_loaded(
-    spec: DataSpec, table: Any, folders: Sequence[str] | None, limit: int | None, seed: int
+    spec: DataSpec, table: Any, folders: Sequence[str] | None, limit: int | None
 ) -> tuple[Dataset, RawLabels]:
     """Open the images of a table of the library, or its texts if it has no column of images.
 
@@ -369,8 +343,7 @@ def _read_loaded(
         table: the library's own table.
         folders: image files may only be read from these folders. None means from anywhere, for a table that a Python
             program holds.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples, see :func:`read_hub_set`.
+        limit: see :func:`read_hub_set`.
 
     Raises:
         InputError: if the table is empty, or columns are missing or ambiguous.
@@ -387,24 +360,21 @@ def _read_loaded(
         count = total if limit is None else min(limit, total)
         return _read_texts(spec, table, count, name)
 
-    # Choose the columns, read the labels, and choose the rows.
+    # Choose the columns, and read the labels.
     spec.check_query(_SETTINGS)
     available = list(table.features)
     image_column, label_column = _choose_columns(spec, image_columns, available)
     from datasets import Image
 
     labels = None if label_column is None else list(table[label_column])
-    rows = limited(labels, total, limit, seed)
-    ids = [f"{name}#{row}" for row in rows]
+    ids = [f"{name}#{row}" for row in range(total)]
 
     # The images are decoded when they are read, and not by the library.
     undecoded = table.cast_column(image_column, Image(decode=False))
-    dataset = HubImages(spec.text, spec.where, ids, undecoded[image_column], rows, folders)
+    dataset = HubImages(spec.text, spec.where, ids, undecoded[image_column], folders)
     if labels is None:
         return dataset, _unlabelled(available)
-    chosen_labels = [labels[row] for row in rows]
-    class_names = _class_names(table).get(str(label_column))
-    return dataset, raw_labels(chosen_labels, ids, names=class_names)
+    return dataset, labels_of_column(labels, _class_names(table).get(str(label_column)))
 
 
 def _class_names(table: Any) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,65 +26,60 @@ _MOST_COMPARED = 50_000  # pairs of names to compare for a hint in a message; ta
 
 @dataclass
 class RawLabels:
-    """The labels of a data set before they are mapped to the classes of a checkpoint.
+    """The labels of a data set as they were read, before they are checked and mapped to the classes of a checkpoint.
 
     Attributes:
-        values: int64 ``[samples]``, or one class name per sample, or None if there are no labels.
+        values: integers or class names, one for each sample, None where it has none; None for a set without labels.
         names: the data's own class names, of the whole set whatever ``limit`` is. Integers index this list, and labels
             that are strings are in it.
         problems: why the labels cannot be used, one line each. They are not raised at once, because a set that needs no
             labels may have bad ones.
-        hint: how the user can say where the labels are; set if there are none.
-        texts: integer labels as they are written in the file, if the file does not tell numbers from texts.
-        texts_in_set: the different ``texts`` of the whole set; set if the labels are those of a part.
-        refused: the labels in which the problems are, one for each sample. A part of the set may have no bad ones.
+        hint: how the user can say where the labels are, if there are none.
+        from_text: whether all labels are integers from a file that tells no numbers from texts. They stay texts, and
+            are names if the classes of the checkpoint have such names.
     """
 
-    values: Labels | list[str] | None = None
+    values: Labels | list[Any] | None = None
     names: list[str] | None = None
     problems: list[str] = field(default_factory=list)
     hint: str | None = None
-    texts: list[str] | None = None
-    texts_in_set: Set[str] | None = None
-    refused: list[Any] | None = None
+    from_text: bool = False
 
-    def of_rows(self, rows: Sequence[int], ids: Sequence[str]) -> RawLabels:
-        """Return the labels of some samples, with the problems that these have. Class names stay those of the set.
+    def of_rows(self, rows: Sequence[int]) -> RawLabels:
+        """Return the labels of some samples. Class names stay those of the set."""
+        if self.values is None:
+            return self
+        values = [self.values[row] for row in rows] if isinstance(self.values, list) else self.values[list(rows)]
+        return replace(self, values=values)
 
-        Args:
-            rows: the indices of the samples.
-            ids: the ids of all samples, for messages.
+    def to_choose_by(self) -> Labels | list[Any] | None:
+        """Return the labels by which samples of every class are chosen, or None without labels.
+
+        If some labels are bad, which may be those of samples that are not chosen, they are texts.
         """
-        if self.refused is not None:
-            # Some labels of the set are bad, which may be those of other samples: judge these again.
-            labels_of_rows = [self.refused[row] for row in rows]
-            part = raw_labels(labels_of_rows, [ids[row] for row in rows], names=self.names, hint=self.hint)
-            if isinstance(part.values, list):
-                part.names = sorted({label for label in self.refused if type(label) is str})
-        else:
-            values = self.values
-            names = self.names
-            if isinstance(values, list):
-                names = sorted(set(values)) if names is None else names
-                values = [values[row] for row in rows]
-            elif values is not None:
-                values = values[list(rows)]
-            part = replace(self, values=values, names=names)
-
-        # Whether numbers are names is decided by the whole set, so that a label means the same in each of its parts.
-        if self.texts is not None:
-            part.texts = [self.texts[row] for row in rows]
-            part.texts_in_set = self.different_texts()
-        return part
-
-    def different_texts(self) -> Set[str]:
-        """Return the different texts of the labels, of the whole set if these are the labels of a part."""
-        if self.texts_in_set is not None:
-            return self.texts_in_set
-        return {text for text in self.texts or () if text is not None}
+        if self.values is None or isinstance(self.values, np.ndarray):
+            return self.values
+        kinds = set(map(_kind_of_label, self.values))
+        if kinds == {"missing"}:
+            return None
+        if len(kinds) > 1 or not kinds <= {"integer", "name"}:
+            return [str(label) for label in self.values]
+        return list(map(int, self.values)) if self.from_text else self.values
 
 
-def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: int) -> list[int]:
+def labels_of_column(values: list[Any], names: list[str] | None = None, hint: str | None = None) -> RawLabels:
+    """Return the labels in a column, whose texts are class names.
+
+    Args:
+        values: one for each sample; None where a label is missing.
+        names: the class names that integers index; None if they are not known.
+        hint: how the user can say where the labels are, for a set without labels.
+    """
+    texts = {value for value in values if type(value) is str}
+    return RawLabels(values, sorted(texts) or names, hint=hint)
+
+
+def limited(labels: Sequence[Any] | Labels | None, total: int, limit: int | None, seed: int) -> list[int]:
     """Return the indices of the samples that ``--limit`` takes, in ascending order.
 
     Usually these are the first samples. A set sorted by class would then give only one class, so from such a set the
@@ -115,7 +110,7 @@ def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: i
     return sorted(order[:limit].tolist())
 
 
-def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
+def _sizes_if_sorted(labels: Sequence[Any] | Labels | None) -> list[int] | None:
     """Return the number of samples of each class if the set is sorted by class; None for any other set.
 
     A set with a single class, or with one sample per class, does not count as sorted.
@@ -130,37 +125,6 @@ def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
     if runs > len(set(labels)):  # a class has several runs
         return None
     return run_lengths
-
-
-def raw_labels(
-    values: list[Any],
-    ids: Sequence[str],
-    *,
-    names: list[str] | None = None,
-    hint: str | None = None,
-    texts: list[str] | None = None,
-) -> RawLabels:
-    """Check the values of a column of labels, which are all integers, all names or all missing, and return the labels.
-
-    Args:
-        values: one for each sample; None where a label is missing.
-        ids: the ids of the samples, for messages.
-        names: the class names that integers index; None if they are not known.
-        hint: how the user can say where the labels are, for a set without labels.
-        texts: integers as they are written in a file that does not tell numbers from texts.
-
-    Returns:
-        The labels. If all are missing, there are no values. Values of other kinds, or of several kinds, give a list of
-        problems, and are kept to judge a part of the samples.
-    """
-    if all(value is None for value in values):
-        return RawLabels(None, names, hint=hint)
-    problems = _problems_of_values(values, ids)
-    if problems:
-        return RawLabels(None, names, problems, hint, texts, refused=values)
-    if any(type(value) is str for value in values):
-        return RawLabels(values, sorted(set(values)))
-    return RawLabels(np.array(values, dtype=np.int64), names, texts=texts)
 
 
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
@@ -264,7 +228,7 @@ def resolve_labels(
 
     # The names that the indices now stand for: the data's own, none, or the checkpoint's.
     if labels is None:
-        return indices, raw.names
+        return indices, None if raw.from_text else raw.names
     if not labels:  # a checkpoint without names
         return indices, None
     return indices, list(labels)
@@ -286,25 +250,29 @@ def _class_indices(
     Raises:
         InputError: for labels that are negative or out of range, and names that cannot be mapped.
     """
-    if raw.problems:
-        raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
     values = raw.values
+    problems = raw.problems
+    if isinstance(values, list):
+        if all(value is None for value in values):
+            values = None
+        else:
+            problems = problems + _problems_of_values(values, ids)
+    if problems:
+        raise InputError(f"{where}: the labels cannot be used", problems=problems)
     if values is None:
         return None
     data_names = raw.names
-    if raw.texts is not None and labels and raw.different_texts() <= set(labels):
-        # The labels are numbers, but the checkpoint's class names are such numbers too. Then they are names: five stars
-        # are the class named "5" and not the class at index 5.
-        values = raw.texts
-        data_names = sorted(raw.different_texts())
+    if raw.from_text and not (labels and set(data_names or ()) <= set(labels)):
+        # The labels are numbers. If the checkpoint's class names are such numbers too, they are names: five stars are
+        # the class named "5" and not the class at index 5.
+        values = list(map(int, values))
+        data_names = None
 
     # First step: indices into the data's own names if there are any, else into the checkpoint's names.
-    if isinstance(values, list):
-        if data_names is None:
-            data_names = sorted(set(values))
-        indices = _index_names(values, data_names, ids, where)
+    if isinstance(values, list) and type(values[0]) is str:
+        indices = _index_names(values, data_names or [], ids, where)
     else:
-        indices = values
+        indices = np.asarray(values, dtype=np.int64)
     class_names = labels if data_names is None else data_names
     class_count = len(class_names) if class_names else None  # not known for a checkpoint without names
     _check_range(indices, class_count, ids, where)

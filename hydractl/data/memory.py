@@ -8,9 +8,9 @@ from typing import Any
 from PIL import Image
 
 from hydractl.data.base import Dataset, UnreadableSample
-from hydractl.data.held import HeldSamples, HeldSet, LazySamples
+from hydractl.data.held import HeldSamples, HeldSet
 from hydractl.data.hub import read_table_in_memory
-from hydractl.data.labels import RawLabels, limited, raw_labels
+from hydractl.data.labels import RawLabels, labels_of_column
 from hydractl.data.text import Text, Texts
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
@@ -41,14 +41,12 @@ class HeldImages(Dataset):
             raise UnreadableSample(why, hint=error.hint) from error
 
 
-def read_memory(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a set that a Python program holds: images, texts, or a table of the ``datasets`` library.
 
     Args:
         spec: its ``held`` are the samples; its path is their name, and the beginning of the ids.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
-            represented.
+        limit: how many texts to take of a table; None means all.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
@@ -62,7 +60,7 @@ def read_memory(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Datas
     if held_set is None:
         raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")
     if not isinstance(held_set, HeldSamples):
-        return read_table_in_memory(spec, held_set, limit, seed)
+        return read_table_in_memory(spec, held_set, limit)
 
     # Check the samples and their labels.
     samples = held_set.samples
@@ -75,24 +73,16 @@ def read_memory(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Datas
     if labels is not None and len(labels) != total:
         raise InputError(f"{spec.where} has {len(labels)} labels for {total} samples")
 
-    # Choose the samples.
-    rows = limited(labels, total, limit, seed)
-    ids = [f"{spec.path}#{row}" for row in rows]
-    raw = RawLabels()
-    if labels is not None:
-        chosen_labels = [labels[row] for row in rows]
-        raw = raw_labels(chosen_labels, ids, names=held_set.class_names)
-        if isinstance(labels[0], str):  # classes come from all labels, whatever the limit
-            raw.names = sorted({label for label in labels if isinstance(label, str)})
+    raw = RawLabels() if labels is None else labels_of_column(labels, held_set.class_names)
 
     # The first sample tells whether they are texts or images.
-    first = samples[rows[0]]
+    ids = [f"{spec.path}#{row}" for row in range(total)]
+    first = samples[0]
     if isinstance(first, str | tuple | list):
-        texts = [_text_or_pair(samples[row], spec) for row in rows]
+        texts = [_text_or_pair(samples[row], spec) for row in range(total)]
         return Texts(spec.text, spec.where, ids, texts), raw
     image_of(first)  # raises an error if the sample is no image
-    images = LazySamples(samples.__getitem__, rows)
-    return HeldImages(spec.text, spec.where, ids, images), raw
+    return HeldImages(spec.text, spec.where, ids, samples), raw
 
 
 def _as_python(label: Any) -> Any:

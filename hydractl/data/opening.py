@@ -16,8 +16,8 @@ from hydractl.data.base import PAIRS, Dataset, reason
 from hydractl.data.captions import CaptionedImages
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.files import EncodedImages
-from hydractl.data.labels import Labels, RawLabels, limited, resolve_labels
-from hydractl.data.part import ChosenRows, dataset_part, take_rows
+from hydractl.data.labels import RawLabels, limited, resolve_labels
+from hydractl.data.part import dataset_part, take_rows
 from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import SUPPORTED, DataSpec
@@ -34,8 +34,8 @@ class _ReaderEntry(NamedTuple):
     Attributes:
         module, function: the names of the module and of the function that reads.
         samples: the :attr:`Dataset.kind` of the data it opens; None if that is only known once the data are open.
-        drawn: whether the reader takes a seed. It then reads all labels before it chooses samples, so that a limit can
-            draw samples of every class.
+        drawn: whether all labels are read before samples are chosen, so that a limit can draw samples of every class.
+            Otherwise only the first samples are read, as many as are needed.
     """
 
     module: str
@@ -139,43 +139,48 @@ def open_data(
         reads = {}
     if entry.samples is not None:
         _check_models_read(parsed, entry.samples, reads)
-    dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed)
+    if wanted_rows is None:
+        first = limit
+    else:  # the limit applies to the chosen samples
+        first = None if entry.drawn else wanted_rows.reach
+    dataset, raw = entry.reader()(parsed, first)
     _share_fingerprints(dataset, parsed.kind, parsed.path, frozenset(parsed.query.items()), id(parsed.held), turns)
     if turns:
         _turn(dataset, spec)
     _check_models_read(parsed, dataset.kind, reads)
-    # Choose by the labels as they stand in the data, so that the samples are the same for every model. The labels of a
-    # part are judged alone: those of other samples may be bad. Its classes are those of the whole set.
-    rows: Sequence[int] | None = None
-    ids: Sequence[str] = dataset.ids
-    if wanted_rows is not None:
-        labels_in_data: Sequence[object] | Labels | None = raw.values
-        if raw.refused is not None:  # some are bad, which may be outside the part
-            labels_in_data = [str(label) for label in raw.refused]
-        rows = wanted_rows.chosen_indices(labels_in_data, len(dataset))
-        raw = raw.of_rows(rows, dataset.ids)
-        ids = [dataset.ids[row] for row in rows]
-    indices, dataset.label_names = resolve_labels(
-        raw, ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
+    # Choose by the labels as they stand in the data, so that the samples are the same for every model. The labels of
+    # other samples are not judged, as they may be bad. Classes are those of the whole set.
+    to_choose_by = raw.to_choose_by() if entry.drawn or wanted_rows is not None else None
+    if wanted_rows is None:
+        rows = limited(to_choose_by, len(dataset), limit, seed)
+    else:
+        rows = wanted_rows.chosen_indices(to_choose_by, len(dataset))
+    dataset.prepare(rows)
+    ids = [dataset.ids[row] for row in rows]
+    indices, label_names = resolve_labels(
+        raw.of_rows(rows), ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
-    if rows is None:
-        dataset.labels = indices
-    dataset.label_hint = raw.hint
+    if wanted_rows is not None:
+        # `places` count within the part. If the part is sorted by class, they are drawn from every class.
+        places = limited(indices if entry.drawn else None, len(rows), limit, seed)
+        rows = [rows[place] for place in places]
+        if indices is not None:
+            indices = indices[places]
     left_out = dataset.left_out
-    if on_bad == "skip":
-        dataset.skipped = {}
 
-    # Apply what the settings ask for: corruption, choice of samples, OOD.
+    # Apply what the settings ask for. The random numbers of a corruption depend on the place of an image in the set, of
+    # which samples are chosen afterwards, or in what the limit leaves of it.
+    if wanted_rows is None:
+        dataset = _at(dataset, spec, rows)
     if corruption is not None:
         dataset = CorruptedImages(dataset, corruption.name, corruption.severity, corruption.photographs)
         _share_fingerprints(dataset, spec.text, id(spec.held), "corrupted")
-    if rows is not None:
-        # `positions` count within the part. If the part is sorted by class, they are drawn from every class.
-        labels_to_draw_by = indices.tolist() if indices is not None and entry.drawn else None
-        positions = limited(labels_to_draw_by, len(rows), limit, seed)
-        dataset = dataset_part(dataset, spec.text, [rows[position] for position in positions])
-        if indices is not None:
-            dataset.labels = indices[positions]
+    if wanted_rows is not None:
+        dataset = _at(dataset, spec, rows)
+    dataset.labels = indices
+    dataset.label_names = label_names
+    dataset.label_hint = raw.hint if indices is None else None
+    dataset.skipped = {} if on_bad == "skip" else None
     if ood_kind is not None:
         if need_labels:
             raise UsageError(
@@ -236,29 +241,9 @@ def _share_fingerprints(dataset: Dataset, *origin: object) -> None:
         dataset.share_fingerprints(fingerprints)
 
 
-def _read_set(
-    spec: DataSpec,
-    entry: _ReaderEntry,
-    wanted_rows: ChosenRows | None,
-    limit: int | None,
-    seed: int,
-) -> tuple[Dataset, RawLabels]:
-    """Read the whole set, or only what is needed of it.
-
-    If the SPEC chooses samples, the limit applies later to the chosen ones. So all samples are read from which they
-    are chosen: the whole set, or as many from its start as the choice can reach.
-
-    Args:
-        spec: the SPEC of the whole set, without the settings that choose samples.
-        entry: the reader.
-        wanted_rows: the choice of samples; None if all are wanted.
-        limit: how many samples are wanted; None means all.
-        seed: seed of the random draw.
-    """
-    read = entry.reader()
-    if entry.drawn:
-        return read(spec, limit if wanted_rows is None else None, seed)
-    return read(spec, limit if wanted_rows is None else wanted_rows.reach)
+def _at(dataset: Dataset, spec: DataSpec, rows: Sequence[int]) -> Dataset:
+    """Return some samples of a data set as a data set; the set itself if these are all."""
+    return dataset if len(rows) == len(dataset) else dataset_part(dataset, spec.text, rows)
 
 
 def _check_models_read(spec: DataSpec, samples: str, reads: Mapping[str, str]) -> None:

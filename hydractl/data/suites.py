@@ -405,16 +405,14 @@ def _description_of_list(path: str) -> str | None:
     return None
 
 
-def read_openood(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_openood(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark. Nothing is downloaded.
 
     If the part has several sets (``full-spectrum``), they are opened as one data set.
 
     Args:
         spec: the SPEC of the part.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples. They are drawn if a single set is sorted by class, so that every class
-            is represented.
+        limit: how many samples to take of several sets, the same share of each; None means all.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
@@ -448,7 +446,7 @@ def read_openood(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Data
     if len(list_specs) > 1:
         paths = [list_spec.path for list_spec in list_specs]
         return read_image_lists(with_root, paths, limit)
-    return read_image_list(replace(with_root, path=first.path), limit, seed)
+    return read_image_list(replace(with_root, path=first.path), limit)
 
 
 def _members_of_part(spec: DataSpec) -> Sequence[SuiteMember]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydractl.data.base import Dataset
 from hydractl.data.files import printable
-from hydractl.data.labels import INTEGER, RawLabels, raw_labels, some
+from hydractl.data.labels import INTEGER, RawLabels, labels_of_column, some
 from hydractl.data.text_rows import TextRow, TextTable, open_table
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
@@ -311,7 +311,7 @@ def read_table(spec: DataSpec, table: TextTable, limit: int | None, name: str) -
         raise InputError(f"{spec.where}: no texts in the file")
     ids = [f"{name}#{i}" for i in range(len(collector.texts))]
     dataset = Texts(spec.text, spec.where, ids, collector.texts)
-    raw = _labels_of_rows(collector, ids, table)
+    raw = _labels_of_rows(collector, table)
     return dataset, raw
 
 
@@ -397,12 +397,11 @@ class _Collector:
         return text
 
 
-def _labels_of_rows(collector: _Collector, ids: Sequence[str], table: TextTable) -> RawLabels:
+def _labels_of_rows(collector: _Collector, table: TextTable) -> RawLabels:
     """Return the labels of the rows, integers or names. If there are none, set a hint that names the columns.
 
     Args:
         collector: the collected rows, at least one.
-        ids: the ids of the samples.
         table: the table of the rows. If it stores everything as text, labels are integers if all of them look like
             integers. Integers index the class names of their column, if it has some.
     """
@@ -418,13 +417,9 @@ def _labels_of_rows(collector: _Collector, ids: Sequence[str], table: TextTable)
 
     listed = ", ".join(collector.keys[:_MOST_COLUMNS_SHOWN])
     hint = f"the rows have {listed}: name what holds the labels with ?label=NAME"
-    are_integers = table.plain and all(INTEGER.fullmatch(text) for text in given_labels)
-    if not are_integers:
-        return raw_labels(labels, ids, names=table.class_names.get(columns.label), hint=hint)
-
-    # Keep the texts too: if the classes of a model are named by numbers, the labels may be these names.
-    integers = [None if text is None else int(text) for text in labels]
-    return raw_labels(integers, ids, hint=hint, texts=labels)
+    raw = labels_of_column(labels, table.class_names.get(columns.label), hint)
+    raw.from_text = table.plain and all(INTEGER.fullmatch(text) for text in given_labels)
+    return raw
 
 
 def _without_spaces(label: Any) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hydractl.data.base import Dataset, UnreadableSample
-from hydractl.data.labels import RawLabels, limited
+from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import in_eight_bits
@@ -36,27 +35,24 @@ TORCHVISION_SETS: tuple[str, ...] = (
 
 
 class TorchvisionImages(Dataset):
-    """Some images of a torchvision data set.
+    """The images of a torchvision data set.
 
     Args:
         spec: the SPEC of the set.
-        rows: the indices of the samples in torchvision's order.
         source: torchvision's data set object.
     """
 
     is_encoded = True  # as most of torchvision's sets are
 
-    def __init__(self, spec: DataSpec, rows: Sequence[int], source: Any) -> None:
-        ids = [f"torchvision:{spec.path}#{row}" for row in rows]
+    def __init__(self, spec: DataSpec, source: Any) -> None:
+        ids = [f"torchvision:{spec.path}#{row}" for row in range(len(source))]
         super().__init__(spec.text, spec.where, ids)
-        self.rows = rows
         self.source = source
 
     def _sample(self, i: int) -> Any:
         """Return image ``i``, fully loaded."""
-        row = self.rows[i]
         try:
-            image, _ = self.source[row]
+            image, _ = self.source[i]
             image.load()
             image = in_eight_bits(image)
         # Decoders raise nearly anything for a damaged file.
@@ -65,14 +61,11 @@ class TorchvisionImages(Dataset):
         return image
 
 
-def read_torchvision(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_torchvision(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open one of torchvision's data sets. Nothing is ever downloaded.
 
     Args:
         spec: the SPEC ``torchvision:NAME[/split]?root=FOLDER``.
-        limit: how many samples to take; None means all.
-        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
-            represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
@@ -92,20 +85,17 @@ def read_torchvision(spec: DataSpec, limit: int | None, seed: int = 0) -> tuple[
             hint=f"write torchvision:{spec.path}?root=FOLDER; nothing is downloaded",
         )
 
-    # Open the set, and choose samples by their labels.
     source = _open_source(spec, name, split)
     if len(source) == 0:
         raise InputError(f"{spec.where}: the set is empty")
     labels = np.asarray(_labels_of(source), dtype=np.int64)
-    rows = limited(labels.tolist(), len(source), limit, seed)
-    dataset = TorchvisionImages(spec, rows, source)
 
     # Not every set of torchvision has class names.
     class_names = None
     classes = getattr(source, "classes", None)
     if classes:
         class_names = [str(name) for name in classes]
-    return dataset, RawLabels(labels[rows], class_names)
+    return TorchvisionImages(spec, source), RawLabels(labels, class_names)
 
 
 def _labels_of(source: Any) -> Any:

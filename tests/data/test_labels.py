@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.data.labels import RawLabels, limited, raw_labels, resolve_labels
+from hydractl.data.labels import RawLabels, limited, resolve_labels
 from hydractl.errors import InputError, UsageError
 from tests.running import refused
 
@@ -29,9 +29,10 @@ def integers(*values: int, names: list[str] | None = None) -> RawLabels:
 
 
 def test_labels_are_integers_of_64_bits() -> None:
-    assert not raw_labels([2**63 - 1, 1 - 2**63], ["a", "b"]).problems
+    assert resolve(RawLabels([2**63 - 1]), labels=[]) == ([2**63 - 1], None)
     for beyond in (2**63, -(2**63)):
-        assert raw_labels([1, beyond], ["a", "b"]).problems == ["the label of sample b is beyond 2^63"]
+        error = refused(InputError, resolve, RawLabels([1, beyond]), labels=[])
+        assert error.problems == ["the label of sample s#1 is beyond 2^63"]
 
 
 def test_names_go_by_name() -> None:

@@ -108,7 +108,7 @@ def test_images_outside_of_a_set() -> None:
         Path(file).write_bytes((CORPUS / "png" / "i.png").read_bytes())
     paths = ["set/own.png", "secret.png", "set/../secret.png", str(Path("secret.png").absolute())]
     column = [{"bytes": None, "path": path} for path in paths]
-    images = HubImages("hf:./set/default/train", "--data", [str(i) for i in range(4)], column, [0, 1, 2, 3], ["set"])
+    images = HubImages("hf:./set/default/train", "--data", [str(i) for i in range(4)], column, ["set"])
     assert images.read(0)
     for index in range(1, 4):
         with pytest.raises(UnreadableSample, match="outside of the set"):
