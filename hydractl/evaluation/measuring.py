@@ -9,7 +9,7 @@ from hydractl.evaluation.fitting import fit, fit_scores
 from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
-from hydractl.evaluation.plausibility import warning_of_unsuited, warnings_of_row
+from hydractl.evaluation.plausibility import warnings_of_row
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
@@ -41,8 +41,6 @@ class Measuring:
         self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
         self._options = options
         self._log = log
-        # State that grows from row to row.
-        self._warned_of: set[str] = set()  # names of scores with a warning in any row
         self._resampled_first_row: bootstrap.Resampled | None = None  # set by the first row with intervals
 
     def row(
@@ -135,7 +133,7 @@ class Measuring:
         warnings = warnings_of_row(
             model, id_predictions.samples, fitted, counts, test_sets, advises_temperature=no_temperature_was_fitted
         )
-        self._log.warn_all([*warnings, warning_of_unsuited(model, scores.on_features, self._warned_of)])
+        self._log.warn_all(warnings)
 
         # Then the corrupted test sets.
         for dataset in of_role(self._sets, CORRUPTION):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hydractl.data.base import Dataset, one_class_warning, orientation_warnings, report_skipped
 from hydractl.data.overlap import GivenSet, trained_on_warning
@@ -28,7 +28,6 @@ from hydractl.evaluation.sets import (
 from hydractl.files.training_history import kept_accuracies
 from hydractl.log import Log
 from hydractl.metrics.conformal import SetCounts
-from hydractl.metrics.ood_scores import OF_UNSIGNED
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
     accuracy_warning,
@@ -212,29 +211,6 @@ def _warnings_of_validation(model: LogitsProvider, fitted: Fit, expected: Expect
         if warning is not None:
             warnings.append(f"--val: {warning}")
     return [*warnings, *fitted.warnings]
-
-
-def warning_of_unsuited(model: LogitsProvider, scores: Collection[str], warned_of: set[str]) -> str | None:
-    """Return the warning about scores that expect features that are not negative, although some here are.
-
-    It names no model, so that a study, whose models are made from one, gives it once.
-
-    Args:
-        model: the model of the row, which has run.
-        scores: the names of its scores.
-        warned_of: the names of scores in earlier warnings, about which there is no other; those of this one are added.
-    """
-    if model.detector is None:
-        return None
-    unsuited = [name for name in model.detector.doubtful if name in scores and name not in warned_of]
-    if not unsuited:
-        return None
-    warned_of.update(unsuited)
-    listed = " and ".join(unsuited)
-    verb = "was" if len(unsuited) == 1 else "were"
-    effects = ", ".join(f"{score} {OF_UNSIGNED[score]}" for score in unsuited)
-    made_for = f"{listed} {verb} made for features that are not negative, as after a ReLU"
-    return f"{made_for}, and some here are: {effects}"
 
 
 def _accuracy_warning(model: LogitsProvider, samples: Samples, expected: ExpectedAccuracy | None) -> str | None:

@@ -142,12 +142,8 @@ CHANCES_ON_FEATURES: dict[str, Chance] = {"vilu": "wrong", "vilu-scaled": "wrong
 """The scores on features that are a probability, and of which kind."""
 OF_ZERO_SHOT = ("vilu", "vilu-scaled", "mcm", "neglabel")
 """Scores that need a classifier whose weight holds the features of class texts."""
-OF_UNSIGNED = {
-    "react": "clips high values alone, however low the others are",
-    "ash": "keeps the highest values alone, and its sums cancel",
-    "scale": "scales by sums that cancel",
-}
-"""Scores for features that are never negative, e.g. after a ReLU, and what each does to others."""
+OF_UNSIGNED = {"react", "ash", "scale"}
+"""Scores for features that are never negative, e.g. after a ReLU; others they clip, or add up to sums that cancel."""
 OF_STUDY = ("mahalanobis", "rmd", "mahalanobis-layers", "knn", "vim", "react", "ash", "vilu")
 """Scores that a study chooses from by default, where their sums over layers may have the memory that they need."""
 HEDGE = "hedge"

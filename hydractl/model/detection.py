@@ -26,7 +26,7 @@ from hydractl.metrics.feature_scores.scores import (
     smaller_bank,
     unit,
 )
-from hydractl.metrics.ood_scores import OF_LAYERS, OF_UNSIGNED
+from hydractl.metrics.ood_scores import OF_LAYERS
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.chain import Watch
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
@@ -212,12 +212,10 @@ class Detector:
         members: for each member the statistics of each score, by the name of the score.
         fitted_on: the training data, as ``{"spec", "n", "fingerprint", "knn_k"}``, and ``negative_words``, the SHA-256
             of the words; empty if the scores needed none.
-        saw_negative: whether a feature below 0 was seen while scoring.
     """
 
     members: Sequence[Mapping[str, Statistics]]
     fitted_on: Mapping[str, object] = field(default_factory=dict)
-    saw_negative: bool = field(default=False, init=False)
 
     @property
     def names(self) -> list[str]:
@@ -240,15 +238,8 @@ class Detector:
                 constant.append(name)
         return constant
 
-    @property
-    def doubtful(self) -> list[str]:
-        """The names of the scores that assume features not below 0, if a feature below 0 was seen."""
-        if not self.saw_negative:
-            return []
-        return [name for name in self.names if name in OF_UNSIGNED]
-
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
-        """Return each score of the samples by name, float64 ``[M, B]``; also updates ``saw_negative``.
+        """Return each score of the samples by name, float64 ``[M, B]``.
 
         Args:
             logits: ``[M, B, classes]``, see :func:`read_features`.
@@ -265,8 +256,6 @@ class Detector:
                 all_layers = _in_float64(features[member])  # [B, D], or [B, D + sum of widths]
                 features_of_member = all_layers[:, : _width_of_features(fitted_of_member, all_layers.shape[1])]
                 logits_of_member = _in_float64(logits[member])
-                if not self.saw_negative:
-                    self.saw_negative = bool((features_of_member < 0).any())
                 for name, fitted in fitted_of_member.items():
                     taken = all_layers if name in OF_LAYERS else features_of_member
                     scores[name][member] = FEATURE_SCORES[name].score(fitted, taken, logits_of_member)

@@ -15,7 +15,6 @@ from hydractl.evaluation.plausibility import (
     findings_before,
     findings_of_samples,
     report_skipped_samples,
-    warning_of_unsuited,
     warnings_of_fit,
 )
 from hydractl.evaluation.providers.running import RunningModel
@@ -92,7 +91,6 @@ def run(
         finally:
             model.release()
         log.warn_all(findings_of_samples([model], sets, options))
-        log.warn_all([warning_of_unsuited(model, scores.on_features, set())])
         if fitted.near_ties:
             ties = ", ".join(fitted.near_ties)
             log.warn(f"{fitted.score} was named first and is taken; as good on the validation data: {ties}")

@@ -32,7 +32,7 @@ from hydractl.files.predictions_header import (
 from hydractl.files.training_history import trainings_of
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, ON_FEATURES
+from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, OF_UNSIGNED, ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
 from hydractl.model.cost import dense_macs, macs, parameters
@@ -46,6 +46,8 @@ from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
+
+_UNSUITED = "react, ash and scale were made for features that are not negative, as after a ReLU; this model has others"
 
 
 class RunningModel(LogitsProvider):
@@ -275,7 +277,14 @@ class RunningModel(LogitsProvider):
             data: the training data, or None.
             neighbours: k of the scores ``knn`` and ``nnguide``.
         """
-        stored_detector = models_of(self.loaded())[0].detector
+        model = self.loaded()
+        models = models_of(model)
+        if not OF_UNSIGNED.isdisjoint(names) and _UNSUITED not in self._log.warnings:
+            with torch.inference_mode():
+                _, of_members = ensemble_features(models, model.example_inputs(1))
+            if any(bool((drawn < 0).any()) for drawn in of_members):
+                self._log.warn(_UNSUITED)
+        stored_detector = models[0].detector
         taken_names: list[str] = []
         if stored_detector is not None:
             # Those for which the command gives nothing to fit them to.
@@ -291,7 +300,6 @@ class RunningModel(LogitsProvider):
             return
         labels = None if data is None else data.labels
         negative_words = words_for(names_to_fit, self._fit)
-        models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
             fitted_on = self.fit_record(
