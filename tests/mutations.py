@@ -347,8 +347,8 @@ MUTATIONS = (
     Mutation(
         "the threshold of another score than the one chosen",
         "hydractl/evaluation/fitting.py",
-        "_threshold(model, what, score, inside, list(outside.values()), warnings)",
-        "_threshold(model, what, scores.leading, inside, list(outside.values()), warnings)",
+        "_scored(score, inside, outside)",
+        "_scored(scores.leading, inside, outside)",
         "tests/evaluation/test_calibrate.py",
     ),
     Mutation(

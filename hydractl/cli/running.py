@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hydractl.cli.answer import Answer
+from hydractl.cli.answer import Answer, table_text
 from hydractl.cli.compiler_on_demand import import_compiler_on_demand
 from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.request import INFO, Request
@@ -235,6 +235,9 @@ class Printing:
         only_paths = is_for_script and bool(outcome.files) and not as_json
         if only_paths and not has_printed_rows:
             self.answer.paths(outcome.files)
+            if self.verb == "calibrate" and outcome.result is not None:  # only here it says what it chose
+                for line in table_text(outcome.result).splitlines():
+                    self.log.info(line)
         else:
             if outcome.result is None:  # who reads the rows left before the last one was computed
                 return

@@ -26,6 +26,7 @@ class Fit:
         fitted_on: the record of the validation set to which the calibration was fitted.
         stored: whether the calibration comes from the model's file.
         threshold: the threshold of the OOD score.
+        flagged: the share of ``val`` and of each OOD validation set that the threshold flags, as far as they ran.
         conformal: the fit from which prediction sets are made.
         compared: the AUROCs of all scores from which the score was chosen, by name; empty if there was no choice.
         near_ties: other scores that are about as good as the chosen one.
@@ -38,6 +39,7 @@ class Fit:
     fitted_on: DataSetRecord | None = None
     stored: bool = False
     threshold: ThresholdRecord | None = None
+    flagged: Mapping[str, float | None] = field(default_factory=dict)
     conformal: Conformal | None = None
     compared: Mapping[str, ComparedScoreRecord] = field(default_factory=dict)
     near_ties: Sequence[str] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -21,10 +21,10 @@ from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import fit_conformal
 from hydractl.metrics.ood_scores import says_nothing
-from hydractl.metrics.plausibility import calibration_warning, few_for_sets_warning, threshold_warning
-from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.plausibility import calibration_warning, chance_warning, few_for_sets_warning, threshold_warning
+from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples
-from hydractl.metrics.threshold import choose_threshold
+from hydractl.metrics.threshold import choose_threshold, flagged
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
@@ -127,7 +127,12 @@ def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores
         assert inside is not None
         compared = compare_scores(scores.beside, inside, outside, model.members)
         score, *near_ties = as_good_as_the_best(compared, name)
-    threshold = _threshold(model, what, score, inside, list(outside.values()), warnings)
+    scored = _scored(score, inside, outside)
+    threshold = _threshold(model, what, score, scored, warnings)
+    shares = {}
+    if threshold is not None and threshold.value is not None:
+        shares = {name: flagged(values, threshold.value) for name, values in scored.items()}
+    warnings.append(chance_warning(score, scored.pop(VAL, None), scored))
 
     conformal = None
     if what.conformal is not None:
@@ -144,6 +149,7 @@ def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores
         fitted_on=fitted_on,
         stored=what.temperature is None and model.stored.stored,
         threshold=threshold,
+        flagged=shares,
         conformal=conformal,
         compared=compared,
         near_ties=near_ties,
@@ -182,12 +188,30 @@ def _read_validation(val: EvalSet, name: str, scores: RowScores, read: LogitsRea
     return _Validation(val, batches, in_order, labels, gathered.samples)
 
 
+def _scored(score: str, inside: Samples | None, outside: Mapping[str, Samples]) -> dict[str, Floats]:
+    """Return the values of an OOD score, ``[N]``, on ``val`` and each OOD validation set where it is not constant.
+
+    Args:
+        score: the name of the score.
+        inside: the calibrated predictions on the ID validation set; None without one.
+        outside: those on each OOD validation set, by name.
+    """
+    samples_by_set = dict(outside)
+    if inside is not None:
+        samples_by_set[VAL] = inside
+    scored = {}
+    for name, samples in samples_by_set.items():
+        values = samples.score if samples.leading == score else samples.scores[score]
+        if values is not None:
+            scored[name] = values
+    return scored
+
+
 def _threshold(
     model: LogitsProvider,
     what: FitOptions,
     score: str,
-    inside: Samples | None,
-    outside: Sequence[Samples],
+    scored: Mapping[str, Floats],
     warnings: list[str | None],
 ) -> ThresholdRecord | None:
     """Return the threshold of an OOD score that the options ask for; None if there is none.
@@ -196,8 +220,7 @@ def _threshold(
         model: the model.
         what: the options of fitting.
         score: the name of the score.
-        inside: the calibrated predictions on the ID validation set; None without one.
-        outside: those on each OOD validation set.
+        scored: its values on each validation set, by name.
         warnings: receives a sentence if the threshold is odd.
     """
     requested = what.threshold
@@ -212,20 +235,11 @@ def _threshold(
 
     # score:0.5 is the threshold itself. Validation data, if there are some, only tell what it flags.
     value = float(requested.number)
-    if requested.side == "score" and inside is None:
+    if requested.side == "score" and VAL not in scored:
         return ThresholdRecord(score=score, value=value, rule=requested.rule)
-    samples_by_set = outside
-    option = "--ood-val"
-    if requested.side != "ood":
-        assert inside is not None
-        samples_by_set = [inside]
-        option = "--val"
-    values_by_set = []  # without sets in which the score is constant
-    for samples in samples_by_set:
-        values = samples.score if samples.leading == score else samples.scores[score]
-        if values is not None:
-            values_by_set.append(values)
-    scores = np.concatenate(values_by_set)
+    option = "--ood-val" if requested.side == "ood" else "--val"
+    counted = [values for name, values in scored.items() if (name == VAL) == (option == "--val")]
+    scores = np.concatenate(counted)
     if requested.side != "score":
         value = choose_threshold(requested, scores)
     warnings.append(threshold_warning(requested, value, scores, option))

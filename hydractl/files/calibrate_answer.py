@@ -68,6 +68,7 @@ class CalibrateAnswer(Result):
     """The model."""
     calibration: CalibrationRecord | None = optional("The calibration of its averaged prediction.")
     threshold: ThresholdRecord | None = optional("The OOD score from which on a sample is flagged.")
+    flagged: Mapping[str, Number] | None = optional("Share of `val` and each OOD validation set that it flags.")
     conformal: ChosenConformalRecord | None = optional("The threshold of prediction sets.")
     ood_score: str | None = optional("The OOD score that was chosen, or that the model had.")
     compared: Mapping[str, ComparedScoreRecord] | None = optional("Of several OOD scores, by name how each does.")

@@ -7,7 +7,7 @@ interval: ten samples say little, and raise no warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,8 @@ from hydractl.metrics.calibrators import (
     Calibration,
     temperature_interval,
 )
-from hydractl.metrics.confidence import mean_interval, share_interval
+from hydractl.metrics.confidence import Z_95, mean_interval, share_interval
+from hydractl.metrics.ood import auroc, curve_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.requested import Threshold
 from hydractl.metrics.threshold import flagged
@@ -398,6 +399,30 @@ def threshold_warning(asked: Threshold, value: float, scores: Floats, option: st
         return None
     flagged_samples = f"{flags} of the {n} samples of {option} that it was chosen by"
     return f"the threshold {asked.rule} ({value:.6g}) flags {flagged_samples}"
+
+
+def chance_warning(score: str, inside: Floats | None, outside: Mapping[str, Floats]) -> str | None:
+    """Return a warning of an OOD score that tells no OOD validation set from the ID samples; else None.
+
+    It tells a set if its AUROC is above the 95 % interval of that of equally distributed scores.
+
+    Args:
+        score: its name.
+        inside: its values on the ID validation samples ``[N]``; None without any.
+        outside: by OOD validation set its values ``[K]``.
+    """
+    if inside is None or not outside:
+        return None
+    aurocs = []
+    for values in outside.values():
+        curve = curve_of(inside, values)
+        assert curve is not None  # both sets have samples
+        aurocs.append(auroc(curve))
+        deviation = math.sqrt((len(inside) + len(values) + 1) / (12 * len(inside) * len(values)))
+        if aurocs[-1] > 0.5 + Z_95 * deviation:
+            return None
+    advice = "choose another, or hedge with --train, which needs no OOD samples"
+    return f"{score} tells --ood-val from --val no better than chance (AUROC {max(aurocs):.3f}): {advice}"
 
 
 # --- prediction sets --------------------------------------------------------------------------------------------------

@@ -426,6 +426,9 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
     threshold = answer.threshold
     if threshold is not None:
         facts.append(("threshold", f"{number(threshold.value, 6)} of {threshold.score} ({threshold.rule})"))
+        shares = [f"{number(share)} of {name}" for name, share in (answer.flagged or {}).items()]
+        if shares:
+            facts.append(("flagged", ", ".join(shares)))
     conformal = answer.conformal
     if conformal is not None:
         facts.append(("conformal", f"qhat {number(conformal.qhat)} of {conformal.method}, alpha {conformal.alpha}"))

@@ -110,6 +110,7 @@ def run(
             model=calibrated_model(model),
             calibration=fitted.calibration_record(stored=fitted.stored),
             threshold=fitted.threshold,
+            flagged=fitted.flagged or None,
             conformal=fitted.conformal,
             ood_score=score,
             compared=fitted.compared or None,

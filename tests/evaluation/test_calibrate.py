@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.evaluation.choosing import as_good_as_the_best
 from hydractl.files.calibrate_answer import ComparedScoreRecord
+from hydractl.metrics.plausibility import chance_warning
 from hydractl.model.source import open_source
 from tests.running import evaluated, tensors
 
@@ -85,6 +87,26 @@ def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(capsys: pytes
     near = [name for name, value in aurocs.items() if value is not None and best - value < 0.005]
     assert [document["ood_score"], *document.get("near_ties", [])] == near
     assert document["threshold"]["score"] == document["ood_score"]
+    # The file is the answer for a script; the log says what was chosen, and what the threshold flags.
+    assert main(["calibrate", "base.st", *asked, "-o", "again.st"]) == 0
+    out, error = capsys.readouterr()
+    assert out == "again.st\n"
+    assert re.search(f"OOD score +{document['ood_score']}", error)
+    value = f"score:{document['threshold']['value']!r}"
+    (row,) = evaluated("base.st", *seen, "--ood-score", document["ood_score"], "--threshold", value)["models"]
+    assert document["flagged"] == {"val": row["threshold"]["id_flagged"], **row["threshold"]["ood_flagged"]}
+    assert f"{document['flagged']['s']:.4f} of s" in error
+
+
+def test_a_score_that_tells_no_more_than_chance_is_warned_of() -> None:
+    generator = np.random.default_rng(0)
+    inside, alike, other = generator.normal(size=300), generator.normal(size=200), generator.normal(1, size=200)
+    warning = chance_warning("energy", inside, {"a": alike})
+    assert warning is not None
+    assert warning.startswith("energy tells --ood-val from --val no better than chance (AUROC 0.")
+    assert "hedge" in warning
+    assert chance_warning("energy", inside, {"a": alike, "o": other}) is None
+    assert chance_warning("energy", None, {"a": alike}) is None and chance_warning("energy", inside, {}) is None
 
 
 def test_near_ties_are_told_and_the_order_given_decides() -> None:
