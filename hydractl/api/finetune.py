@@ -442,7 +442,6 @@ def finetune(
         LossOptions,
         OptimizerOptions,
         TrainingDataOptions,
-        TrainOptions,
         WeightOptions,
     )
     from hydractl.verbs.finetune import run
@@ -456,17 +455,6 @@ def finetune(
         names_of_new_head = tuple(opening.labels or ()) or None
         opening = replace(opening, labels=None)
     first_beta, second_beta = betas
-    options = filled(
-        TrainOptions,
-        values,
-        data=filled(TrainingDataOptions, values),
-        lr=tuple(values["lr"]),
-        epochs=values["epochs"] or 0,
-        weights=filled(WeightOptions, values, labels=names_of_new_head, lenient=call.rank("freeze") == RECIPE),
-        optimizer=filled(OptimizerOptions, values, name=optimizer, betas=(first_beta, second_beta)),
-        schedule=filled(ScheduleOptions, values, shape=schedule, floor=lr_floor),
-        loss=filled(LossOptions, values, name=loss),
-    )
     in_effect = {}
     for option in recipe_options():
         value = values[option.name]
@@ -478,9 +466,14 @@ def finetune(
         values,
         models=models,
         opening=opening,
-        options=options,
+        data=filled(TrainingDataOptions, values),
+        lr=tuple(values["lr"]),
+        epochs=values["epochs"] or 0,
+        weights=filled(WeightOptions, values, labels=names_of_new_head, lenient=call.rank("freeze") == RECIPE),
+        optimizer=filled(OptimizerOptions, values, name=optimizer, betas=(first_beta, second_beta)),
+        schedule=filled(ScheduleOptions, values, shape=schedule, floor=lr_floor),
+        loss=filled(LossOptions, values, name=loss),
         output=path,
-        log_file=values["log"],
         recipe=in_effect,
         notes=call.notes,
     )

@@ -43,13 +43,6 @@ _POINTS = 60
 _Item = TypeVar("_Item")
 
 
-class ValidationFigures(TypedDict):
-    """Accuracy and mean negative log-likelihood on the validation set."""
-
-    val_accuracy: float
-    val_nll: float
-
-
 class EpochFigures(TypedDict):
     """One epoch: its number (from 1), the steps of the training so far, its mean loss, and the validation after it."""
 
@@ -58,15 +51,6 @@ class EpochFigures(TypedDict):
     loss: float
     val_accuracy: NotRequired[float]
     val_nll: NotRequired[float]
-
-
-class TrainingOutcome(TypedDict):
-    """A summary of a training as JSON; see :class:`History`."""
-
-    kept_epoch: int | None
-    stopped_early: bool
-    epochs: list[EpochFigures]
-    loss_curve: list[float]
 
 
 @dataclass
@@ -97,8 +81,8 @@ class History:
             curve.append(sum(neighbours) / len(neighbours))
         return curve
 
-    def outcome(self) -> TrainingOutcome:
-        """Return the summary."""
+    def outcome(self) -> dict[str, Any]:
+        """Return the summary as JSON, with the loss curve in the place of the losses."""
         return {
             "kept_epoch": self.kept_epoch,
             "stopped_early": self.stopped_early,
@@ -429,9 +413,9 @@ class Training:
         }
         if self.data.validation is not None:
             with self._stopping_if_workers_are_ended():
-                figures = validate(self.model, self.data.validation, self.context.team, self._stop_alone)
-            epoch["val_accuracy"] = figures["val_accuracy"]
-            epoch["val_nll"] = figures["val_nll"]
+                accuracy, nll = validate(self.model, self.data.validation, self.context.team, self._stop_alone)
+            epoch["val_accuracy"] = accuracy
+            epoch["val_nll"] = nll
 
         # Record the epoch, and go on with the next one from its first sample.
         history.epochs.append(epoch)
@@ -470,8 +454,8 @@ class Training:
         if patience is not None and self.waited >= patience:
             history.stopped_early = history.steps < self.total
 
-    def validate_result(self) -> ValidationFigures:
-        """Return what the weights that a finished training ends with reach on the validation set, which there is.
+    def validate_result(self) -> tuple[float, float]:
+        """Return the validation accuracy and the mean loss of the weights that a finished training ends with.
 
         Those of an epoch were measured after it; others, such as an average, are measured now.
 
@@ -482,7 +466,7 @@ class Training:
         kept_epoch = self.history.kept_epoch
         if kept_epoch is not None:
             figures = self.history.epochs[kept_epoch - 1]
-            return {"val_accuracy": figures["val_accuracy"], "val_nll": figures["val_nll"]}
+            return figures["val_accuracy"], figures["val_nll"]
         assert self.data.validation is not None  # several learning rates need it
         with self.context.signals, self._stopping_if_workers_are_ended():
             return validate(self.model, self.data.validation, self.context.team, self._stop_alone)
@@ -619,7 +603,7 @@ class Training:
 
         # The weights, the optimizer, and the best weights so far.
         self.put(saved.part("model."))
-        self._load_optimizer(saved.part("optimizer."))
+        load_optimizer(self.optimizer, saved.part("optimizer."))
         if progress["best"] is not None:
             best_weights = {}
             for name, tensor in saved.part("best.").items():
@@ -644,10 +628,6 @@ class Training:
         state = random_states.get(str(self.context.team.rank), state_of_first)
         set_random_state(state, self.device)
 
-    def _load_optimizer(self, memory: Mapping[str, Tensor]) -> None:
-        """Give the optimizer its state back; names begin with the index of the parameter, e.g. ``3.exp_avg``."""
-        load_optimizer(self.optimizer, memory)
-
 
 def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
     """Cut a sequence into parts of ``size`` items; the last one may be shorter."""
@@ -670,7 +650,7 @@ def validate(
     batches: ValidationBatches,
     team: Processes,
     before_batch: Callable[[], None],
-) -> ValidationFigures:
+) -> tuple[float, float]:
     """Measure a model on the validation set.
 
     Args:
@@ -711,4 +691,4 @@ def validate(
     # The same in all processes, so all of them stop.
     if not math.isfinite(loss):
         raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
-    return {"val_accuracy": correct / count, "val_nll": loss / count}
+    return correct / count, loss / count

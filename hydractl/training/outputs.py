@@ -7,7 +7,7 @@ the unfinished run and the log.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,18 @@ from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.files.header import read_header, torch_dtype
 from hydractl.jsonio import differences
-from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters
 from hydractl.model.source import write_model
 from hydractl.model.stored import check_finite_weights
-from hydractl.training.checkpointing import START_OVER, Saved
-from hydractl.training.grid import CandidateResult, Trained
-from hydractl.training.loop import EpochFigures, Training
+from hydractl.training.checkpointing import START_OVER
+from hydractl.training.grid import Trained
+from hydractl.training.loop import Training
 from hydractl.training.members import Together
-from hydractl.training.run_log import FileLog, RunLog
 from hydractl.training.start import Opened
 
 _ENDINGS = (".safetensors", ".st")
+Settings = Mapping[str, Any]
+"""The settings in the provenance of an output."""
 # The settings in an output's provenance that record results; all others decided the result.
 _RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "course", "member")
 
@@ -101,25 +101,6 @@ class RunFiles:
                 files += weight_files[:1]
         return files
 
-    def open_log(self, saved: Saved | None, about: Mapping[str, object], log: Log) -> RunLog:
-        """Open the log, and write its first line. A saved run's log is continued.
-
-        Args:
-            saved: the saved run to resume; None: a new run.
-            about: facts about the training, for the beginning of the log.
-            log: receives a warning about what cannot be logged, and every line.
-        """
-        # On a resume, what the file has after the saved position is cut off.
-        file = None
-        if self.log is not None:
-            position = None
-            if saved is not None:
-                position = saved.progress["log"]
-            file = FileLog(self.log, position, log)
-        run_log = RunLog(file, log.line_of_training)
-        run_log.begin(about, resumed=saved is not None)
-        return run_log
-
 
 def stem(output: str) -> str:
     """Return an output's name without folder and ending: ``a`` for ``b/a.st``, ``a.st`` for the folder ``b/a.st/``."""
@@ -148,8 +129,6 @@ def numbered(output: str, number: int) -> str:
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, object], trained: Trained) -> list[str]:
     """Write the model or models that a training leaves.
 
-    There are three cases: one model; members that were trained together; or models that the course has collected.
-
     Args:
         outputs: one output for each model.
         opened: the data, and the model that the training started from.
@@ -163,88 +142,47 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
         NonFiniteError: a model has weights that are not finite; it and the models after it are not written.
         OutputError, StorageError: an output cannot be written.
     """
-    run = trained.run
-    model = run.model
     parent = dict(opened.source.description.provenance)
-    common_details = {**decisive, "lr": trained.lr, "parent": parent}
-
-    # Case 1: the course of the training has collected several models.
-    if trained.models:
-        return _write_left_models(outputs, opened, common_details, trained)
-
-    # Case 2: one model.
-    details = {**common_details, **_results_of_one_model(trained)}
-    if not isinstance(model, Together):
-        stock = model.stock_tensors()
-        return [_write_output(outputs[0], opened, run, stock, details)]
-
-    # Case 3: members that were trained together; each is written as an ordinary model.
+    common_details = {**decisive, "lr": trained.outcome["lr"], "parent": parent}
     digests = []
-    for index, output in enumerate(outputs):
-        member_details = {**details, "member": index + 1}
-        stock = model.stock_tensors(index)
-        digests.append(_write_output(output, opened, run, stock, member_details))
+    for output, (weights, details) in zip(outputs, _models_left(trained), strict=True):
+        digests.append(_write_output(output, opened, trained.run, weights, {**common_details, **details}))
     return digests
 
 
-def _results_of_one_model(trained: Trained) -> dict[str, object]:
-    """Return provenance entries on how a training went, if it leaves one set of final weights."""
+def _models_left(trained: Trained) -> Iterator[tuple[Mapping[str, Tensor], dict[str, object]]]:
+    """Yield for each model that a training leaves its weights as an ordinary model, and how it came to them.
+
+    There are three cases: models that the course has collected; members that were trained together; or one model. The
+    training's model gets the weights of each collected model in turn, and keeps those of the last one.
+    """
+    model = trained.run.model
     outcome = trained.outcome
-    return {
+
+    # Of each of several learning rates, leave out the loss curve, which is long.
+    grid = []
+    for result in trained.grid:
+        grid.append({key: value for key, value in result.items() if key != "loss_curve"})
+    details = {
         "history": outcome["epochs"],
         "kept_epoch": outcome["kept_epoch"],
         "stopped_early": outcome["stopped_early"],
-        "grid": _short_grid(trained),
+        "grid": grid or None,
         "course": dict(trained.facts) or None,
     }
-
-
-def _short_grid(trained: Trained) -> list[dict[str, object]] | None:
-    """Return what the provenance says of each of several learning rates; None where there was one."""
-    grid = []
-
-    # Leave out the loss curve of each learning rate, which is long.
-    for result in trained.grid:
-        short_result = dict(result)
-        short_result.pop("loss_curve", None)
-        grid.append(short_result)
-    return grid or None
-
-
-def _write_left_models(
-    outputs: Sequence[Output], opened: Opened, details: Mapping[str, object], trained: Trained
-) -> list[str]:
-    """Write each of several models that the course of a training has collected.
-
-    The training's model gets the weights of each in turn, and keeps those of the last one.
-
-    Args:
-        outputs: one output for each model.
-        opened: the data, and the model that the training started from.
-        details: the provenance entries that all these models share.
-        trained: the finished training.
-
-    Returns:
-        The SHA-256 of each output.
-    """
-    run = trained.run
-    model = run.model
-    assert not isinstance(model, Together)  # members trained together are not collected over several steps
-    digests = []
-    for output, left in zip(outputs, trained.models, strict=True):
-        run.put(left.weights)
-        # The history of this model ends with the step at which its weights were taken.
-        history = [epoch for epoch in trained.outcome["epochs"] if epoch["steps"] <= left.steps]
-        details_of_left = {
-            **details,
-            "history": history,
-            "stopped_early": False,
-            "grid": _short_grid(trained),
-            "course": {"steps": left.steps, **left.facts},
-        }
-        digest = _write_output(output, opened, run, model.stock_tensors(), details_of_left)
-        digests.append(digest)
-    return digests
+    if isinstance(model, Together):
+        for index in range(model.members):
+            yield model.stock_tensors(index), {**details, "member": index + 1}
+    elif not trained.models:
+        yield model.stock_tensors(), details
+    else:
+        del details["kept_epoch"]
+        for left in trained.models:
+            trained.run.put(left.weights)
+            # The history of this model ends with the step at which its weights were taken.
+            history = [epoch for epoch in outcome["epochs"] if epoch["steps"] <= left.steps]
+            course = {"steps": left.steps, **left.facts}
+            yield model.stock_tensors(), {**details, "history": history, "stopped_early": False, "course": course}
 
 
 def _write_output(
@@ -306,37 +244,8 @@ def _entries_of_data(opened: Opened) -> list[Entry]:
 # --- written before? --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FinishedTraining:
-    """The record of a finished training, read from the provenance of its output.
-
-    Attributes:
-        history: the epochs.
-        kept_epoch, stopped_early: as in :class:`TrainingOutcome`; None if the output does not say.
-        lr: the learning rate.
-        grid: the result of each of several learning rates; empty if there was only one.
-    """
-
-    history: Sequence[EpochFigures]
-    kept_epoch: int | None
-    stopped_early: bool | None
-    lr: float
-    grid: Sequence[CandidateResult]
-
-    @classmethod
-    def of_settings(cls, settings: Mapping[str, Any]) -> FinishedTraining:
-        """Return the record from the settings in the provenance of an output."""
-        return cls(
-            history=settings["history"],
-            kept_epoch=settings.get("kept_epoch"),
-            stopped_early=settings.get("stopped_early"),
-            lr=settings["lr"],
-            grid=settings.get("grid", ()),
-        )
-
-
-def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
-    """Return the record of a finished training if all its outputs were written by exactly this training.
+def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool) -> Settings | None:
+    """Return the settings of a finished training if all its outputs were written by exactly this training.
 
     Args:
         files: the files of this training.
@@ -344,7 +253,8 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
         force: whether outputs of another training may be overwritten; then they are treated as missing.
 
     Returns:
-        The record in the last output. None if an output is missing or may be overwritten.
+        The settings in the provenance of the last output, which record the results, too. None if an output is missing
+        or may be overwritten.
 
     Raises:
         InputError: an output belongs to another training; all differences are listed.
@@ -355,8 +265,8 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
     return outputs[-1]
 
 
-def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
-    """Return the record of a finished training if an output file was written by exactly this training.
+def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> Settings | None:
+    """Return the settings of a finished training if an output file was written by exactly this training.
 
     Args:
         path: the output file; it exists.
@@ -365,8 +275,8 @@ def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool
         force: whether an output of another training may be overwritten.
 
     Returns:
-        The record, or None if the file may be overwritten: it was not written by a training, or it belongs to another
-        training and ``force`` is set.
+        The settings in its provenance, or None if the file may be overwritten: it was not written by a training, or it
+        belongs to another training and ``force`` is set.
 
     Raises:
         InputError: the file belongs to another training and ``force`` is not set; all differences are listed.
@@ -380,7 +290,7 @@ def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool
         return None
 
     # Collect the settings that decided the result in the file, under the names of the fingerprint.
-    settings = made_by["settings"]
+    settings: Settings = made_by["settings"]
     settings_in_file = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
     for key, value in settings.items():
         if key not in _RESULTS:
@@ -392,7 +302,7 @@ def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool
     settings_asked_for = {key: value for key, value in fingerprint.items() if value is not None}
     problems = differences(settings_in_file, settings_asked_for, "in the file")
     if not problems:
-        return FinishedTraining.of_settings(settings)
+        return settings
     if force:
         return None
     hint = f"give the settings it was made with, or {START_OVER}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from hydractl.data.base import Dataset
 from hydractl.data.plausibility import sample_warnings
 from hydractl.metrics.plausibility import count_warning, loss_warning
-from hydractl.training.loop import TrainingOutcome
 from hydractl.training.start import Opened
 
 
@@ -21,7 +22,7 @@ def warnings_of_data(opened: Opened, *, in_passing: bool) -> list[str]:
     return warnings
 
 
-def warnings_of_course(outcome: TrainingOutcome, val_set: Dataset | None, classes: int | None) -> list[str]:
+def warnings_of_course(outcome: Mapping[str, Any], val_set: Dataset | None, classes: int | None) -> list[str]:
     """Return warnings of the course of a training.
 
     Args:
@@ -43,7 +44,7 @@ def warnings_of_course(outcome: TrainingOutcome, val_set: Dataset | None, classe
     return [warning for warning in warnings if warning is not None]
 
 
-def _warning_of_validation(outcome: TrainingOutcome, val_set: Dataset) -> str | None:
+def _warning_of_validation(outcome: Mapping[str, Any], val_set: Dataset) -> str | None:
     """Return what is odd about the validation accuracy after the last epoch, or None.
 
     The kept epoch says less: if labels are in another order, it is one of the first, before anything was learned.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -30,17 +30,25 @@ class RunLog:
     """The log of a training: lines that a file and a caller get, if there are such.
 
     About a thousand of all steps become a line, but at least one a minute. It has the mean loss since the line before.
+    The first line that cannot be written to the file causes one warning; the training goes on.
 
     Args:
-        file: the file; None for none.
-        on_line: is called with every line.
+        log: takes every line, and that warning; None: there is no caller.
+        path: the file; None for none. One that is not a log of this kind is never changed.
+        position: the size of the file in bytes from which to go on; 0: start anew.
+
+    Raises:
+        OutputError, StorageError: the file is something else, or cannot be created.
     """
 
-    def __init__(
-        self, file: FileLog | None = None, on_line: Callable[[Mapping[str, object]], None] | None = None
-    ) -> None:
-        self._file = file
-        self._on_line = on_line
+    def __init__(self, log: Log | None = None, path: Path | None = None, position: int = 0) -> None:
+        """Open the file and cut off what follows ``position``."""
+        self._log = log or Log()
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._failed = False
+        if path is not None:
+            self._file = _opened(path, position)
         self._losses: list[float] = []
         self._samples = 0
         self._since = time.monotonic()
@@ -54,7 +62,7 @@ class RunLog:
         """
         continues = resumed
         if self._file is not None:
-            continues = self._file.position() > 0
+            continues = self.position() > 0
         if continues:
             self.event("resumed")
         else:
@@ -99,7 +107,7 @@ class RunLog:
         """Return how many bytes the file has, all of them on the disk, for saving the run; 0 where there is none."""
         if self._file is None:
             return 0
-        return self._file.position()
+        return self._file.seek(0, 2)
 
     def close(self) -> None:
         """Close the file."""
@@ -107,59 +115,32 @@ class RunLog:
             self._file.close()
 
     def _write(self, line: Mapping[str, object]) -> None:
-        if self._file is not None:
-            self._file.write(line)
-        if self._on_line is not None:
-            self._on_line(line)
+        if self._file is not None and not self._failed:
+            text = json.dumps(line, allow_nan=False)
+            try:
+                self._file.write(text.encode() + b"\n")
+            except OSError as error:
+                self._failed = True
+                self._log.warn(f"the log {self._path} ends here: {error.strerror}")
+        self._log.line_of_training(line)
 
 
-class FileLog:
-    """A log file with lines of JSON. The first line that cannot be written causes one warning; the training goes on.
-
-    Args:
-        path: the file; a file that is not a log of this kind is never changed.
-        position: the size in bytes from which to go on; None: start anew.
-        log: receives the warning.
+def _opened(path: Path, position: int) -> IO[bytes]:
+    """Open the file of a log, and cut off what a killed run has logged after the point of resuming.
 
     Raises:
         OutputError, StorageError: the file is something else, or cannot be created.
     """
-
-    def __init__(self, path: Path, position: int | None, log: Log) -> None:
-        """Open the file and cut off what follows ``position``."""
-        self.path = path
-        self._log = log
-        self._failed = False
-        kept_bytes = 0 if position is None else position
-        with storing(path):
-            self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
-            self._file.seek(0)
-            start = self._file.read(len(_BIRTH))
-            is_empty = not start
-            if not is_empty and start != _BIRTH:
-                raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
-            # Cut off what a killed run has logged after the point of resuming: these steps are made again.
-            size = self.position()
-            self._file.truncate(min(kept_bytes, size))
-
-    def position(self) -> int:
-        """Return the size of the file in bytes."""
-        return self._file.seek(0, 2)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def write(self, line: Mapping[str, object]) -> None:
-        """Write a line, unless writing has failed before; warn when it fails for the first time."""
-        if self._failed:
-            return
-        try:
-            text = json.dumps(line, allow_nan=False)
-            self._file.write(text.encode() + b"\n")
-        except OSError as error:
-            self._failed = True
-            self._log.warn(f"the log {self.path} ends here: {error.strerror}")
+    with storing(path):
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
+        file.seek(0)
+        start = file.read(len(_BIRTH))
+        is_empty = not start
+        if not is_empty and start != _BIRTH:
+            raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
+        size = file.seek(0, 2)
+        file.truncate(min(position, size))
+    return file
 
 
 def _now() -> str:

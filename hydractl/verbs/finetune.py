@@ -24,7 +24,7 @@ from hydractl.methods.laplace import LaplaceOptions
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
 from hydractl.training.checkpointing import Interruptions, StateFile
-from hydractl.training.outputs import RunFiles, finished, numbered, stem
+from hydractl.training.outputs import RunFiles, numbered, stem
 from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.finetune_training import (
@@ -118,9 +118,10 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
 
     # Check every training before the first begins.
     members = members_of(request)
-    answers, plans = _check_members(members, log)
+    answers, planned = _check_members(members, log)
     if request.dry_run:
-        return _dry_run(members, plans, answers, log)
+        recipe = members[0].request.recipe
+        return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
     # Train the members that were not finished before.
     for name in answers:
@@ -218,7 +219,7 @@ def members_of(request: TrainingRequest) -> list[Member]:
             if request.trainings > 1:
                 path = numbered(output, index)
             of_member = request.of_member(model, path, index)
-            files = RunFiles.of_output(path, request.log_file, request.outputs)
+            files = RunFiles.of_output(path, request.log, request.outputs)
             members.append(Member(stem(path), of_member, files))
 
     _check_names(members)
@@ -253,7 +254,7 @@ def _outputs(request: TrainingRequest) -> list[str]:
     return outputs
 
 
-def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, FinetuneAnswer], dict[str, TrainingPlan]]:
+def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, FinetuneAnswer], list[TrainedMember]]:
     """Check every training before the first begins.
 
     Args:
@@ -261,49 +262,44 @@ def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, Finet
         log: receives what the first check says. The other checks are silent, since they would repeat it.
 
     Returns:
-        The answers of the members that were finished before, and the plans of all members, both by name.
+        The answers of the members that were finished before, by name; and all members as a dry run shows them.
 
     Raises:
         HydraError: a training, an unfinished one to be resumed, or an output file is not as it should be.
     """
     finished_before: dict[str, FinetuneAnswer] = {}
-    plans: dict[str, TrainingPlan] = {}
+    planned: list[TrainedMember] = []
     plan_of_model: dict[ModelRef, TrainingPlan] = {}
     for member in members:
         request = member.request
-        state = member.files.state
-        # An unfinished training has left a state file; a finished one has left only its weights.
-        has_weights = bool(member.files.weights())
-        is_resumed = request.resume and state.exists()
-        may_be_finished = request.resume and not state.exists() and has_weights
-        is_new = not is_resumed and not may_be_finished
+        files = member.files
+        model = request.models[0]
+        is_begun = request.resume and files.state.exists()
+        may_be_finished = request.resume and not is_begun and bool(files.weights())
 
         # New members of one model differ only in their seeds and files, so only the first of them is checked.
-        model = request.models[0]
-        if is_new and model in plan_of_model:
-            paths = member.files.paths
-            files = files_of_members(paths, [None] * len(paths))
-            update = {"output": str(paths[-1]), "files_": files}
-            plans[member.name] = plan_of_model[model].model_copy(update=update)
-            continue
+        is_checked = model in plan_of_model
+        if is_checked and not is_begun and not may_be_finished:
+            update = {"output": str(files.paths[-1]), "files_": files_of_members(files)}
+            plan = plan_of_model[model].model_copy(update=update)
+        else:
+            log_of_check = Log() if plan_of_model else log
+            prepared = prepare(request, log_of_check)
+            plan = plan_of_model[model] = prepared.plan
 
-        # Check it, and compare a training to be resumed, or one that may be finished, with what the files say.
-        log_of_check = log
-        if plan_of_model:
-            log_of_check = Log()  # silent
-        prepared = prepare(request, log_of_check)
-        plan = prepared.plan
-        plans[member.name] = plan
-        plan_of_model[model] = plan
-        if is_resumed:
-            StateFile(state, prepared.fingerprint, {}).check()
-        if may_be_finished:
-            earlier = finished(member.files, prepared.fingerprint, force=request.force)
-            if earlier is not None:
-                finished_before[member.name] = answer_of_finished(member.files, earlier, plan, log_of_check.warnings)
+            # Compare a training to be resumed, or one that may be finished, with what the files say.
+            if is_begun:
+                StateFile(files.state, prepared.fingerprint, {}).check()
+            if may_be_finished:
+                earlier = answer_of_finished(prepared, log_of_check)
+                if earlier is not None:
+                    finished_before[member.name] = earlier
+        is_finished = True if member.name in finished_before else None  # None is left out of the answer
+        name_and_seed = {"name": member.name, "seed": request.seed}
+        planned.append(TrainedMember.partly(**name_and_seed, **dict(plan), finished=is_finished))
     to_train = [member for member in members if member.name not in finished_before]
     _check_files_of_members(to_train)
-    return finished_before, plans
+    return finished_before, planned
 
 
 def _check_files_of_members(members: Sequence[Member]) -> None:
@@ -324,27 +320,6 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
         raise OutputError(f"{len(errors)} outputs are in the way", hint=errors[0].hint, problems=problems)
     if errors:
         raise errors[0]
-
-
-def _dry_run(
-    members: Sequence[Member], plans: dict[str, TrainingPlan], finished_before: dict[str, FinetuneAnswer], log: Log
-) -> Outcome:
-    """Return what would be trained, and with which request.
-
-    Args:
-        members: the trainings.
-        plans: the plans of all members, by name.
-        finished_before: the answers of the members that are finished, by name.
-        log: has the warnings so far.
-    """
-    planned = []
-    for member in members:
-        is_finished = True if member.name in finished_before else None  # None is left out of the answer
-        plan = plans[member.name]
-        seed = member.request.seed
-        planned.append(TrainedMember.partly(name=member.name, seed=seed, **dict(plan), finished=is_finished))
-    recipe = members[0].request.recipe
-    return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
 
 # --- members that are not trained -------------------------------------------------------------------------------------

@@ -187,15 +187,15 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
     """
     needs_pairs = _needs_pairs(source)
     data = open_data(
-        request.options.data.train,
-        limit=request.options.data.limit,
+        request.data.train,
+        limit=request.data.limit,
         seed=request.seed,
         ignore_labels=not needs_pairs,
         reads={source.name: PAIRS if needs_pairs else source.description.reads},
     )
-    if request.options.data.val is None:
+    if request.data.val is None:
         return data, None, source
-    named, val = open_labelled(source, request.options.data.val, request.options.data.limit, request.seed)
+    named, val = open_labelled(source, request.data.val, request.data.limit, request.seed)
     validation = without_training_data(GivenSet("--val", val), GivenSet("--train", data))
     if validation.left_out:
         log.info(validation.sentence("--val", "--train"))
@@ -250,7 +250,7 @@ def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) 
     """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
     all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
-        data_options = request.options.data
+        data_options = request.data
         for inputs, batch in model_batches(model, data, all_samples, data_options.batch_size, data_options.workers):
             yield inputs, batch.indices
             progress.advance(len(batch.indices))
@@ -258,7 +258,7 @@ def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) 
 
 def _read_pairs(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of images and captions on the model's device, in the order of the data."""
-    read = Reader(model, data, request.options.data.batch_size, request.options.data.workers)
+    read = Reader(model, data, request.data.batch_size, request.data.workers)
     all_samples = range(len(data))
     first_epoch = 0
     with log.progress(data.where, len(data), "pairs") as progress:

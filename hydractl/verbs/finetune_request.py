@@ -13,20 +13,21 @@ from hydractl.training.options import TrainOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
+class TrainingRequest(TrainOptions):
     """One training, or several: of each model, one for each seed that its method asks for.
+
+    The options of a training are those of each, but for what the method changes.
 
     Attributes:
         models: the MODELs.
         opening: how they are opened.
-        options: how each is trained, but for what the method changes.
         ensemble: the method of an ensemble; None for one model.
         device, dtype: where and in which numbers it is trained.
         dropout: the dropout in each layer; None for what the model says.
         checkpoint_blocks, compile: how the model is sped up, or spares memory.
         timeout: how long the processes of a team wait for each other, in seconds.
         output: the file, the folder of several models, or None for names after the models.
-        log_file: the file of the log of the training, ``beside``, or None.
+        log: the file of the log of the training, ``beside``, or None.
         save_every: how often the unfinished training is saved, such as ``10m`` or ``500``.
         resume, force, dry_run: as every verb has them.
         recipe: every option that a recipe may decide, with its value and the source of that.
@@ -35,7 +36,6 @@ class TrainingRequest:
 
     models: Sequence[ModelRef]
     opening: ModelOptions
-    options: TrainOptions
     ensemble: MethodOptions | None
     device: str
     dtype: str
@@ -44,23 +44,13 @@ class TrainingRequest:
     compile: bool
     timeout: float
     output: str | None
-    log_file: str | None
+    log: str | None
     save_every: str
     resume: bool
     force: bool
     dry_run: bool
     recipe: Mapping[str, RecipeSetting]
     notes: Sequence[str] = ()
-
-    @property
-    def seed(self) -> int:
-        """The seed of the training, the first one of several."""
-        return self.options.seed
-
-    @property
-    def tower(self) -> str | None:
-        """The one tower to train; None for all."""
-        return self.options.weights.tower
 
     @property
     def trainings(self) -> int:
@@ -87,20 +77,21 @@ class TrainingRequest:
             self,
             models=[model],
             opening=replace(self.opening, seed=seed),
-            options=replace(self.options, seed=seed, data=replace(self.options.data, seed=seed)),
+            seed=seed,
+            data=replace(self.data, seed=seed),
             ensemble=ensemble,
             output=output,
             recipe={**self.recipe, "ensemble": method},
         )
 
-    def with_method(self) -> TrainOptions:
-        """Return how the model is trained, with what the method changes: adapter, course, members, class weights."""
+    def with_method(self) -> TrainingRequest:
+        """Return the request with what the method changes: adapter, course, members, class weights."""
         if self.ensemble is None:
-            return self.options
+            return self
         return replace(
-            self.options,
-            weights=replace(self.options.weights, adapter=self.ensemble.adapter()),
+            self,
+            weights=replace(self.weights, adapter=self.ensemble.adapter()),
             course=self.ensemble.course(),
             together=self.ensemble.together(),
-            loss=replace(self.options.loss, class_weights=self.ensemble.class_weights(self.seed)),
+            loss=replace(self.loss, class_weights=self.ensemble.class_weights(self.seed)),
         )

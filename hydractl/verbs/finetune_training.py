@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -15,8 +15,7 @@ from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, seed_mark
 from hydractl.files.checkpoint import sha256_file
-from hydractl.files.model_records import EpochRecord
-from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, TrainedFile, TrainingPlan
+from hydractl.files.verb_answers import FinetuneAnswer, TrainedFile, TrainingPlan
 from hydractl.files.version import __version__
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
@@ -25,14 +24,12 @@ from hydractl.model.matching import asked_classes, label_differences, only_one, 
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
 from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile, refuse_unfinished
-from hydractl.training.data import TrainingData, report_all_cut, training_data
-from hydractl.training.grid import CandidateResult, Trained, train_each
+from hydractl.training.data import report_all_cut, training_data
+from hydractl.training.grid import train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
-from hydractl.training.options import (
-    TrainOptions,
-)
-from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
+from hydractl.training.options import TrainOptions
+from hydractl.training.outputs import RunFiles, finished, write_all
 from hydractl.training.plausibility import warnings_of_course, warnings_of_data
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
@@ -52,15 +49,13 @@ class Prepared:
     """Everything that is known and checked before a training begins.
 
     Attributes:
-        request: what the command asks for.
-        options: how the model is trained, with what the method changes.
+        request: what the command asks for, with what the method changes.
         opened: the model and its data sets.
         files: the paths that the training writes to.
         plan: what will be trained and written, as the answer shows it.
     """
 
     request: TrainingRequest
-    options: TrainOptions
     opened: Opened
     files: RunFiles
     plan: TrainingPlan
@@ -86,17 +81,17 @@ class Prepared:
                 facts[name] = option.value
         if request.ensemble is not None:
             facts["ensemble"] = request.ensemble.to_json()
-        if len(self.options.lr) == 1:
-            facts["lr"] = self.options.lr[0]
+        if len(request.lr) == 1:
+            facts["lr"] = request.lr[0]
 
         # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
         # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
         drawn_tensors = list(self.opened.drawn)
-        names_of_new_head = list(self.options.weights.labels or ())
+        names_of_new_head = list(request.weights.labels or ())
         facts["max_length"] = source.description.preprocess.get("max_length")
         facts["drawn"] = drawn_tensors or None
         facts["labels"] = names_of_new_head or None
-        facts.update(asked_classes(source, request.tower))
+        facts.update(asked_classes(source, request.weights.tower))
 
         # The data.
         val_set = self.opened.val_set
@@ -111,7 +106,7 @@ class Prepared:
         Unfinished runs and finished outputs with the same record belong to this training. Computing it hashes the
         model.
         """
-        fingerprint: dict[str, object] = {"model": self.opened.source.sha256, "seed": self.options.seed}
+        fingerprint: dict[str, object] = {"model": self.opened.source.sha256, "seed": self.request.seed}
         fingerprint.update(self.decisive)
         return fingerprint
 
@@ -133,16 +128,13 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
         check_files(files, request)
 
     announce_reading([source], log)
-    state = StateFile(files.state, prepared.fingerprint, _environment(request, team))
-    # A finished training has removed its state file and left its output files.
-    if request.resume and not state.exists():
-        earlier = finished(files, prepared.fingerprint, force=request.force)
-        if earlier is not None:
+    if request.resume:
+        answer = answer_of_finished(prepared, log)
+        if answer is not None:
             names = " ".join(map(str, files.paths))
             log.info(f"the training of {names} is finished: nothing to do")
-            answer = answer_of_finished(files, earlier, prepared.plan, log.warnings)
             return Outcome(answer, files=list(files.paths), silent=not is_first)
-    return _train_and_write(prepared, state, log, team, signals)
+    return _train_and_write(prepared, log, team, signals)
 
 
 def check_files(files: RunFiles, request: TrainingRequest) -> None:
@@ -179,27 +171,27 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
     """
     sources = open_sources(request.models, request.opening)
     source = only_one(sources, "finetune")
-    sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
+    sites_of(source, request.weights.tower)  # raises UsageError for a tower that the model does not have
     if request.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
 
     # The files, and notes on settings that are not used.
     output = request.output or f"{source.name}.tuned{seed_mark(request.seed)}.st"
-    files = RunFiles.of_output(output, request.log_file, request.outputs)
+    files = RunFiles.of_output(output, request.log, request.outputs)
     for note in request.notes:
         log.info(note)
 
     # Open the model and its data.
-    options = request.with_method()
-    opened = open_all(source, options)
+    request = request.with_method()
+    opened = open_all(source, request)
     if opened.drawn:
         drawn = ", ".join(opened.drawn)
-        log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {drawn}")
+        log.info(f"{source.name} has no classifier; drawn by --seed {request.seed}: {drawn}")
     _report_data(opened, log)
 
-    plan = _plan_training(opened, options, files, log)
-    return Prepared(request, options, opened, files, plan)
+    plan = _plan_training(opened, request, files, log)
+    return Prepared(request, opened, files, plan)
 
 
 def _report_data(opened: Opened, log: Log) -> None:
@@ -222,14 +214,11 @@ def _report_data(opened: Opened, log: Log) -> None:
         log.info(validation.sentence("--val", "--train"))
 
 
-def files_of_members(outputs: Sequence[object], digests: Sequence[str | None]) -> list[TrainedFile] | None:
+def files_of_members(files: RunFiles) -> list[TrainedFile] | None:
     """Return the output files of one training with the number of the member in each; None if it writes one model."""
-    if len(outputs) == 1:
+    if len(files.paths) == 1:
         return None
-    files = []
-    for number, (output, digest) in enumerate(zip(outputs, digests, strict=True), start=1):
-        files.append(TrainedFile(output=str(output), member=number, sha256=digest))
-    return files
+    return [TrainedFile(output=str(path), member=number) for number, path in enumerate(files.paths, start=1)]
 
 
 def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
@@ -245,7 +234,7 @@ def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: 
         samples=samples,
         steps=steps,
         cost=cost,
-        files=files_of_members(files.paths, [None] * len(files.paths)),
+        files=files_of_members(files),
         val_left_out=opened.left_out or None,
     )
 
@@ -264,14 +253,11 @@ def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: 
     return plan
 
 
-def _train_and_write(
-    prepared: Prepared, state: StateFile, log: Log, team: Processes, signals: Interruptions
-) -> Outcome:
-    """Train, write the models and remove the state file. In a team, only the first process writes.
+def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Interruptions) -> Outcome:
+    """Train, write the models and remove the file of the unfinished training. In a team, only the first process writes.
 
     Args:
         prepared: everything that was checked before.
-        state: the file of an unfinished training: saved while training, removed at the end.
         log: receives progress and warnings.
         team: the processes that train together.
         signals: notes a signal to stop.
@@ -284,6 +270,7 @@ def _train_and_write(
     plan = prepared.plan
     request = prepared.request
     is_first = team.rank == 0
+    state = StateFile(files.state, prepared.fingerprint, _environment(request, team))
     is_resumed = request.resume and state.exists()
     with ExitStack() as stack:
         # Claim the output files, and read what an unfinished run saved.
@@ -299,20 +286,21 @@ def _train_and_write(
         elif is_resumed:
             saved = state.load(Log())
         team.gather(None)  # wait for all: the first process must not save over the state before the others have read it
+        run_log = RunLog()  # writes nothing
         if is_first:
-            run_log = files.open_log(saved, _facts_of_run(plan, request), log)
-        else:
-            run_log = RunLog()  # writes nothing
+            position = 0 if saved is None else saved.progress["log"]
+            run_log = RunLog(log, files.log, position)
+            run_log.begin(_facts_of_run(plan, request), resumed=saved is not None)
         stack.callback(run_log.close)
 
         # Train, once for each learning rate; the best result is kept.
-        first_model = _build_model(prepared)
-        report_all_cut(first_model, (opened.train_set, opened.val_set), log)
+        model = _build_model(prepared)
+        report_all_cut(model, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, request.save_every), team, signals=signals)
         with team.exchanging():
-            make_start = _start_maker(first_model, prepared, team)
-            trained = train_each(make_start, prepared.options, context, saved)
-        run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
+            data = training_data(model, opened.train_set, opened.val_set, request, team)
+            trained = train_each(model, partial(_build_model, prepared), data, request, context, saved)
+        run_log.event("end", lr=trained.outcome["lr"], kept_epoch=trained.outcome["kept_epoch"])
 
         # Write the models.
         if not is_first:
@@ -321,7 +309,9 @@ def _train_and_write(
         state.remove()
 
     log.warn_all(warnings_of_course(trained.outcome, opened.val_set, _classes_of_loss(prepared)))
-    answer = _answer_of_training(trained, plan, digests, log.warnings)
+    trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
+    results = {**trained.outcome, "grid": trained.grid or None, "trained_params": trained_params}
+    answer = _answer(plan, results, digests, log)
     return Outcome(answer, files=list(files.paths))
 
 
@@ -331,44 +321,22 @@ def _train_and_write(
 def _build_model(prepared: Prepared) -> AnyModel:
     """Return the model to train; members that are trained together are built as one model."""
     opened = prepared.opened
-    options = prepared.options
-    sources = opened.members or (opened.source,)
-    models = [_build_member(prepared, source) for source in sources]
-    if options.together is None:
-        return models[0]
-    return options.together.model(models, opened.source, options.seed)
-
-
-def _build_member(prepared: Prepared, source: Source) -> HydraModel:
-    """Return one model on its device: with dropout and adapters, and compiled, as the settings say."""
     request = prepared.request
-    options = prepared.options
+    sources = opened.members or (opened.source,)
+    models = [_build_member(request, source) for source in sources]
+    if request.together is None:
+        return models[0]
+    return request.together.model(models, opened.source, request.seed)
+
+
+def _build_member(request: TrainingRequest, source: Source) -> HydraModel:
+    """Return one model on its device: with dropout and adapters, and compiled, as the settings say."""
     source_with_dropout = with_dropout(source, request.dropout)
     device = resolve_device(local_device(request.device))
     model = build_model(source_with_dropout, str(device), request.dtype)
-    adapt(model, options.weights, options.seed)
+    adapt(model, request.weights, request.seed)
     speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
     return model
-
-
-def _start_maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
-    """Return a function that returns the model and the data a training starts from; each learning rate calls it once.
-
-    Args:
-        first: the model that the first call returns. Each later call builds a new model.
-        prepared: everything that was checked before.
-        team: the processes that share the data. The data are prepared once, for the first model; all calls return them.
-    """
-    opened = prepared.opened
-    data = training_data(first, opened.train_set, opened.val_set, prepared.options, team)
-    not_used_yet = [first]
-
-    def make_start() -> tuple[AnyModel, TrainingData]:
-        if not_used_yet:
-            return not_used_yet.pop(), data
-        return _build_model(prepared), data
-
-    return make_start
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -400,8 +368,8 @@ def _facts_of_run(plan: TrainingPlan, request: TrainingRequest) -> dict[str, obj
 
 def _classes_of_loss(prepared: Prepared) -> int | None:
     """Return the number of classes if the loss is the cross-entropy of one model, else None."""
-    options = prepared.options
-    if options.loss.name == "contrastive" or options.together is not None:
+    request = prepared.request
+    if request.loss.name == "contrastive" or request.together is not None:
         return None
     return prepared.opened.source.classes
 
@@ -409,69 +377,44 @@ def _classes_of_loss(prepared: Prepared) -> int | None:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer_of_training(
-    trained: Trained, plan: TrainingPlan, digests: Sequence[str], warnings: Sequence[str]
-) -> FinetuneAnswer:
-    """Return the answer of a training that has just ended.
+def answer_of_finished(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
+    """Return the answer of a training that was finished before this command; None if it is still to be done.
 
-    Args:
-        trained: the trained model and its history.
-        plan: the plan of the training.
-        digests: SHA-256 of each weight file that was written; the answer names the last.
-        warnings: the warnings of the run.
+    A finished training has removed its state file and left its output files.
+
+    Raises:
+        InputError: an output belongs to another training; all differences are listed.
     """
-    outcome = trained.outcome
-    trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
-    answer = FinetuneAnswer(
-        **dict(plan),
-        epochs=[EpochRecord.model_validate(epoch) for epoch in outcome["epochs"]],
-        kept_epoch=outcome["kept_epoch"],
-        stopped_early=outcome["stopped_early"],
-        lr=trained.lr,
-        trained_params=trained_params,
-        grid=_trials(trained.grid),
-        loss_curve=outcome["loss_curve"],
-        sha256=digests[-1],
-        warnings=warnings,
-    )
-    return _with_digests(answer, digests)
-
-
-def answer_of_finished(
-    files: RunFiles, earlier: FinishedTraining, plan: TrainingPlan, warnings: Sequence[str]
-) -> FinetuneAnswer:
-    """Return the answer of a training that was finished before this command.
-
-    Args:
-        files: the files that the training wrote.
-        earlier: the record of the training that its output file holds.
-        plan: the plan of the training.
-        warnings: the warnings of this command.
-    """
-    digests = [sha256_file(path) for path in files.weights()]
-    answer = FinetuneAnswer(
-        **dict(plan),
-        epochs=[EpochRecord.model_validate(epoch) for epoch in earlier.history],
-        kept_epoch=earlier.kept_epoch,
-        stopped_early=earlier.stopped_early,
-        lr=earlier.lr,
-        grid=_trials(earlier.grid),
-        sha256=digests[-1],
-        warnings=warnings,
-    )
-    return _with_digests(answer, digests)
-
-
-def _with_digests(answer: FinetuneAnswer, digests: Sequence[str]) -> FinetuneAnswer:
-    """Return the answer with the digest of each file if there are several files; an answer of one file unchanged."""
-    if answer.files_ is None:
-        return answer
-    outputs = [file.output for file in answer.files_]
-    return answer.model_copy(update={"files_": files_of_members(outputs, digests)})
-
-
-def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:
-    """Return what each learning rate reached if several were tried, else None."""
-    if not grid:
+    files = prepared.files
+    if files.state.exists() or not files.weights():
         return None
-    return [LearningRateTrial.model_validate(trial) for trial in grid]
+    settings = finished(files, prepared.fingerprint, force=prepared.request.force)
+    if settings is None:
+        return None
+    results = {
+        "epochs": settings["history"],
+        "kept_epoch": settings.get("kept_epoch"),
+        "stopped_early": settings.get("stopped_early"),
+        "lr": settings["lr"],
+        "grid": settings.get("grid"),
+    }
+    digests = [sha256_file(path) for path in files.weights()]
+    return _answer(prepared.plan, results, digests, log)
+
+
+def _answer(plan: TrainingPlan, results: Mapping[str, object], digests: Sequence[str], log: Log) -> FinetuneAnswer:
+    """Return the answer of a training.
+
+    Args:
+        plan: the plan of the training.
+        results: by field what came of it.
+        digests: SHA-256 of each weight file; the answer names the last.
+        log: has the warnings of the command.
+    """
+    files = None
+    if plan.files_ is not None:
+        files = []
+        for file, digest in zip(plan.files_, digests, strict=True):
+            files.append(file.model_copy(update={"sha256": digest}))
+    facts = {**dict(plan), **results, "files_": files, "sha256": digests[-1], "warnings": log.warnings}
+    return FinetuneAnswer.model_validate(facts)

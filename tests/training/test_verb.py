@@ -191,6 +191,6 @@ def tensors_of_start() -> dict[str, torch.Tensor]:
 def test_a_batch_must_be_divided_evenly() -> None:
     team = Processes()
     team.size = 2
-    given = training_request(batch_size=7).options
+    given = training_request(batch_size=7)
     with pytest.raises(UsageError, match="--batch-size 7 cannot be divided among 2 processes"):
         training_data(hydractl.load(MODEL, device="cpu"), open_data("train.npz"), None, given, team)
