@@ -263,35 +263,24 @@ def prune(
         problems.goes_with("weight_steps", "weights")
 
     from hydractl.api.making import made, place_of_model
-    from hydractl.verbs.choosing import Measuring, Selection
+    from hydractl.verbs.choosing import Selection, WeightSelection
     from hydractl.verbs.opening import opening_options
     from hydractl.verbs.prune import run as prune_heads
     from hydractl.verbs.prune_weights import run as prune_weights
 
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
     opening = replace(opening_options(values, bodies=True), max_length=None)
-    on = filled(Measuring, values, verb="prune")
     path, folder = place_of_model("pruned.st")
     if weights is not None:
         assert criterion is not None
+        wanted_weights = filled(WeightSelection, values, verb="prune", method=criterion.name)
         outcome = prune_weights(
-            values["model"][0],
-            opening,
-            method=criterion.name,
-            share=weights,
-            steps=values["weight_steps"],
-            tower=tower,
-            on=on,
-            max_length=values["max_length"],
-            output=path,
-            force=force,
-            dry_run=dry_run,
-            log=log(),
+            values["model"][0], opening, wanted_weights, output=path, force=force, dry_run=dry_run, log=log()
         )
         return made(outcome, folder)
 
     heads = criterion if isinstance(criterion, Criterion) else None
-    wanted = filled(Selection, values, criterion=heads, on=on, reads_weights=not dry_run)
+    wanted = filled(Selection, values, verb="prune", criterion=heads, reads_weights=not dry_run)
     outcome = prune_heads(
         values["model"][0], opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
     )

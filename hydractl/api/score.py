@@ -107,16 +107,15 @@ def score(
             problems.exactly_one("keep", "remove")
 
     from hydractl.api.results import Scores
-    from hydractl.verbs.choosing import Measuring, Scoring
+    from hydractl.verbs.choosing import Scoring
     from hydractl.verbs.opening import opening_options
     from hydractl.verbs.score import run
 
     assert criterion is not None
-    on = filled(Measuring, values, verb="score")
     outcome = run(
         values["model"][0],
         opening_options(values, bodies=True),
-        filled(Scoring, values, criterion=criterion, order=order or "one-shot", on=on),
+        filled(Scoring, values, verb="score", criterion=criterion, order=order or "one-shot"),
         output=values["output"],
         to_stdout=to_stdout(),
         force=force,

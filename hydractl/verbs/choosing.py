@@ -20,6 +20,7 @@ class Measuring:
         limit: how many of the data are used, before any draw; None for all.
         seed: draws them; criteria that are random themselves use it, too.
         device, dtype, batch_size, workers: how the model runs, and how many processes read.
+        tower: the tower whose heads or weights are meant; None or ``both`` for all.
     """
 
     verb: str
@@ -31,69 +32,68 @@ class Measuring:
     dtype: str
     batch_size: int
     workers: int | None
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How heads are scored.
-
-    Attributes:
-        criterion: the criterion.
-        order: ``sequential`` (site by site, on the model as pruned so far) or ``one-shot``.
-        keep, remove: in sequential order, how many heads of each site stay or go; one of them is given.
-        tower: the tower whose heads are scored; None or ``both`` for all.
-        on: the samples.
-    """
-
-    criterion: Criterion
-    order: str
-    keep: int | None
-    remove: int | None
     tower: str | None
-    on: Measuring
 
 
 @dataclass(frozen=True)
-class Selection:
-    """How the heads that stay are chosen. One of the first four decides; the others say how many, and from where.
+class Scoring(Measuring):
+    """How heads are scored, and on which samples.
 
     Attributes:
-        criterion: scores the heads now.
-        scores, circuit, mask: the file of scores, of a removal order, or of the heads to keep.
-        keep, remove: how many heads stay or go: at each site, or in all with the scope ``global``.
-        max_drop: the accuracy that may be lost, as a share of the samples.
-        val: the samples for ``max_drop``; None for those that the heads are chosen with.
-        scope: ``site`` or ``global``; None if the model decides (:func:`settled`).
-        order: ``sequential`` or ``one-shot``; None if the scope decides.
-        sample_from: heads are drawn from so many at the beginning of the circuit; None to take them in order.
-        share_sites, with_mask: in so many first sites of each tower, the file of a mask decides.
-        allow_other_base: whether files may be of a checkpoint with other weights.
-        tower: the tower whose heads are meant; None or ``both`` for all.
-        max_length: the largest number of tokens of the texts that heads are scored on.
-        on: the samples that heads are scored on.
-        reads_weights: whether files are compared with the weights; a dry run does not.
+        criterion: the criterion; None if ``prune`` reads what decides from a file.
+        order: ``sequential`` (site by site, on the model as pruned so far) or ``one-shot``; None if the scope decides.
+        keep, remove: how many heads stay or go: at each site, or in all with the scope ``global``. In sequential order
+            one of them is given.
     """
 
     criterion: Criterion | None
+    order: str | None
+    keep: int | None
+    remove: int | None
+
+
+@dataclass(frozen=True)
+class Selection(Scoring):
+    """How the heads that stay are chosen: by the criterion, or by one of the first three files.
+
+    Attributes:
+        scores, circuit, mask: the file of scores, of a removal order, or of the heads to keep.
+        max_drop: the accuracy that may be lost, as a share of the samples.
+        val: the samples for ``max_drop``; None for those that the heads are chosen with.
+        scope: ``site`` or ``global``; None if the model decides (:func:`settled`).
+        sample_from: heads are drawn from so many at the beginning of the circuit; None to take them in order.
+        share_sites, with_mask: in so many first sites of each tower, the file of a mask decides.
+        allow_other_base: whether files may be of a checkpoint with other weights.
+        max_length: the largest number of tokens of the texts that heads are scored on.
+        reads_weights: whether files are compared with the weights; a dry run does not.
+    """
+
     scores: Document | None
     circuit: Document | None
     mask: Document | None
-    keep: int | None
-    remove: int | None
     max_drop: float | None
     val: DataSpec | None
     scope: str | None
-    order: str | None
     sample_from: int | None
     share_sites: int | None
     with_mask: Document | None
     allow_other_base: bool
-    tower: str | None
     max_length: int | None
-    on: Measuring
     reads_weights: bool
 
-    def scoring(self) -> Scoring:
-        """Return how the criterion scores heads."""
-        assert self.criterion is not None and self.order is not None
-        return Scoring(self.criterion, self.order, self.keep, self.remove, self.tower, self.on)
+
+@dataclass(frozen=True)
+class WeightSelection(Measuring):
+    """How single weights are chosen to become zero.
+
+    Attributes:
+        method: the name of the criterion.
+        weights: the share of all parameters that stay, e.g. 0.3.
+        weight_steps: in how many steps weights are removed; None for that of the criterion.
+        max_length: the largest number of tokens of the texts that weights are scored on.
+    """
+
+    method: str
+    weights: float
+    weight_steps: int | None
+    max_length: int | None

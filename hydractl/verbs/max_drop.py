@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 import torch
 
@@ -18,14 +17,14 @@ from hydractl.data.base import Dataset, left_out_warnings, one_class_warning, or
 from hydractl.data.part import dataset_part
 from hydractl.data.text import cut_warning
 from hydractl.errors import InputError
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.files.results import Record
 from hydractl.heads.mask import HeadMask
+from hydractl.jsonio import Document
 from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.source import Source, pruned
-from hydractl.verbs.choosing import Measuring
+from hydractl.verbs.choosing import Measuring, Selection
 from hydractl.verbs.opening import open_labelled
 from hydractl.verbs.score import drawn_samples, model_batches
 
@@ -83,12 +82,11 @@ class _CountedCircuit(Record):
     removed: Sequence[_Counts]
 
 
-def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
+def removals_of_circuit(circuit: Document, max_drop: float) -> tuple[int, dict[str, object]]:
     """Count the removals of a circuit that stay within the drop, using the counts that its search stored.
 
     Args:
-        document: the circuit.
-        path: the path of the circuit, for error messages.
+        circuit: the circuit.
         max_drop: the accuracy that may be lost, as a share of the samples.
 
     Returns:
@@ -97,11 +95,10 @@ def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float)
     Raises:
         InputError: the circuit has no counts, or it ranks heads without removing them one after another.
     """
-    if document.get("algorithm", "greedy") != "greedy":
-        raise InputError(f"{path} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
-    counted = _CountedCircuit.checked(
-        document, f"{path} does not say how many samples each step gets right", "give --val, to count them"
-    )
+    if circuit.content.get("algorithm", "greedy") != "greedy":
+        raise InputError(f"{circuit} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
+    message = f"{circuit} does not say how many samples each step gets right"
+    counted = _CountedCircuit.checked(circuit.content, message, "give --val, to count them")
     samples = counted.base.n_id
     correct = [counts.correct for counts in (counted.base, *counted.removed)]
     count, counts_read = steps_within(correct, samples, max_drop)
@@ -109,13 +106,7 @@ def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float)
 
 
 def choose_within(
-    source: Source,
-    max_drop: float,
-    val: DataSpec | None,
-    on: Measuring,
-    budgets: Sequence[int],
-    choose: Callable[[int, Log], HeadChoice],
-    log: Log,
+    source: Source, wanted: Selection, budgets: Sequence[int], choose: Callable[[int, Log], HeadChoice], log: Log
 ) -> HeadChoice:
     """Return the choice of heads at the largest budget such that it and all smaller budgets stay within a drop.
 
@@ -123,14 +114,14 @@ def choose_within(
 
     Args:
         source: the unpruned model.
-        max_drop: the accuracy that may be lost, as a share of the samples.
-        val: the samples that accuracy is measured on; None for the calibration samples.
-        on: the calibration samples, and how the model runs.
+        wanted: the accuracy that may be lost, the samples that it is measured on, and how the model runs.
         budgets: the budgets to try, in ascending order; the first is zero.
         choose: returns the choice of heads for a budget.
         log: receives what the first two choices log (one without and one with removals), and every accuracy.
     """
-    source, dataset = _samples_to_measure_on(source, val, on, log)
+    max_drop = wanted.max_drop
+    assert max_drop is not None
+    source, dataset = _samples_to_measure_on(source, wanted, log)
     samples = len(dataset)
     choices_tried: list[HeadChoice] = []
 
@@ -145,7 +136,7 @@ def choose_within(
                 log_of_choice = Log()  # silent: every further choice would repeat what the first two have logged
             choice = choose(budget, log_of_choice)
             choices_tried.append(choice)
-            correct = _count_correct(source, choice.mask, dataset, on)
+            correct = _count_correct(source, choice.mask, dataset, wanted)
             accuracy = correct / samples
             log.info(f"{budget} removed: accuracy {accuracy:.4f} of {samples} samples")
             yield correct
@@ -153,7 +144,7 @@ def choose_within(
     steps, counts_read = steps_within(try_budgets(), samples, max_drop)
     log.warn_all(orientation_warnings(dataset))
     choice = choices_tried[steps]
-    measured_on = "val" if val else "data"
+    measured_on = "val" if wanted.val else "data"
     measured = _provenance(max_drop, measured_on, samples, counts_read)
     measured_samples = entry("prune", "val", dataset)
     return HeadChoice(
@@ -176,20 +167,20 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
     return {"max_drop": max_drop, "measured": measured}
 
 
-def _samples_to_measure_on(source: Source, val: DataSpec | None, on: Measuring, log: Log) -> tuple[Source, Dataset]:
+def _samples_to_measure_on(source: Source, wanted: Selection, log: Log) -> tuple[Source, Dataset]:
     """Open the labelled data set that accuracy is measured on: ``--val``, or else ``--data``.
 
     Returns:
         The model, with its classes named by the data; all samples of ``--val``, or the drawn ones of ``--data``.
     """
-    spec = val or on.data
+    spec = wanted.val or wanted.data
     assert spec is not None  # the options require one of them
-    named, dataset = open_labelled(source, spec, on.limit, on.seed)
-    if val:
+    named, dataset = open_labelled(source, spec, wanted.limit, wanted.seed)
+    if wanted.val:
         log.warn_all(left_out_warnings(dataset))
         log.warn_all([one_class_warning(dataset)])
     else:
-        dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, on))
+        dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, wanted))
     log.warn_all([cut_warning(dataset, named.family.collate(named.description.preprocess))])
     return named, dataset
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hydractl.criteria import Decider
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.models import ModelRef
-from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, storing, write_json
+from hydractl.files.atomic import Output, file_path, seed_mark, storing, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
 from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.description import Description, provenance
-from hydractl.files.fingerprints import Entry, checked, merged, seen_in
+from hydractl.files.fingerprints import checked, merged, seen_in
 from hydractl.files.header import read_header
 from hydractl.files.verb_answers import PruneAnswer, SizeChange
 from hydractl.heads.mask import HeadMask, HeadScores, Ranking, mask_from_json, ranking_from_json, scores_from_json
@@ -87,21 +87,20 @@ def run(
             _stock_config(source, [1])  # raises an error if the library's configuration cannot have fewer heads
         path = Path(output.rstrip("/"))
         mask_path = path / "hydractl.mask.json"
-        outputs = [path]
     else:
         layout = layout or "sliced"
         path = file_path(output)
         mask_path = mask_name(path)
-        outputs = [path, mask_path]
 
-    if dry_run:
-        check_outputs(outputs, force=force, folder=as_folder)
-        return _dry_run(source, wanted, layout, path, mask_path)
-    with Output(path, force=force, folder=as_folder) as target:
-        if as_folder:
-            return _write(source, wanted, layout, target, None, log)
-        with Output(mask_path, force=force) as mask_output:
-            return _write(source, wanted, layout, target, mask_output, log)
+    # Claim the outputs before anything is computed.
+    with ExitStack() as stack:
+        target = stack.enter_context(Output(path, force=force, folder=as_folder))
+        mask_output = None
+        if not as_folder:
+            mask_output = stack.enter_context(Output(mask_path, force=force))
+        if dry_run:
+            return Outcome(_plan(source, wanted, layout, [path, mask_path]))
+        return _write(source, wanted, layout, target, mask_output, log)
 
 
 def default_name(source: Source, wanted: Selection) -> str:
@@ -118,7 +117,7 @@ def default_name(source: Source, wanted: Selection) -> str:
     if wanted.max_drop is not None:
         change += f"-drop{wanted.max_drop:g}"
     if wanted.criterion or wanted.sample_from is not None:
-        change += seed_mark(wanted.on.seed)
+        change += seed_mark(wanted.seed)
     return f"{source.name}.{change}.st"
 
 
@@ -172,11 +171,10 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
     # Scores: measure at every budget from 0 on.
     if wanted.circuit is None:
         budgets = range(_most_removable(source, wanted) + 1)
-        return choose_within(source, max_drop, wanted.val, wanted.on, budgets, choose_for_budget, log)
+        return choose_within(source, wanted, budgets, choose_for_budget, log)
 
     # A circuit: its search may have started from a pruned model, with ``gone_at_start`` heads fewer than this one.
-    circuit_document = wanted.circuit.content
-    ranking = ranking_from_json(circuit_document, sites=source.sites, origin=wanted.circuit.text)
+    ranking = ranking_from_json(wanted.circuit.content, source.sites, wanted.circuit.text)
     heads_present = set(source.description.mask.kept_heads)
     gone_at_start = len(heads_present.intersection(ranking.start))
     if wanted.val and gone_at_start:
@@ -187,8 +185,8 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
     # Measure after each removal on --val, or use the counts that the circuit's search stored.
     if wanted.val:
         budgets = range(len(ranking.removed) + 1)
-        return choose_within(source, max_drop, wanted.val, wanted.on, budgets, choose_for_budget, log)
-    removals_within_drop, measured = removals_of_circuit(circuit_document, wanted.circuit.text, max_drop)
+        return choose_within(source, wanted, budgets, choose_for_budget, log)
+    removals_within_drop, measured = removals_of_circuit(wanted.circuit, max_drop)
     choice = choose_for_budget(gone_at_start + removals_within_drop, log)
     return replace(choice, details={**choice.details, **measured})
 
@@ -218,33 +216,22 @@ def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadS
         scores: scores of ``--method`` that were measured before; None to measure them.
     """
     # The heads at the sites where --with-mask decides.
-    arch = source.description.arch
     fixed: Fixed = {}
     if wanted.share_sites and wanted.with_mask:
-        document = wanted.with_mask.content
-        shared_mask = mask_from_json(document, source.sites, wanted.with_mask.text, arch)
-        _check_same_base(document, wanted.with_mask.text, source, wanted, log)  # before scoring, which may take long
+        shared_mask = _read_mask(wanted.with_mask, source, wanted, log)  # before scoring, which may take long
         fixed = shared_sites(source.sites, shared_mask, wanted.share_sites)
 
     # The heads that the mask, the circuit or the scores keep, and what the provenance says about that decision.
-    decision: Mapping[str, object] = {}
-    seen_by_scores: Sequence[Entry] = ()
     if wanted.mask:
-        document = wanted.mask.content
-        mask_in_file = mask_from_json(document, source.sites, wanted.mask.text, arch)
-        _check_same_base(document, wanted.mask.text, source, wanted, log)
+        mask_in_file = _read_mask(wanted.mask, source, wanted, log)
         _warn_of_other_weights_beside(wanted.mask.text, mask_in_file, log)
         kept_by_both = source.description.mask.intersect(mask_in_file)
-        mask = apply_fixed(kept_by_both, fixed)
+        choice = HeadChoice(apply_fixed(kept_by_both, fixed), {}, [])
     elif wanted.circuit:
-        document = wanted.circuit.content
-        mask, decision = _choose_by_circuit(document, wanted.circuit.text, source, wanted, fixed)
-        _check_same_base(document, wanted.circuit.text, source, wanted, log)
+        choice = _choose_by_circuit(wanted.circuit, source, wanted, fixed)
+        _check_same_base(wanted.circuit, source, wanted, log)
     else:
-        choice_of_scores = _choose_by_scores(source, wanted, fixed, log, scores)
-        mask = choice_of_scores.mask
-        decision = choice_of_scores.details
-        seen_by_scores = choice_of_scores.seen
+        choice = _choose_by_scores(source, wanted, fixed, log, scores)
 
     # The provenance: the options, and then the decision. The samples seen are those of the model, files and scores.
     details: dict[str, object] = {
@@ -256,11 +243,18 @@ def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadS
     details.update(asked_classes(source, wanted.tower))
     if fixed:
         details["shared"] = {path: list(kept) for path, kept in fixed.items()}
-    details.update(decision)
+    details.update(choice.details)
     files = [file for file in (wanted.with_mask, wanted.mask, wanted.circuit) if file]
     seen_by_files = [seen_in(file.content, file.text) for file in files]
-    seen = merged(source.description.seen, *seen_by_files, seen_by_scores)
-    return HeadChoice(mask, details, seen)
+    seen = merged(source.description.seen, *seen_by_files, choice.seen)
+    return HeadChoice(choice.mask, details, seen)
+
+
+def _read_mask(file: Document, source: Source, wanted: Selection, log: Log) -> HeadMask:
+    """Return the mask in a file, after a check that it is of this model."""
+    mask = mask_from_json(file.content, source.sites, file.text, source.description.arch)
+    _check_same_base(file, source, wanted, log)
+    return mask
 
 
 def _choose_by_scores(
@@ -325,16 +319,15 @@ def _choose_by_scores(
 def _read_scores(file: Document, source: Source, wanted: Selection, log: Log) -> HeadScores:
     """Return the scores in a file, after a check that they belong to this model and fit the budget."""
     scores = scores_from_json(file.content, source.sites, file.text)
-    _check_same_base(file.content, file.text, source, wanted, log)
+    _check_same_base(file, source, wanted, log)
     _check_order(scores, wanted, log)
     return scores
 
 
-def _check_same_base(document: Any, path: str, source: Source, wanted: Selection, log: Log) -> None:
+def _check_same_base(file: Document, source: Source, wanted: Selection, log: Log) -> None:
     """Check that a file was made from the weights of this model. A dry run reads no weights and skips the check."""
-    if not wanted.reads_weights:
-        return
-    check_base(document, path, source, allow_other=wanted.allow_other_base, log=log)
+    if wanted.reads_weights:
+        check_base(file.content, file.text, source, allow_other=wanted.allow_other_base, log=log)
 
 
 def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
@@ -419,25 +412,16 @@ def settled(source: Source, wanted: Selection) -> Selection:
         UsageError: the user asks for the sequential order across sites.
     """
     towers = {site.tower for site in source.sites}
-    if wanted.scope is not None:
-        scope = wanted.scope
-    elif len(towers) > 1 or isinstance(wanted.criterion, Decider):  # these look at the whole model
-        scope = "global"
-    else:
-        scope = "site"
-
-    if wanted.order is not None:
-        order = wanted.order
-    elif scope == "global":
-        order = "one-shot"
-    else:
-        order = "sequential"
-
+    scope = wanted.scope
+    if scope is None:
+        looks_at_whole_model = len(towers) > 1 or isinstance(wanted.criterion, Decider)
+        scope = "global" if looks_at_whole_model else "site"
     if scope == "global" and wanted.order == "sequential":
         raise UsageError(
             f"--order sequential cannot compare heads over a whole model, as it is done for {source.name}",
             hint="add --scope site, or leave --order out",
         )
+    order = wanted.order or ("one-shot" if scope == "global" else "sequential")
     return replace(wanted, scope=scope, order=order)
 
 
@@ -455,20 +439,17 @@ def _score(source: Source, wanted: Selection, log: Log) -> HeadScores:
             "the paper scores the visual tower only (--tower visual), or searches circuits over both"
         )
     source_to_score = with_max_length(source, wanted.max_length)
-    return score_source(source_to_score, wanted.scoring(), log)
+    return score_source(source_to_score, wanted, log)
 
 
-def _choose_by_circuit(
-    document: Any, path: str, source: Source, wanted: Selection, fixed: Fixed
-) -> tuple[HeadMask, dict[str, object]]:
+def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fixed: Fixed) -> HeadChoice:
     """Return the mask that a circuit decides, and the entries of the provenance about the circuit.
 
     Heads are removed in the order in which the search removed them, or with ``--sample-from`` in an order that is
     drawn.
 
     Args:
-        document: the circuit.
-        path: the path of the circuit, for messages.
+        circuit: the circuit.
         source: the model.
         wanted: how heads are chosen.
         fixed: by site, the heads to keep at the sites where another mask decides.
@@ -476,11 +457,11 @@ def _choose_by_circuit(
     Raises:
         InputError: the circuit belongs to a tower that the model does not have.
     """
-    ranking = ranking_from_json(document, source.sites, path)
+    ranking = ranking_from_json(circuit.content, source.sites, circuit.text)
     mask_at_start = source.description.mask.without(ranking.start)
 
     # If the circuit ranks the heads of one tower, the budget counts only the heads of that tower.
-    tower_of_circuit = _tower_of_circuit(document, path, source)
+    tower_of_circuit = _tower_of_circuit(circuit, source)
     paths = site_paths(source, wanted.tower or tower_of_circuit)
     mask_of_model = source.description.mask.at(paths)
     mask_at_start_of_tower = mask_at_start.at(paths)
@@ -490,23 +471,23 @@ def _choose_by_circuit(
     # The entries of the provenance.
     facts_of_search = {}
     for key in ("objective", "algorithm"):
-        if key in document:
-            facts_of_search[key] = document[key]
+        if key in circuit.content:
+            facts_of_search[key] = circuit.content[key]
     details: dict[str, object] = {"circuit": facts_of_search}
 
     # Remove heads in a drawn order, or in the order of the search. A circuit of headmap (which is not nested) ranks no
     # heads, so check_whole() refuses to keep a part of the heads that it removes.
     if wanted.sample_from is not None:
         details["sample_from"] = wanted.sample_from
-        drawn_order = sample_ranking(ranking, wanted.sample_from, count, wanted.on.seed)
+        drawn_order = sample_ranking(ranking, wanted.sample_from, count, wanted.seed)
         never_drawn = ranking.removed[wanted.sample_from :]
-        check_whole(ranking, never_drawn, path)
+        check_whole(ranking, never_drawn, circuit.text)
         mask = select_global(drawn_order, mask_at_start_of_tower, removals, fixed)
     else:
         mask = select_global(list(ranking.removed), mask_at_start_of_tower, removals, fixed)
         kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed]
-        check_whole(ranking, kept_by_circuit, path)
-    return mask_at_start.updated(mask), details
+        check_whole(ranking, kept_by_circuit, circuit.text)
+    return HeadChoice(mask_at_start.updated(mask), details, [])
 
 
 def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, wanted: Selection) -> int:
@@ -527,18 +508,18 @@ def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, wante
     return total_budget(before, wanted.keep, wanted.remove) - gone_at_start
 
 
-def _tower_of_circuit(document: Any, path: str, source: Source) -> str | None:
+def _tower_of_circuit(circuit: Document, source: Source) -> str | None:
     """Return the tower whose heads a circuit ranks: its name, ``both``, or None if the circuit does not say.
 
     Raises:
         InputError: the model has no such tower.
     """
-    tower: str | None = document.get("tower")
+    tower: str | None = circuit.content.get("tower")
     if tower is None or tower == "both":
         return tower
     towers = [site.tower for site in source.sites]
     if tower not in towers:
-        raise InputError(f"circuit {path} is of the tower {shown(tower)}, which {source.name} does not have")
+        raise InputError(f"circuit {circuit} is of the tower {shown(tower)}, which {source.name} does not have")
     return tower
 
 
@@ -567,7 +548,7 @@ def _write(
 
     # Prune the model, and make the documents: its description, its mask and the answer.
     details = {**choice.details, "layout": layout}
-    origin = provenance("prune", wanted.on.seed, [source.sha256], details, source.lineage)
+    origin = provenance("prune", wanted.seed, [source.sha256], details, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(choice.seen))
     mask_document = mask.to_json(source.description.arch, origin, choice.seen)
@@ -681,50 +662,34 @@ def _costs(source: Source, mask: HeadMask) -> SizeChange:
     return SizeChange(before=before, after=after)
 
 
-def _dry_run(source: Source, wanted: Selection, layout: str, path: Path, mask_path: Path) -> Outcome:
+def _plan(source: Source, wanted: Selection, layout: str, files: Sequence[Path]) -> PruneAnswer:
     """Return what would be done and written.
 
     The number of heads at each site is given only if it is known without reading data; otherwise a note says why not.
     """
-    whole = source.description.mask
-    present = whole.at(site_paths(source, wanted.tower))
     plan = PruneAnswer(
         dry_run=True,
         model=source.name,
         arch=source.description.arch,
         layout=layout,
-        files_=[str(path), str(mask_path)],
+        files_=[str(file) for file in files],
     )
 
-    # Cases in which the number of heads at each site depends on data.
+    # Cases in which everything depends on data.
     circuit_tells_accuracy = wanted.circuit is not None and not wanted.val
     if wanted.max_drop is not None and not circuit_tells_accuracy:
-        return _outcome_with_note(plan, "how many heads are removed is known only after measuring accuracy")
+        return plan.model_copy(update={"note": "how many heads are removed is known only after measuring accuracy"})
     if isinstance(wanted.criterion, Decider):
-        check_criterion(
-            source, wanted.criterion, wanted.tower
-        )  # raises an error if the criterion cannot score this model
-        return _outcome_with_note(plan, "how many heads are kept, and which, is known only after scoring")
-    if wanted.criterion and wanted.scope == "global":
-        total_budget(present, wanted.keep, wanted.remove)  # raises an error for more heads than there are
-        return _outcome_with_note(plan, "heads per site of a global selection are known only after scoring")
+        check_criterion(source, wanted.criterion, wanted.tower)  # raises an error if it cannot score this model
+        return plan.model_copy(update={"note": "how many heads are kept, and which, is known only after scoring"})
 
-    # Cases in which it is known.
-    if wanted.criterion:
-        # Only the number of heads to remove is known, not which: take the first heads of each site instead.
-        removals_by_path = site_budget(present, wanted.keep, wanted.remove)
-        removed = []
-        for path_of_site, heads in present.kept.items():
-            first_heads = heads[: removals_by_path[path_of_site]]
-            removed += [(path_of_site, head) for head in first_heads]
-        mask = whole.without(removed)
-    else:
+    # A criterion: which heads go is not known, but how many. So all are taken to be equally important.
+    if wanted.criterion is None:
         mask = choose(source, wanted, Log()).mask
-    plan = plan.model_copy(update={"heads": mask.counts(), "cost": _costs(source, mask)})
-    return Outcome(plan)
-
-
-def _outcome_with_note(plan: PruneAnswer, note: str) -> Outcome:
-    """Return the outcome of a dry run with a note on what is not known beforehand."""
-    plan_with_note = plan.model_copy(update={"note": note})
-    return Outcome(plan_with_note)
+    else:
+        equal = {site.path: (0.0,) * site.heads for site in sites_of(source, wanted.tower)}
+        scores = HeadScores(equal, {"source": {"settings": {}}})
+        mask = _choose_at_budget(source, wanted, Log(), scores).mask
+        if wanted.scope == "global":
+            return plan.model_copy(update={"note": "heads per site of a global selection are known only after scoring"})
+    return plan.model_copy(update={"heads": mask.counts(), "cost": _costs(source, mask)})

@@ -12,7 +12,7 @@ from hydractl.criteria import Calibration
 from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, biases, lowest_weights, matrices
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.expressions.models import ModelRef
-from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark
+from hydractl.files.atomic import Output, file_path, seed_mark
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, merged
@@ -24,7 +24,7 @@ from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources, with_max_length, write_model
 from hydractl.model.stored import check_finite_weights
-from hydractl.verbs.choosing import Measuring
+from hydractl.verbs.choosing import WeightSelection
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import open_calibration
@@ -35,38 +35,30 @@ class _WeightPlan:
     """How many weights to remove, and from where.
 
     Attributes:
-        criterion: scores the weights.
-        tower: the tower that is pruned; None or ``both`` for the whole model.
+        wanted: how the weights are chosen.
+        criterion: scores them.
         prefixes: the prefixes of the names of parameters in the tower that is pruned; ``("",)`` for the whole model.
         names: the stored tensors whose weights may be removed, sorted.
-        steps: the number of steps in which weights are removed.
-        removable: the number of weights that may be removed.
-        total: the number of parameters of the model.
-        count: the number of weights to remove; weights that are zero already are included.
-        share: the share of all parameters that stay, e.g. 0.3.
+        counts: how many weights there are, may be removed, and are; weights that are zero already are included.
     """
 
+    wanted: WeightSelection
     criterion: type[WeightCriterion]
-    tower: str | None
     prefixes: tuple[str, ...]
     names: list[str]
-    steps: int
-    removable: int
-    total: int
-    count: int
-    share: float
+    counts: PrunedWeights
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in which weights are removed."""
+        return self.wanted.weight_steps or self.criterion.steps
 
 
 def run(
     model: ModelRef,
     opening: ModelOptions,
+    wanted: WeightSelection,
     *,
-    method: str,
-    share: float,
-    steps: int | None,
-    tower: str | None,
-    on: Measuring,
-    max_length: int | None,
     output: str | None,
     force: bool,
     dry_run: bool,
@@ -79,106 +71,66 @@ def run(
     Args:
         model: the MODEL.
         opening: how it is opened.
-        method: the name of the criterion.
-        share: the share of all parameters that stay.
-        steps: the number of steps; None for that of the criterion.
-        tower: the tower that is pruned; None or ``both`` for the whole model.
-        on: the samples that weights are scored on.
-        max_length: the largest number of tokens of these samples.
+        wanted: how the weights are chosen.
         output: the checkpoint, or with a slash at its end the folder; None to name it after the model.
         force: whether it may be replaced.
         dry_run: whether only to plan.
         log: the log.
     """
     source = only_one(open_sources([model], opening), "prune")
-    criterion = WEIGHT_CRITERIA[method]
-    if criterion.needs_data:
+    if WEIGHT_CRITERIA[wanted.method].needs_data:
         need_classifier(source)
     # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
-    output = output or f"{source.name}.{method}-weights{share:g}{seed_mark(on.seed)}.st"
+    output = output or f"{source.name}.{wanted.method}-weights{wanted.weights:g}{seed_mark(wanted.seed)}.st"
     as_folder = output.endswith("/")
     path = Path(output) if as_folder else file_path(output)
-    plan = _plan_weights(source, criterion, share, steps, tower)
-    weights = PrunedWeights(
-        share=plan.share,
-        parameters=plan.total,
-        removable=plan.removable,
-        removed=plan.count,
-    )
-    answer = PruneAnswer(
-        model=source.name,
-        arch=source.description.arch,
-        weights=weights,
-    )
-    if dry_run:
-        check_outputs([path], force=force, folder=as_folder)
-        answer = answer.model_copy(update={"dry_run": True, "files_": [str(path)]})
-        return Outcome(answer)
-    announce_reading([source], log)
+    plan = _plan_weights(source, wanted)
+    answer = PruneAnswer(model=source.name, arch=source.description.arch, weights=plan.counts)
     with Output(path, force=force, folder=as_folder) as target:
-        cost, digest = _write(source, plan, on, max_length, target, log)
-        answer = answer.model_copy(
-            update={"output": str(path), "cost": cost, "sha256": digest, "warnings": log.warnings}
-        )
-        return Outcome(answer, files=[path])
+        if dry_run:
+            return Outcome(answer.model_copy(update={"dry_run": True, "files_": [str(path)]}))
+        announce_reading([source], log)
+        cost, digest = _write(source, plan, target, log)
+    written = {"output": str(path), "cost": cost, "sha256": digest, "warnings": log.warnings}
+    return Outcome(answer.model_copy(update=written), files=[path])
 
 
-def _plan_weights(
-    source: Source, criterion: type[WeightCriterion], share: float, steps: int | None, tower: str | None
-) -> _WeightPlan:
+def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
     """Return which weights may be removed, and how many must be.
 
-    ``share`` is that of all parameters that stay. Parameters outside matrices, such as biases, always stay,
-    and in a model of two towers so do the parameters of the other tower.
+    Parameters outside matrices, such as biases, always stay, and in a model of two towers so do the parameters of the
+    other tower.
 
     Raises:
         UsageError: more weights must be removed than may be.
     """
-    prefixes, names = _removable(source, tower, with_biases=criterion.removes_biases)
+    # The weights that may be removed: those of layers in a tower, or in the whole model.
+    criterion = WEIGHT_CRITERIA[wanted.method]
+    network = source.family.build(source.description.config)
+    sites_of(source, wanted.tower)  # raises an error for a tower that the model does not have
+    prefixes: tuple[str, ...] = ()
+    if wanted.tower in (None, "both"):
+        prefixes = ("",)  # every name starts with the empty prefix
+    else:
+        for stages in source.family.stages(network):
+            if stages.tower == wanted.tower:
+                prefixes += tuple(stages.prefixes)
+    stored_names = set(source.tensors.names())
+    parameters_of_layers = _parameters_of_layers(network, with_biases=criterion.removes_biases)
+    names = sorted(name for name in parameters_of_layers if name.startswith(prefixes) and name in stored_names)
+
+    # How many of them.
     total = parameters(source.tensors)
     removable = sum(source.tensors.info(name).numel for name in names)
-    kept_count = round(share * total)
+    kept_count = round(wanted.weights * total)
     count = total - kept_count
     if count > removable:
         least_kept = total - removable
         least_share = 1 - removable / total
         hint = f"{least_kept} of {total} parameters always stay, a share of {least_share:.4f}"
-        raise UsageError(f"--weights {share:g} is too small for {source.name}", hint=hint)
-    return _WeightPlan(
-        criterion=criterion,
-        tower=tower,
-        prefixes=prefixes,
-        names=names,
-        steps=steps or criterion.steps,
-        removable=removable,
-        total=total,
-        count=count,
-        share=share,
-    )
-
-
-def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple[tuple[str, ...], list[str]]:
-    """Find the weights that may be removed: the weights of layers in a tower, or in the whole model.
-
-    Returns:
-        The prefixes of the names of the tower's parameters, and the names of the stored tensors, sorted.
-    """
-    network = source.family.build(source.description.config)
-    sites_of(source, tower)  # raises an error for a tower that the model does not have
-    prefixes: tuple[str, ...] = ()
-    if tower in (None, "both"):
-        prefixes = ("",)  # every name starts with the empty prefix
-    else:
-        for stages in source.family.stages(network):
-            if stages.tower == tower:
-                prefixes += tuple(stages.prefixes)
-    names = []
-    stored_names = set(source.tensors.names())
-    for name in _parameters_of_layers(network, with_biases=with_biases):
-        is_of_tower = name.startswith(prefixes)
-        if is_of_tower and name in stored_names:
-            names.append(name)
-    return prefixes, sorted(names)
+        raise UsageError(f"--weights {wanted.weights:g} is too small for {source.name}", hint=hint)
+    counts = PrunedWeights(share=wanted.weights, parameters=total, removable=removable, removed=count)
+    return _WeightPlan(wanted, criterion, prefixes, names, counts)
 
 
 def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str, nn.Parameter]:
@@ -189,27 +141,26 @@ def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str,
     return layers
 
 
-def _write(
-    source: Source, plan: _WeightPlan, on: Measuring, max_length: int | None, target: Output, log: Log
-) -> tuple[SizeChange, str]:
+def _write(source: Source, plan: _WeightPlan, target: Output, log: Log) -> tuple[SizeChange, str]:
     """Write and commit the model with its lowest weights set to zero.
 
     Returns:
         Its size before and after, and the SHA-256 of its weights.
     """
     check_finite_weights(source.name, source.tensors)
-    masks, measured_on, used = _choose_weights(source, plan, on, max_length, log)
+    masks, measured_on, used = _choose_weights(source, plan, log)
     tensors = _with_zeros(source, masks)
+    counts = plan.counts
     log.info(
-        f"{plan.count} of {plan.total} parameters are removed: mult-adds, time and bytes stay, as zeros are stored and "
-        "multiplied like other numbers"
+        f"{counts.removed} of {counts.parameters} parameters are removed: mult-adds, time and bytes stay, as zeros are "
+        "stored and multiplied like other numbers"
     )
 
     # Describe the model, with the provenance of the change.
-    details: dict[str, object] = {"method": plan.criterion.name, "weights": plan.share}
+    details: dict[str, object] = {"method": plan.criterion.name, "weights": counts.share}
     details.update(measured_on)
-    details.update(asked_classes(source, plan.tower))
-    sparse: dict[str, object] = {"share": plan.share, "params_nonzero": nonzero_parameters(tensors)}
+    details.update(asked_classes(source, plan.wanted.tower))
+    sparse: dict[str, object] = {"share": counts.share, "params_nonzero": nonzero_parameters(tensors)}
     if plan.criterion.removes_biases:
         sparse["biases"] = True  # zero biases count as removed, too, so that a training keeps them at zero
     if plan.steps > 1:
@@ -217,7 +168,7 @@ def _write(
     layout = "sliced"
     if target.is_folder:  # a folder has zeros where heads were removed before
         layout = "zeroed"
-    origin = provenance("prune", on.seed, [source.sha256], details, source.lineage)
+    origin = provenance("prune", plan.wanted.seed, [source.sha256], details, source.lineage)
     description = replace(
         source.description,
         family_version=source.family.version,
@@ -236,7 +187,7 @@ def _write(
 
 
 def _choose_weights(
-    source: Source, plan: _WeightPlan, on: Measuring, max_length: int | None, log: Log
+    source: Source, plan: _WeightPlan, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
     """Choose the weights to remove, in one step or several.
 
@@ -250,29 +201,31 @@ def _choose_weights(
         UsageError: more weights are zero already than are to be removed.
     """
     criterion = plan.criterion()
+    wanted = plan.wanted
+    count = plan.counts.removed
     weights = {name: source.tensors.read(name) for name in plan.names}
     _check_zeros(weights, source, plan, log)
 
     # Without data, a single step scores the weights as they are.
     if not criterion.needs_data:
-        no_samples = Calibration(lambda: iter(()), 0, on.seed, log)
+        no_samples = Calibration(lambda: iter(()), 0, wanted.seed, log)
         scores = criterion.score(weights, None, no_samples)
-        return _masks_of_lowest(scores, weights, plan.count), {}, []
+        return _masks_of_lowest(scores, weights, count), {}, []
 
     # With data. --max-length applies only to the texts that weights are scored on, and not to the pruned model.
-    source_to_score = with_max_length(source, max_length)
-    on_data = open_calibration(source_to_score, on, log)
+    source_to_score = with_max_length(source, wanted.max_length)
+    on_data = open_calibration(source_to_score, wanted, log)
     model = on_data.model
     for count_after_step in _counts(plan, _count_zeros(weights)):
         _require_gradients(model, plan)
         scores = criterion.score(weights, model, on_data.calibration)
         masks = _masks_of_lowest(scores, weights, count_after_step)
         weights = {name: weight.masked_fill(masks[name], 0) for name, weight in weights.items()}
-        if count_after_step < plan.count:
+        if count_after_step < count:
             # The next step scores a new model with the zeros of this step, because scoring changed this one.
             source_with_zeros = replace(on_data.source, tensors=_with_zeros(on_data.source, masks))
-            model = build_model(source_with_zeros, on.device, on.dtype)
-            log.detail(f"{count_after_step} of {plan.count} weights are removed")
+            model = build_model(source_with_zeros, wanted.device, wanted.dtype)
+            log.detail(f"{count_after_step} of {count} weights are removed")
     return masks, on_data.measured_on, on_data.used
 
 
@@ -281,12 +234,13 @@ def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
 
     The share of weights that are left falls by the same factor in each step, as in the code of the authors of OBA.
     """
-    share_before = 1 - zeros / plan.total
-    counts = []
+    total = plan.counts.parameters
+    share_before = 1 - zeros / total
+    removed = []
     for step in range(1, plan.steps):
-        share_after_step = share_before * (plan.share / share_before) ** (step / plan.steps)
-        counts.append(plan.total - round(share_after_step * plan.total))
-    return [*counts, plan.count]
+        share_after_step = share_before * (plan.counts.share / share_before) ** (step / plan.steps)
+        removed.append(total - round(share_after_step * total))
+    return [*removed, plan.counts.removed]
 
 
 def _require_gradients(model: HydraModel, plan: _WeightPlan) -> None:
@@ -310,12 +264,13 @@ def _check_zeros(weights: Mapping[str, Tensor], source: Source, plan: _WeightPla
         UsageError: more weights are zero already than are to be zero in the end.
     """
     zeros = _count_zeros(weights)
-    option = f"--weights {plan.share:g}"
-    if zeros > plan.count:
-        share_left = 1 - zeros / plan.total
+    counts = plan.counts
+    option = f"--weights {counts.share:g}"
+    if zeros > counts.removed:
+        share_left = 1 - zeros / counts.parameters
         message = f"{option} is more than {source.name} has left, a share of {share_left:.4f}"
         raise UsageError(message, hint="give a smaller share")
-    if zeros == plan.count:
+    if zeros == counts.removed:
         log.warn(f"no weight is removed: {option} keeps every one that {source.name} has")
 
 

@@ -58,7 +58,8 @@ def run(
         log: the log.
     """
     source = only_one(open_sources([model], opening), "score")
-    default_name = f"{source.name}.{scoring.criterion.name}{seed_mark(scoring.on.seed)}.scores.json"
+    assert scoring.criterion is not None
+    default_name = f"{source.name}.{scoring.criterion.name}{seed_mark(scoring.seed)}.scores.json"
     path = file_path(output or default_name)
     # A dry run checks the output and the criterion.
     if dry_run:
@@ -103,6 +104,7 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         NonFiniteError: a score is not finite.
     """
     criterion = scoring.criterion
+    assert criterion is not None
     check_criterion(source, criterion, scoring.tower)
     paths = site_paths(source, scoring.tower)
 
@@ -110,13 +112,13 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
     model: Any
     on_data: ModelOnData | None = None
     if criterion.needs_data:
-        on_data = open_calibration(source, scoring.on, log)
+        on_data = open_calibration(source, scoring, log)
         source = on_data.source
         model = on_data.model
         calibration = on_data.calibration
     else:
-        model = _stored_heads(source, scoring.on)
-        calibration = Calibration(lambda: iter(()), 0, scoring.on.seed, log)
+        model = _stored_heads(source, scoring)
+        calibration = Calibration(lambda: iter(()), 0, scoring.seed, log)
 
     # Score: a Decider scores and decides in one go; a sequential order scores one site after another.
     site_indices = []
@@ -148,7 +150,7 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         details.update(on_data.measured_on)
         seen_samples = on_data.used
     details.update(asked_classes(source, scoring.tower))
-    info["source"] = provenance("score", scoring.on.seed, [source.sha256], details, source.lineage)
+    info["source"] = provenance("score", scoring.seed, [source.sha256], details, source.lineage)
     info["seen"] = merged(source.description.seen, seen_samples)
     scores_by_path = _scores_of_original_heads(source, model, criterion.name, scores)
     return HeadScores(scores_by_path, info)
