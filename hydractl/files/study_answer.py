@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetrics
-from hydractl.files.model_records import ThresholdRecord
+from hydractl.files.model_records import MeasuredThreshold
 from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
 
 Purpose = Literal["predict", "export", "recalibrate", "free score"]
@@ -97,7 +97,7 @@ class UseRecord(RungRecord):
 
     temperature: float
     """What the log of the averaged prediction is divided by."""
-    threshold: ThresholdRecord | None = null("From which score on a sample counts as OOD.")
+    threshold: MeasuredThreshold | None = null("From which score on a sample counts as OOD, and what it flags.")
     mac_ratio: Number = null("Its mult-adds over those of the single model.")
     param_ratio: Number = null("Its stored parameters over those of the single model.")
     stepped_down: bool

@@ -93,10 +93,20 @@ def glance(study: StudyAnswer) -> Table | None:
 
 
 def in_brief(study: StudyAnswer) -> list[str]:
-    """Return the sentences that stand beside the first one of the verdict: the next best model, doubts, how sure."""
+    """Return the sentences beside the first one of the verdict: the next best, doubts, what is flagged, how sure."""
     verdict = study.verdict
     next_best = [] if verdict.next_best is None else [verdict.next_best.line]
-    return [*next_best, *verdict.doubts, _how_sure(study)]
+    return [*next_best, *verdict.doubts, *_flagged(study), _how_sure(study)]
+
+
+def _flagged(study: StudyAnswer) -> list[str]:
+    """Return a sentence on which share of each test set the threshold of ``best.st`` flags; empty without one."""
+    threshold = study.use.threshold
+    if threshold is None or threshold.id_flagged is None:
+        return []
+    shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
+    listed = [f"{share:.1%} of {name}" for name, share in shares.items() if share is not None]
+    return [f"The threshold of best.st flags {', '.join(listed)}."]
 
 
 def _how_sure(study: StudyAnswer) -> str:

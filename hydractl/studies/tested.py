@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from hydractl.files.header import read_header
-from hydractl.files.model_records import ThresholdRecord
+from hydractl.files.model_records import MeasuredThreshold
 from hydractl.files.study_answer import (
     ChoiceRecord,
     DetectedRecord,
@@ -296,7 +296,7 @@ class Tested:
             f"{choice.why_not_taken(best)}."
         ]
 
-    def _doubts_of_threshold(self, threshold: ThresholdRecord | None) -> list[str]:
+    def _doubts_of_threshold(self, threshold: MeasuredThreshold | None) -> list[str]:
         """Return the doubts about the threshold that ``best.st`` holds for the row and the score to use."""
         used = self.used
         scores, chosen_scores = (
@@ -321,13 +321,15 @@ class Tested:
             return common_score
         return REFERENCE
 
-    def answer(self, source: Source, steps: Sequence[Sequence[str]], threshold: ThresholdRecord | None) -> StudyAnswer:
+    def answer(
+        self, source: Source, steps: Sequence[Sequence[str]], threshold: MeasuredThreshold | None
+    ) -> StudyAnswer:
         """Return the document ``hydractl.study/2``. It holds no times and no dates, so it can be reproduced.
 
         Args:
             source: the studied model.
             steps: the command line of each step.
-            threshold: the threshold of ``best.st``; None without one.
+            threshold: the threshold of ``best.st``, as measured; None without one.
         """
         chosen = self.chosen
         used = self.used

@@ -21,7 +21,6 @@ from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
-from hydractl.metrics.threshold import stored_threshold
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.report.eval_html import render
@@ -467,9 +466,8 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
 
     # Make the answer, with what was stored in the best row.
     steps = [*plan.steps, *testing_steps, *last_steps]
-    (best,) = open_sources([str(folder / "best.st")])
-    threshold = stored_threshold(best.description.extra.get("threshold"))
-    answer = tested.answer(source, [step.command.words() for step in steps], threshold)
+    (best,) = EvalAnswer.read(str(folder / "best.json")).models
+    answer = tested.answer(source, [step.command.words() for step in steps], best.threshold)
     commands_to_go_on = next_commands(plan, row, used.score, tested.facts.free_alternative)
     answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
     for line in answer.verdict.lines:

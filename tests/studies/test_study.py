@@ -154,6 +154,7 @@ def test_what_a_study_leaves(made: Path) -> None:
     best = json.loads((made / "runs/best.json").read_text())["models"][0]
     assert best["id"]["nll"] == pytest.approx(used["test"]["id"]["nll"], rel=1e-12)
     assert best["calibration"]["temperature"] == document["use"]["temperature"]
+    assert best["threshold"] == document["use"]["threshold"]
     # best.st holds what those figures were measured with.
     stored = open_source(str(made / "runs/best.st")).description.extra
     assert stored["calibration"] == {**best["calibration"], "stored": True}
@@ -283,6 +284,8 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
     next_best = [verdict["next_best"]["line"]] if verdict["next_best"] else []
     for sentence in [verdict["lines"][0], *next_best, *verdict["doubts"]]:
         assert sentence in " ".join(words)
+    flags = f"The threshold of best.st flags {best['threshold']['id_flagged']:.1%} of ID samples, "
+    assert flags in page and flags in " ".join(words)
     for row in [document["baseline"], *(row["test"] for row in document["rows"])]:
         for figure in (row["id"]["nll"], row["id"]["accuracy"], row["ood_avg"]["auroc"], row["ood_avg"]["fpr95"]):
             assert f"{figure:.3f}" in words

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from hydractl.files.model_records import ThresholdRecord
+from hydractl.files.model_records import MeasuredThreshold
 from hydractl.files.study_answer import NextBestRecord, StabilityRecord, UseRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies import doubts
@@ -74,7 +74,7 @@ def lines(tested: Facts) -> list[str]:
         row=tested.rung.row,
         score=tested.rung.score,
         temperature=1.2,
-        threshold=ThresholdRecord(value=-0.5),
+        threshold=MeasuredThreshold(value=-0.5),
         mac_ratio=1.14,
         param_ratio=1.02,
         stepped_down=tested.final_index > 0,
