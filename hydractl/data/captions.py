@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +15,14 @@ from hydractl.data.files import ListedImages
 from hydractl.data.hub import holds_images, read_image_parquet
 from hydractl.data.labels import RawLabels
 from hydractl.data.shards import index_shards
-from hydractl.data.text import MOST_PROBLEMS, shown_columns
-from hydractl.data.text_rows import TextRow, open_table
+from hydractl.data.text_rows import TextRow, TextTable, open_table, read_rows, refuse_rows
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import TEXT_SUFFIXES, DataSpec
 
 # Names under which the column of images and the column of captions are found; open_clip uses filepath and title.
 _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("caption", "title", "text")}
+
+_TROUBLE = "pair cannot be used"
 
 
 class CaptionedImages(Dataset):
@@ -122,7 +122,7 @@ def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLa
             problems.append(f"{image_id} has no caption, or an empty one")
         else:
             captions.append(text)
-    _refuse_pairs(spec, problems, f"where captions are: ?caption={caption_source}")
+    refuse_rows(spec, problems, _TROUBLE, f"where captions are: ?caption={caption_source}")
     dataset = CaptionedImages(images, captions)
     return dataset, RawLabels()
 
@@ -141,15 +141,8 @@ def _read_parquet_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, Raw
 
     # Images and captions are read separately. The reader of the images would refuse ?caption=, so pass on only ?image=.
     image_query = {key: value for key, value in spec.query.items() if key == "image"}
-    image_spec = replace(spec, query=image_query)
-    images, _ = read_image_parquet(image_spec, None)
-
-    # The captions come from the same rows as the images.
-    available_columns = table.columns or ()
-    caption_column = _choose_column(spec, "caption", available_columns, "column")
-    all_rows = table.rows([caption_column])
-    rows = itertools.islice(all_rows, limit)
-    texts, _ = _read_texts(spec, rows, {"caption": caption_column})
+    images, _ = read_image_parquet(replace(spec, query=image_query), None)
+    _, texts = _read_texts(spec, table, ["caption"], limit)
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()
 
@@ -162,137 +155,45 @@ def _read_table_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLa
         limit: take only this many pairs from the start; None means all.
 
     Raises:
-        InputError: if columns are missing or ambiguous, rows have no caption, or images do not exist (all are listed).
+        InputError: if columns are missing or ambiguous, or rows have no caption (all are listed).
     """
     table = open_table(spec, ("image", "caption", "root"))
-    # JSON lines have no common columns: _read_texts decides by the keys of the first row.
-    columns = _choose_columns(spec, table.columns, "column") if table.columns else {}
-    all_rows = table.rows(list(columns.values()))
-    rows = itertools.islice(all_rows, limit)
-    texts, row_names = _read_texts(spec, rows, columns)
-    if not row_names:
+    places, texts = _read_texts(spec, table, ["image", "caption"], limit)
+    if not places:
         raise InputError(f"{spec.where}: no pairs in the file")
-    images = ListedImages(spec, texts["image"], row_names)
+    images = ListedImages(spec, texts["image"], places)
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()
 
 
 def _read_texts(
-    spec: DataSpec, rows: Iterable[TextRow], columns: Mapping[str, str]
-) -> tuple[dict[str, list[str]], list[str]]:
+    spec: DataSpec, table: TextTable, keys: Sequence[str], limit: int | None
+) -> tuple[list[str], dict[str, list[str]]]:
     """Read the texts in some columns of each row.
 
     Args:
         spec: the SPEC of the file.
-        rows: the rows to read.
-        columns: the names of the columns by ``image`` and ``caption``. If it is empty, the keys of the first readable
-            row decide.
+        table: the rows to read.
+        keys: ``image`` and ``caption``, or one of them.
+        limit: how many rows are read; None means all.
 
     Returns:
-        For each of ``image`` and ``caption`` a list with one text per row (empty if its column was not asked for); and
-        for each row where it is in the file, e.g. ``line 3``.
+        For each row where it is in the file, e.g. ``line 3``; and for each key a list with one text per row.
 
     Raises:
-        InputError: listing the rows in which a text is missing.
+        InputError: if columns are missing or ambiguous, or listing the rows in which a text is missing.
     """
-    texts: dict[str, list[str]] = {key: [] for key in _NAMES}
-    row_names = []
-    problems = []
-    for row in rows:
-        try:
-            if row.problem:
-                raise ValueError(row.problem)  # caught below, like the problems of the texts
-            if not columns:  # the first readable row decides for all rows
-                columns = _choose_columns(spec, list(row.values), "key")
-            texts_of_row = {key: _text_of_row(row, column, key) for key, column in columns.items()}
-        except ValueError as error:
-            problems.append(f"{row.place} {error}")
-            if len(problems) == MOST_PROBLEMS:
-                break
-            continue
-        row_names.append(row.place)
+    places = []
+    texts: dict[str, list[str]] = {key: [] for key in keys}
+
+    def add(row: TextRow, columns: Mapping[str, str]) -> None:
+        texts_of_row = {key: row.text_in(column) for key, column in columns.items()}
+        for key, text in texts_of_row.items():
+            if not text.strip():
+                raise ValueError(f"has an empty {key}")
+        places.append(row.place)
         for key, text in texts_of_row.items():
             texts[key].append(text)
-    _refuse_pairs(spec, problems)
-    return texts, row_names
 
-
-def _choose_columns(spec: DataSpec, available: Sequence[str], what: str) -> dict[str, str]:
-    """Return a dict with the names of two columns: ``image`` and ``caption``."""
-    return {key: _choose_column(spec, key, available, what) for key in _NAMES}
-
-
-def _choose_column(spec: DataSpec, key: str, available: Sequence[str], what: str) -> str:
-    """Return the column of the images or of the captions: the one that the SPEC names, else the one with a known name.
-
-    Args:
-        spec: the SPEC of the file.
-        key: ``image`` or ``caption``; ``?image=NAME`` or ``?caption=NAME`` names the column.
-        available: the columns of the file, or the keys of its first row.
-        what: how messages call a column, ``column`` or ``key``.
-
-    Raises:
-        InputError: if no column, or more than one, may be the column.
-    """
-    asked = spec.query.get(key)
-
-    # Which names the column may have, and how messages call it.
-    if asked is None:
-        wanted = f"the {key}"
-        known_names = _NAMES[key]
-    else:
-        wanted = f"?{key}={asked}"
-        known_names = (asked,)
-
-    # Exactly one column must have one of these names.
-    candidates = [name for name in known_names if name in available]
-    if len(candidates) == 1:
-        (name,) = candidates
-        times_there = list(available).count(name)  # a header may name a column twice
-        if times_there == 1:
-            return name
-
-    # Several columns may be meant, or none.
-    if candidates:
-        names = " and ".join(map(repr, candidates))
-        problem = f"{names} may be {wanted}"
-    else:
-        problem = f"no {what} of {wanted}"
-    hint = f"say which {what} it is with ?{key}=NAME"
-    if what == "column" and not spec.path.lower().endswith(".parquet"):
-        hint += "; a file without a header needs ?columns=image,caption or the like"
-    raise InputError(f"{spec.where}: {problem}: it has {shown_columns(available)}", hint=hint)
-
-
-def _text_of_row(row: TextRow, column: str, what: str) -> str:
-    """Return the text in one column of a row: an image's path, or a caption.
-
-    Args:
-        row: a row of the file.
-        column: the name of the column.
-        what: how messages call the text, ``image`` or ``caption``.
-
-    Raises:
-        ValueError: saying what is wrong with the text, as the end of a sentence about the row.
-    """
-    value = row.text_in(column)
-    if not value.strip():
-        raise ValueError(f"has an empty {what}")
-    return value
-
-
-def _refuse_pairs(spec: DataSpec, problems: list[str], hint: str | None = None) -> None:
-    """Raise an error that lists the pairs that cannot be used, if there are any.
-
-    Args:
-        spec: the SPEC of the pairs.
-        problems: one line for each pair.
-        hint: the hint of the error.
-    """
-    if not problems:
-        return
-    count = len(problems)
-    pairs = "1 pair" if count == 1 else f"{count} pairs"
-    if count == MOST_PROBLEMS:
-        pairs += " or more"
-    raise InputError(f"{spec.where}: {pairs} cannot be used", hint=hint, problems=problems)
+    read_rows(spec, table, {key: _NAMES[key] for key in keys}, add, limit, _TROUBLE)
+    return places, texts

@@ -22,7 +22,7 @@ from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, labels_of_column
 from hydractl.data.names import class_label_names
 from hydractl.data.text import TEXT_QUERY, read_table
-from hydractl.data.text_rows import TextRow, TextTable
+from hydractl.data.text_rows import TextRow, TextTable, choose_columns
 from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import read_whole
@@ -30,7 +30,6 @@ from hydractl.jsonio import read_whole
 _SETTINGS = ("image", "label")
 
 _NAMES = ("image", "img")  # a column of plain bytes counts as images only under one of these names
-_LABEL = "label"
 _HERE = ("/", "./", "../", "~")  # a path that begins so is a folder, any other is a name on the hub
 _NO_BYTES = "the row holds no bytes"
 
@@ -211,32 +210,12 @@ def _choose_columns(spec: DataSpec, image_columns: Sequence[str], available: Seq
     Raises:
         InputError: if a column is missing or ambiguous.
     """
-    image_column = _choose_image_column(spec, image_columns)
-    label_column = spec.query.get("label", _LABEL)
-    if label_column in available:
-        return image_column, label_column
-    if "label" in spec.query:
-        listed = ", ".join(available)
-        raise InputError(f"{spec.where}: no column for ?label={label_column}: it has {listed}")
-    return image_column, None
-
-
-def _choose_image_column(spec: DataSpec, image_columns: Sequence[str]) -> str:
-    """Return the column of the images: the one that ``?image=`` names, else the only one.
-
-    Raises:
-        InputError: if the named column holds no images, or there is not exactly one and none is named.
-    """
     asked = spec.query.get("image")
-    if asked is None:
-        if len(image_columns) != 1:
-            candidates = " and ".join(image_columns)
-            raise InputError(f"{spec.where}: images are in {candidates}", hint="say which with ?image=NAME")
-        return image_columns[0]
-    if asked not in image_columns:
+    if asked is not None and asked not in image_columns:
         listed = ", ".join(image_columns) or "no column"
         raise InputError(f"{spec.where}: no images in ?image={asked}: they are in {listed}")
-    return asked
+    columns = choose_columns(spec, {"image": image_columns, "label": ("label",)}, available)
+    return columns["image"], columns.get("label")
 
 
 def _unlabelled(available: Sequence[str]) -> RawLabels:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
+import itertools
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 from hydractl.data.base import reason
+from hydractl.data.labels import some
 from hydractl.data.names import class_label_names
 from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.expressions.data_sets import DataSpec
@@ -304,3 +307,180 @@ def _open_parquet(spec: DataSpec) -> TextTable:
                     yield TextRow(f"row {number}", values)
 
     return TextTable(list(schema.names), rows, class_names=class_label_names(schema.metadata))
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+# A damaged file may seem to have thousands of columns, or names of thousands of characters.
+MOST_COLUMNS_SHOWN = 20
+_LONGEST_NAME_SHOWN = 40
+
+_MOST_PROBLEMS = 20
+"""Reading stops after this many broken rows, because the rest of such a file tells nothing new."""
+
+_SEPARATED = {
+    "\t": "name it FILE.tsv",
+    ";": "write it with commas: pandas.read_csv(FILE, sep=';').to_csv(OUT, index=False)",
+}
+"""What to do with a .csv file whose columns are separated by something else."""
+
+
+_MAY_LACK = ("text_b", "label")
+"""The settings whose columns a file need not have."""
+
+
+def choose_columns(
+    spec: DataSpec, names: Mapping[str, Sequence[str]], available: Sequence[str], what: str = "column"
+) -> dict[str, str]:
+    """Choose the columns to read, by the settings of a SPEC, or else by their known names.
+
+    Args:
+        spec: the SPEC, whose settings may name columns.
+        names: the known names of each column, by the setting that names it.
+        available: the columns of the file, or the keys of its first row.
+        what: how messages call a column: ``column``, or ``key`` for rows that have keys of their own. With ``key``, a
+            label that the first row lacks is accepted, because a later row may have it.
+
+    Returns:
+        The name of each column by its setting; those that a file need not have may be left out.
+
+    Raises:
+        InputError: if a column is missing, occurs twice or is ambiguous; the message names the available columns.
+    """
+    columns = {key: spec.query[key] for key in names if key in spec.query}
+    it_has = f"it has {_shown_columns(available)}"
+    missing = {key: name for key, name in columns.items() if name not in available}
+    if what == "key":
+        missing.pop("label", None)
+    if missing:
+        listed = " and ".join(f"?{key}={name}" for key, name in missing.items())
+        near = _hint_at_similar(missing.values(), available)
+        raise InputError(f"{spec.where}: no {what} for {listed}: {it_has}", hint=near)
+
+    # The columns that are not asked for.
+    for key, known in names.items():
+        candidates = [name for name in known if name in available]
+        if key in columns or not candidates:
+            continue
+        if len(candidates) > 1:
+            named = " and ".join(map(repr, candidates))
+            message = f"{spec.where}: {named} may both be the {key}: {it_has}"
+            raise InputError(message, hint=f"say which {what} with ?{key}=NAME")
+        columns[key] = candidates[0]
+    for key in names:
+        if key not in columns and key not in _MAY_LACK:
+            hint = _hint_at_missing(key, names, available, what)
+            raise InputError(f"{spec.where}: no {what} of the {key}: {it_has}", hint=hint)
+
+    # No column may be there twice, or be taken for two things.
+    times_there = Counter(available)
+    for name in sorted(columns.values()):
+        if times_there[name] > 1:
+            raise InputError(f"{spec.where}: there are several columns {name!r}: {it_has}")
+    if len(set(columns.values())) < len(columns):
+        raise InputError(f"{spec.where}: one {what} is taken for two things: {', '.join(names)} must differ")
+    return columns
+
+
+def _hint_at_missing(key: str, names: Mapping[str, Sequence[str]], available: Sequence[str], what: str) -> str:
+    """Return what to do where no column has a known name."""
+    if len(available) == 1:
+        for mark, way_out in _SEPARATED.items():
+            if mark in available[0]:
+                return f"its columns are separated by {mark!r}: {way_out}"
+    hints = [f"name the {what} with ?{key}=NAME"]
+    near = _hint_at_similar(names[key], available)
+    if near is not None:
+        hints.insert(0, near)
+    if what == "column":
+        usual = ",".join(sorted(name for name in names if name != "text_b"))
+        hints.append(f"a file without a header needs ?columns={usual} or the like")
+    return "; ".join(hints)
+
+
+def _shown_columns(names: Sequence[str]) -> str:
+    """Return the names of columns for a message: the first few, with long ones cut."""
+    shortened = [repr(name[:_LONGEST_NAME_SHOWN]) for name in names]
+    return some(shortened, MOST_COLUMNS_SHOWN)
+
+
+def _hint_at_similar(wanted: Iterable[str], available: Sequence[str]) -> str | None:
+    """Return a hint at available names that are similar to the wanted ones (ignoring case); None if there are none.
+
+    Args:
+        wanted: names that the file does not have.
+        available: names that it has.
+    """
+    name_by_folded: dict[str, str] = {}
+    for name in available:
+        name_by_folded.setdefault(name.casefold(), name)
+    similar: dict[str, str] = {}
+    for name in wanted:
+        for folded in difflib.get_close_matches(name.casefold(), name_by_folded, n=1):
+            similar[folded] = repr(name_by_folded[folded])
+    if not similar:
+        return None
+    return f"near: {', '.join(similar.values())}"
+
+
+# --- reading the rows -------------------------------------------------------------------------------------------------
+
+
+def read_rows(
+    spec: DataSpec,
+    table: TextTable,
+    names: Mapping[str, Sequence[str]],
+    add: Callable[[TextRow, Mapping[str, str]], None],
+    limit: int | None,
+    trouble: str = "row cannot be read",
+) -> None:
+    """Pass the first ``limit`` rows of a table on, with the columns that :func:`choose_columns` chooses.
+
+    Args:
+        spec: the SPEC of the file.
+        table: the table; where its rows have keys of their own, those of the first row are its columns.
+        names: see :func:`choose_columns`.
+        add: takes a row and the columns; it raises a ValueError, the end of a sentence, for one that cannot be used.
+        limit: how many rows are read; None means all.
+        trouble: see :func:`refuse_rows`.
+
+    Raises:
+        InputError: if columns are missing, or rows are broken (all are listed).
+    """
+    columns = None
+    needed: list[str] = []
+    if table.columns:
+        columns = choose_columns(spec, names, table.columns)
+        needed = [name for name in table.columns if name in columns.values()]
+    problems = []
+    for row in itertools.islice(table.rows(needed), limit):
+        try:
+            if row.problem:
+                raise ValueError(row.problem)
+            if columns is None:
+                columns = choose_columns(spec, names, list(row.values), "key")
+            add(row, columns)
+        except ValueError as error:
+            problems.append(f"{row.place} {error}")
+            if len(problems) == _MOST_PROBLEMS:
+                break
+    refuse_rows(spec, problems, trouble)
+
+
+def refuse_rows(spec: DataSpec, problems: Sequence[str], trouble: str, hint: str | None = None) -> None:
+    """Raise an error that lists the rows that cannot be used, if there are any.
+
+    Args:
+        spec: the SPEC of the rows.
+        problems: one line for each of them.
+        trouble: what is wrong with one, e.g. ``row cannot be read``.
+        hint: the hint of the error.
+    """
+    if not problems:
+        return
+    noun, _, rest = trouble.partition(" ")
+    count = len(problems)
+    counted = f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    if count == _MOST_PROBLEMS:
+        counted = f"{count} or more {noun}s"
+    raise InputError(f"{spec.where}: {counted} {rest}", hint=hint, problems=problems)

@@ -185,7 +185,7 @@ def test_a_shard_without_captions() -> None:
     ("name", "content", "complaint"),
     [
         ("a.csv", "image,words\nin/0.png,an oak\n", "no column of the caption: it has"),
-        ("a.jsonl", '{"image": "a", "path": "b", "text": "c"}', "'image' and 'path' may be the image"),
+        ("a.jsonl", '{"image": "a", "path": "b", "text": "c"}', "'image' and 'path' may both be the image"),
         ("a.jsonl", "", "no pairs in the file"),
         ("a.csv", "", "no pairs in the file"),
         ("a.npz", "", "not a kind of file that captions"),
@@ -199,7 +199,7 @@ def test_what_cannot_be_read_is_refused(name: str, content: str, complaint: str)
 
 def test_a_column_that_is_asked_for_and_not_there_is_refused() -> None:
     jsonl("a.jsonl")
-    with pytest.raises(InputError, match=r"no key of \?caption=x: it has 'image'"):
+    with pytest.raises(InputError, match=r"no key for \?caption=x: it has 'image'"):
         open_data("captions:a.jsonl?caption=x")
 
 

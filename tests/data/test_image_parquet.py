@@ -69,16 +69,16 @@ def test_plain_bytes_and_names_as_labels(tmp_path: Path) -> None:
 
 def test_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"left": images(1), "right": images(2), "label": [1.5]})
-    with pytest.raises(InputError, match="images are in left and right") as error:
+    with pytest.raises(InputError, match="'left' and 'right' may both be the image") as error:
         open_data(path, ignore_labels=True)
-    assert error.value.hint == "say which with ?image=NAME"
+    assert error.value.hint == "say which column with ?image=NAME"
     assert first_pixels(open_data(f"{path}?image=right", ignore_labels=True)) == [2]
     with pytest.raises(InputError, match="labels cannot be used") as error:
         open_data(f"{path}?image=left")
     assert error.value.problems == ["label 1.5 of sample a.parquet#0 is neither an integer nor a name"]
     with pytest.raises(InputError, match="no images in .image=label: they are in left, right"):
         open_data(f"{path}?image=label")
-    with pytest.raises(InputError, match="no column for .label=x: it has left, right, label"):
+    with pytest.raises(InputError, match="no column for .label=x: it has 'left', 'right', 'label'"):
         open_data(f"{path}?image=left&label=x")
     with pytest.raises(InputError, match="holds images, and bert reads texts"):
         open_data(path, reads={"bert": "text"})
