@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from hydractl.metrics.bootstrap import mean_over_sets
-from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import HEDGE
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.plan import Plan, Row
@@ -36,51 +35,6 @@ RULE = (
 
 
 @dataclass(frozen=True)
-class ValidatedRow:
-    """One row (a model or ensemble of the study), measured on the validation data.
-
-    Attributes:
-        row: the row.
-        calibration: its fitted temperature.
-        measured: its samples with every OOD score.
-    """
-
-    row: Row
-    calibration: Calibration
-    measured: MeasuredRow
-
-    @property
-    def temperature(self) -> float:
-        """The temperature."""
-        assert self.calibration.temperature is not None  # it was fitted as a temperature
-        return self.calibration.temperature
-
-    @property
-    def mean_mi(self) -> float:
-        """The mean mutual information of the members on the ID data, in nats."""
-        return float(self.measured.inside.mi.mean())
-
-    def candidates(self, rounds: int, seed: int) -> list[Candidate]:
-        """Return the row with each of its scores, measured on the data and on their resamples."""
-        measured = self.measured
-        # The score that is taken blind is no candidate: what OOD samples choose is better.
-        scores = [score for score in measured.scores if score != HEDGE]
-        inside = measured.accuracy_and_nll(rounds, seed)
-        return [
-            Candidate(
-                row=self.row.name,
-                score=score,
-                members=measured.members,
-                macs=measured.macs,
-                inside=inside,
-                outside=aurocs,
-                eligible=self.row.stored,
-            )
-            for score, aurocs in measured.aurocs(scores, rounds, seed).items()
-        ]
-
-
-@dataclass(frozen=True)
 class Chosen:
     """What was chosen before any test sample is read.
 
@@ -91,7 +45,7 @@ class Chosen:
     """
 
     plan: Plan
-    rows: Mapping[str, ValidatedRow]
+    rows: Mapping[str, MeasuredRow]
     choice: Decision
 
     @property
@@ -125,7 +79,7 @@ class Chosen:
 
     def score_of(self, row: str) -> str:
         """Return the score of a row: its own, or that of the single model which is taken blind if no set has a vote."""
-        if row == SINGLE and not self.choice.telling and HEDGE in self.rows[SINGLE].measured.scores:
+        if row == SINGLE and not self.choice.telling and HEDGE in self.rows[SINGLE].scores:
             return HEDGE
         return self.choice.own_candidate(row).score
 
@@ -150,7 +104,7 @@ class Chosen:
         fixed.update(rival.score for rival in self.choice.rivals)
         if rung.row == SINGLE:
             fixed.remove(rung.score)
-        return [score for score in self.rows[SINGLE].measured.scores if score in fixed]
+        return [score for score in self.rows[SINGLE].scores if score in fixed]
 
     @property
     def rule(self) -> str:
@@ -197,16 +151,35 @@ def choose(plan: Plan) -> Chosen:
     """
     rows = {row.name: validated(plan, row) for row in plan.rows}
     candidates: list[Candidate] = []
-    for of_row in rows.values():
-        candidates += of_row.candidates(plan.request.bootstrap, plan.request.seed)
+    for row in plan.rows:
+        candidates += _candidates(row, rows[row.name], plan.request.bootstrap, plan.request.seed)
     evidence = Evidence(candidates, may_vote=plan.request.has_ood_val)
     return Chosen(plan, rows, Decision(evidence, plan.request.max_drop))
 
 
-def validated(plan: Plan, row: Row) -> ValidatedRow:
+def _candidates(row: Row, measured: MeasuredRow, rounds: int, seed: int) -> list[Candidate]:
+    """Return a row with each of its scores, measured on the data and on their resamples."""
+    # The score that is taken blind is no candidate: what OOD samples choose is better.
+    scores = [score for score in measured.scores if score != HEDGE]
+    inside = measured.accuracy_and_nll(rounds, seed)
+    return [
+        Candidate(
+            row=row.name,
+            score=score,
+            members=measured.members,
+            macs=measured.macs,
+            inside=inside,
+            outside=aurocs,
+            eligible=row.stored,
+        )
+        for score, aurocs in measured.aurocs(scores, rounds, seed).items()
+    ]
+
+
+def validated(plan: Plan, row: Row) -> MeasuredRow:
     """Measure a row on the validation data, whose predictions are there."""
     calibration = fitted_temperature(plan.calibration_file(row))
-    return ValidatedRow(row, calibration, measure_row(plan.predictions(row, "choose"), calibration))
+    return measure_row(plan.predictions(row, "choose"), calibration)
 
 
 _NAMED_SCORES = 4
@@ -235,7 +208,7 @@ def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping
 
 def mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
     """Return by score the mean AUROC of a row over all OOD validation sets."""
-    measured = validated(plan, row).measured
+    measured = validated(plan, row)
     scores = [score for score in measured.scores if score != HEDGE]
     means = {}
     for score, aurocs in measured.aurocs(scores, rounds=1, seed=0).items():

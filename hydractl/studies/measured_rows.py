@@ -30,6 +30,7 @@ class MeasuredRow:
 
     Attributes:
         source: the predictions that the row was measured from.
+        calibration: what its probabilities were calibrated by; None for nothing.
         members: the number of members.
         macs, params: the mult-adds of one sample and the parameters; None if they are not known.
         inside: the ID samples with all their OOD scores; a score that the row does not have is None.
@@ -38,12 +39,19 @@ class MeasuredRow:
     """
 
     source: Predictions
+    calibration: Calibration | None
     members: int
     macs: int | None
     params: int | None
     inside: Samples
     outside: Mapping[str, Samples]
     groups: Mapping[str, str | None]
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of a row that was calibrated by one."""
+        assert self.calibration is not None and self.calibration.temperature is not None
+        return self.calibration.temperature
 
     @property
     def scores(self) -> list[str]:
@@ -141,6 +149,7 @@ def measure_row(
     cost = predictions.model.cost or CostRecord()
     return MeasuredRow(
         source=predictions,
+        calibration=calibration,
         members=members,
         macs=cost.macs,
         params=cost.params,

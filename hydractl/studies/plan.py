@@ -73,7 +73,6 @@ class Plan:
             steps measure all the same.
         steps: the steps up to the choice, each behind those that it needs.
         rows: the rows; the single model is the first.
-        choosing_steps: by the name of each row, the step that stores its predictions on the validation data.
     """
 
     request: StudyRequest
@@ -86,7 +85,6 @@ class Plan:
     allow_seen: bool = False
     steps: list[Step] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    choosing_steps: dict[str, Step] = field(default_factory=dict)
 
     @property
     def model(self) -> ModelRef:
@@ -323,7 +321,16 @@ class Plan:
         return self.folder / "choose" / f"{row.name}.calibration.json"
 
     def add_row(self, row: Row) -> None:
-        """Add a row, and the steps that store its logits on the second halves of the validation data, and calibrate it.
+        """Add a row, and the steps that store its logits on validation data, and fit its temperature to them."""
+        self.rows.append(row)
+        self.add(self.choosing_step(row))
+        predictions = ModelRef.of_row(row.name, [ModelRef(str(self.predictions(row, "choose")))])
+        fitted = {"val": half(self.request.val, 2), "temperature": "fit"}
+        file = self.calibration_file(row).relative_to(self.folder)
+        self.add(self.step("calibrate", [predictions], fitted, [str(file)], shared=_OF_SAMPLES))
+
+    def choosing_step(self, row: Row) -> Step:
+        """Return the step that stores the logits of a row on the second halves of the validation data.
 
         The model may have been trained on these samples, because no figure measured on them is reported.
         """
@@ -331,17 +338,7 @@ class Plan:
         for ood_set in self.request.choosing_sets():
             spec = half(ood_set.spec, 2)
             ood.append(OodSet(f"{ood_set.name}={spec}", ood_set.name, None, spec))
-        self.rows.append(row)
-        chosen_on = half(self.request.val, 2)
-        step = self._eval_step(row, "choose", {"test": chosen_on, "ood": ood, "allow_seen": True})
-        self.choosing_steps[row.name] = step
-        self.add(step)
-
-        # Its temperature, fitted to these logits.
-        predictions = ModelRef.of_row(row.name, [ModelRef(str(self.predictions(row, "choose")))])
-        fitted = {"val": chosen_on, "temperature": "fit"}
-        file = self.calibration_file(row).relative_to(self.folder)
-        self.add(self.step("calibrate", [predictions], fitted, [str(file)], shared=_OF_SAMPLES))
+        return self._eval_step(row, "choose", {"test": half(self.request.val, 2), "ood": ood, "allow_seen": True})
 
     def testing_steps(self, rows: Sequence[Row]) -> list[Step]:
         """Return the steps that store the logits of rows on the test data."""

@@ -6,8 +6,9 @@ ID data are in-distribution ("inside" in names), OOD data are not ("outside").
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from hydractl.files.header import read_header
@@ -16,7 +17,6 @@ from hydractl.files.study_answer import (
     ChoiceRecord,
     DetectedRecord,
     LadderRungRecord,
-    MistakesRecord,
     NextBestRecord,
     RuledOutRecord,
     StudiedModelRecord,
@@ -25,7 +25,6 @@ from hydractl.files.study_answer import (
     TestedRecord,
     UseRecord,
     ValidationRecord,
-    VerdictRecord,
 )
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, paired_differences
 from hydractl.model.source import Source
@@ -33,15 +32,13 @@ from hydractl.report.texts import number
 from hydractl.studies import doubts
 from hydractl.studies.choice import Chosen
 from hydractl.studies.measured_rows import MeasuredRow, measure_row
-from hydractl.studies.mistakes import mistakes_of, sentence_on_mistakes
+from hydractl.studies.mistakes import mistakes_of
+from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Row
 from hydractl.studies.rule import REFERENCE, SINGLE
-from hydractl.studies.verdict import AgainstSingle, Facts, Rung, ahead, end_of, next_best_record, verdict
+from hydractl.studies.verdict import AgainstSingle, Facts, Rung, end_of, next_best_record, verdict
 from hydractl.studies.words import AUROC, KINDS, Finding, judge, judge_all, smallest_set_behind
 
-FOOTNOTE = (
-    "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
-)
 MADE_OF_TEST = (
     "No OOD test data were given, so these are made of the ID test data: the figures say little of samples to come."
 )
@@ -90,12 +87,11 @@ class Tested:
     @cached_property
     def _differences_to_next(self) -> list[dict[str, Finding]]:
         """For each rung of the ladder except the last, its differences to the next rung, by metric."""
-        rungs = self.chosen.ladder
-        differences_to_next = []
-        for upper, lower in enumerate(range(1, len(rungs))):
-            same_row = rungs[upper].row == rungs[lower].row
-            differences_to_next.append(self._findings(self._figures[upper], self._figures[lower], same_row))
-        return differences_to_next
+        differences = []
+        rungs = zip(self.chosen.ladder, self._figures, strict=True)
+        for (upper, figures), (lower, figures_of_lower) in pairwise(rungs):
+            differences.append(self._findings(figures, figures_of_lower, upper.row == lower.row))
+        return differences
 
     @property
     def _final_index(self) -> int:
@@ -107,41 +103,35 @@ class Tested:
         """The row and the score to use: the final rung."""
         return self.chosen.ladder[self._final_index]
 
-    @cached_property
-    def mistakes(self) -> MistakesRecord | None:
-        """Which score to trust for mistakes of the row to use; None without labels of the test data."""
-        row = self.used.row
-        request = self.chosen.plan.request
-        return mistakes_of(row, self.chosen.rows[row].measured, self.rows[row], request.bootstrap, request.seed)
-
-    @cached_property
-    def facts(self) -> Facts:
-        """The comparisons that the verdict is based on."""
+    def _facts(self, threshold: MeasuredThreshold | None) -> Facts:
+        """Return the comparisons that the verdict is based on; the threshold is that of ``best.st``."""
         chosen = self.chosen
-        is_single = self.used.row == SINGLE
-        figures_of_used = self._figures[self._final_index]
+        used = self.used
+        request = chosen.plan.request
+        is_single = used.row == SINGLE
 
         def findings_against(measured: MeasuredRow, score: str) -> dict[str, Finding]:
             """Return the differences of the rung to use to the single model, by metric."""
-            return self._findings(figures_of_used, self._on_resamples(measured, score), is_single)
+            figures = self._figures[self._final_index]
+            return self._findings(figures, self._on_resamples(measured, score), is_single)
 
-        # Compare all rungs with the single model under each of its scores ("free": they cost no further computation).
+        # Compare the rung to use with the single model under each of its scores ("free": they cost no further
+        # computation).
+        aurocs_of_used = self._aurocs(used.row, [used.score])[used.score]
         aurocs_of_single = self._aurocs(SINGLE, self._single.scores)
-        against_single = [self._against_single(rung, aurocs_of_single) for rung in chosen.ladder]
+        against = self._against_single(aurocs_of_used, aurocs_of_single)
 
-        # Compare the rung to use with its hardest rival in every metric and on every set.
+        # Compare it with its hardest rival in every metric and on every set.
         against_hardest: dict[str, Finding] = {}
         by_test_set: dict[str, Finding] = {}
-        hardest = against_single[self._final_index].hardest
-        if hardest is not None:
-            against_hardest = findings_against(self._single, hardest)
-            by_test_set = self._findings_by_set(self.used, aurocs_of_single[hardest])
+        if against.hardest is not None:
+            against_hardest = findings_against(self._single, against.hardest)
+            by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
 
         # The same with the best of the other scores, where the rung does not beat that one for certain.
         against_unbeaten: dict[str, Finding] = {}
-        unbeaten = against_single[self._final_index].unbeaten
-        if unbeaten is not None and not is_single:
-            against_unbeaten = findings_against(self._single, unbeaten)
+        if against.unbeaten is not None and not is_single:
+            against_unbeaten = findings_against(self._single, against.unbeaten)
 
         # If the choice was the single model, explain why no other row was taken.
         has_vote = bool(chosen.choice.telling)
@@ -152,7 +142,7 @@ class Tested:
             ladder=chosen.ladder,
             differences_to_next=self._differences_to_next,
             final_index=self._final_index,
-            against_single=against_single,
+            against=against,
             against_hardest=against_hardest,
             against_unbeaten=against_unbeaten,
             by_test_set=by_test_set,
@@ -160,13 +150,13 @@ class Tested:
             against_baseline=findings_against(self.uncalibrated, REFERENCE),
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
-            has_ood_val=chosen.plan.request.has_ood_val,
+            has_ood_val=request.has_ood_val,
             has_other_rows=len(chosen.rows) > 1,
             reasons_for_single=reasons_for_single,
             next_best=self._next_best,
             uncertain=" ".join(doubts.of_stability(chosen.choice.stability)) if has_vote else "",
-            doubts=self._sentences_of_doubt(),
-            mistakes="" if self.mistakes is None else sentence_on_mistakes(self.mistakes),
+            doubts=[*self._sentences_of_doubt(), *self._doubts_of_threshold(threshold)],
+            mistakes=mistakes_of(used.row, chosen.rows[used.row], self.rows[used.row], request.bootstrap, request.seed),
         )
 
     @property
@@ -177,7 +167,7 @@ class Tested:
             return None
         figures = self._on_resamples(self.rows[rung.row], rung.score)
         findings = self._findings(figures, self._figures[self._final_index], same_row=False)
-        return next_best_record(rung, self._mac_ratio(rung.row), findings, self.used)
+        return next_best_record(rung, self._mac_ratio(self.rows[rung.row]), findings, self.used)
 
     @property
     def _samples_by_metric(self) -> dict[str, int]:
@@ -200,23 +190,23 @@ class Tested:
         """
         return judge_all(paired_differences(other, figures), self._samples_by_metric, same_row)
 
-    def _against_single(self, rung: Rung, aurocs_of_single: Mapping[str, Resampled]) -> AgainstSingle:
-        """Compare the mean AUROC of a rung with that of the single model under each of its scores.
+    def _against_single(self, aurocs_of_used: Resampled, aurocs_of_single: Mapping[str, Resampled]) -> AgainstSingle:
+        """Compare the mean AUROC of the rung to use with that of the single model under each of its scores.
 
         Args:
-            rung: a row and the score that it is used with.
+            aurocs_of_used: its AUROC against each test set.
             aurocs_of_single: by score, the AUROC of the single model against each test set.
 
         Returns:
             The differences (rung minus single model) in two groups: scores that were fixed before, and all others.
         """
-        mean_of_rung = mean_over_sets(self._aurocs(rung.row, [rung.score])[rung.score], AUROC)
-        fixed_beforehand = self.chosen.rivals_of(rung)
+        mean_of_used = mean_over_sets(aurocs_of_used, AUROC)
+        fixed_beforehand = self.chosen.rivals_of(self.used)
         against = AgainstSingle({}, {})
         for score, aurocs in aurocs_of_single.items():
-            if Rung(SINGLE, score) == rung:  # it is not compared with itself
+            if Rung(SINGLE, score) == self.used:  # it is not compared with itself
                 continue
-            difference = paired_differences(mean_over_sets(aurocs, AUROC), mean_of_rung)[AUROC]
+            difference = paired_differences(mean_over_sets(aurocs, AUROC), mean_of_used)[AUROC]
             findings = against.rivals if score in fixed_beforehand else against.others
             findings[score] = _finding(difference, self._samples_by_metric[AUROC])
         return against
@@ -226,11 +216,10 @@ class Tested:
         request = self.chosen.plan.request
         return self.rows[row].aurocs(scores, request.bootstrap, request.seed)
 
-    def _findings_by_set(self, rung: Rung, aurocs_of_rival: Resampled) -> dict[str, Finding]:
-        """Return, by the name of each test set, the finding for the AUROC of a rung minus that of its rival."""
-        differences = paired_differences(aurocs_of_rival, self._aurocs(rung.row, [rung.score])[rung.score])
+    def _findings_by_set(self, aurocs_of_used: Resampled, aurocs_of_rival: Resampled) -> dict[str, Finding]:
+        """Return, by the name of each test set, the finding for the AUROC of the rung to use minus a rival's."""
         findings = {}
-        for name, difference in differences.items():
+        for name, difference in paired_differences(aurocs_of_rival, aurocs_of_used).items():
             smaller_set = min(len(self._single.inside), len(self._single.outside[name]))
             findings[name] = _finding(difference, smaller_set)
         return findings
@@ -258,7 +247,7 @@ class Tested:
     def _doubts_of_labelled(self, row: str) -> list[str]:
         """Return the doubts about the row to use that need labels of the test data: accuracy, and temperature."""
         request = self.chosen.plan.request
-        validation = self.chosen.rows[SINGLE].measured.inside
+        validation = self.chosen.rows[SINGLE].inside
         test = self.uncalibrated.inside
         sentences = doubts.of_accuracies(
             right=int(validation.correct.sum()),
@@ -268,7 +257,7 @@ class Tested:
         )
 
         # The row with its temperature and without, on the validation data and on the test data.
-        validated, tested = self.chosen.rows[row].measured, self.rows[row]
+        validated, tested = self.chosen.rows[row], self.rows[row]
         log_probs, log_probs_before = (
             one.inside.label_log_probs for one in (validated, measure_row(validated.source, None))
         )
@@ -300,8 +289,7 @@ class Tested:
         """Return the doubts about the threshold that ``best.st`` holds for the row and the score to use."""
         used = self.used
         scores, chosen_scores = (
-            measured.inside.scores[used.score]
-            for measured in (self.rows[used.row], self.chosen.rows[used.row].measured)
+            measured.inside.scores[used.score] for measured in (self.rows[used.row], self.chosen.rows[used.row])
         )
         if threshold is None or threshold.value is None:
             return []
@@ -322,7 +310,11 @@ class Tested:
         return REFERENCE
 
     def answer(
-        self, source: Source, steps: Sequence[Sequence[str]], threshold: MeasuredThreshold | None
+        self,
+        source: Source,
+        steps: Sequence[Sequence[str]],
+        threshold: MeasuredThreshold | None,
+        warnings: Sequence[str],
     ) -> StudyAnswer:
         """Return the document ``hydractl.study/2``. It holds no times and no dates, so it can be reproduced.
 
@@ -330,21 +322,24 @@ class Tested:
             source: the studied model.
             steps: the command line of each step.
             threshold: the threshold of ``best.st``, as measured; None without one.
+            warnings: sentences on what is odd about the data.
         """
         chosen = self.chosen
         used = self.used
+        row = self.rows[used.row]
         use = UseRecord(
             row=used.row,
             score=used.score,
-            temperature=chosen.rows[used.row].temperature,
+            temperature=row.temperature,
             threshold=threshold,
-            mac_ratio=self._mac_ratio(used.row),
-            param_ratio=_ratio(chosen.rows[used.row].measured.params, self._single.params),
+            mac_ratio=self._mac_ratio(row),
+            param_ratio=_ratio(row.params, self._single.params),
             stepped_down=self._final_index > 0,
         )
+        facts = self._facts(threshold)
         return StudyAnswer(
             model=StudiedModelRecord(name=source.name, sha256=source.sha256),
-            verdict=self._verdict_record(use),
+            verdict=verdict(facts, use),
             use=use,
             choice=ChoiceRecord(
                 row=chosen.taken.row,
@@ -360,70 +355,53 @@ class Tested:
             ],
             common_score=chosen.common_score,
             baseline=_tested_record(self.uncalibrated, REFERENCE),
-            rows=[self._row_record(row) for row in self.rows],
+            rows=[self._row_record(row) for row in chosen.tested_rows],
             ruled_out=[self._ruled_out_record(row, reason) for row, reason in chosen.ruled_out.items()],
             steps=[list(step) for step in steps],
+            next=next_commands(chosen.plan, used, facts.free_alternative),
+            warnings=list(warnings),
         )
 
-    def _verdict_record(self, use: UseRecord) -> VerdictRecord:
-        """Return the verdict in words, and the comparisons behind it."""
-        facts = replace(self.facts, doubts=[*self.facts.doubts, *self._doubts_of_threshold(use.threshold)])
-        in_words = verdict(facts, use)
-        return VerdictRecord(
-            answer=in_words.answer,
-            lines=list(in_words.lines),
-            next_best=facts.next_best,
-            uncertain=facts.uncertain or None,
-            doubts=list(facts.doubts),
-            footnote=FOOTNOTE,
-            hardest=facts.against.hardest,
-            rivals=facts.against.rivals,
-            afterwards=ahead(facts.against.others),
-            sets=facts.by_test_set,
-            against_hardest=list(facts.against_hardest.values()),
-            against_baseline=list(facts.against_baseline.values()),
-            mistakes=self.mistakes,
-        )
-
-    def _mac_ratio(self, row: str) -> float | None:
+    def _mac_ratio(self, measured: MeasuredRow) -> float | None:
         """Return the mult-adds of a row as a ratio to those of the single model; None if one is not known."""
-        return _ratio(self.chosen.rows[row].measured.macs, self._single.macs)
+        return _ratio(measured.macs, self._single.macs)
 
     def _about_row(self, name: str) -> dict[str, Any]:
         """Return what the records of a row have in common, whether it ran on the test data or not."""
         validated = self.chosen.rows[name]
         return {
             "name": name,
-            "members": validated.measured.members,
-            "macs": validated.measured.macs,
-            "params": validated.measured.params,
-            "mac_ratio": self._mac_ratio(name),
+            "members": validated.members,
+            "macs": validated.macs,
+            "params": validated.params,
+            "mac_ratio": self._mac_ratio(validated),
             "temperature": validated.temperature,
         }
 
-    def _row_record(self, name: str) -> StudyRowRecord:
+    def _row_record(self, row: Row) -> StudyRowRecord:
         """Return the figures of one row on the validation data and on the test data, under its own score.
 
         With ``common``, also its OOD detection under the score of the single model, if it has that score.
         """
         chosen = self.chosen
-        validated = chosen.rows[name]
-        measured = self.rows[name]
-        own = chosen.choice.own_candidate(name)
-        score = chosen.score_of(name)
-        candidates = chosen.choice.evidence.rows[name]
+        validated = chosen.rows[row.name]
+        measured = self.rows[row.name]
+        own = chosen.choice.own_candidate(row.name)
+        score = chosen.score_of(row.name)
+        candidates = chosen.choice.evidence.rows[row.name]
         aurocs = {candidate.score: dict(candidate.outside.values) for candidate in candidates}
+        mean_mi = float(validated.inside.mi.mean())
 
         common = None
         if chosen.common_score in measured.scores:
             common = DetectedRecord(ood_score=chosen.common_score, **dict(measured.metrics(chosen.common_score)))
         return StudyRowRecord(
-            **self._about_row(name),
-            chosen=name == chosen.taken.row,
-            used=name == self.used.row,
+            **self._about_row(row.name),
+            chosen=row.name == chosen.taken.row,
+            used=row.name == self.used.row,
             score=score,
-            lr=_kept_learning_rates(validated.row),
-            validation=ValidationRecord(accuracy=own.accuracy, nll=own.nll, mi=validated.mean_mi, auroc=aurocs),
+            lr=_kept_learning_rates(row),
+            validation=ValidationRecord(accuracy=own.accuracy, nll=own.nll, mi=mean_mi, auroc=aurocs),
             test=_tested_record(measured, score),
             common=common,
         )
@@ -433,7 +411,7 @@ class Tested:
 
         That is the score of the single model if the row has it, else its own.
         """
-        measured = self.chosen.rows[name].measured
+        measured = self.chosen.rows[name]
         common_score = self.chosen.common_score
         score = common_score if common_score in measured.scores else self.chosen.score_of(name)
         return RuledOutRecord(**self._about_row(name), reason=reason, validation=_tested_record(measured, score))

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hydractl.files.study_answer import NextBestRecord, UseRecord
+from hydractl.files.study_answer import MistakesRecord, NextBestRecord, UseRecord, VerdictRecord
 from hydractl.report.texts import number
+from hydractl.studies.mistakes import sentence_on_mistakes
 from hydractl.studies.rule import REFERENCE, SINGLE
 from hydractl.studies.words import (
     ACCURACY,
@@ -51,6 +52,10 @@ ANSWERS = (
     BLIND,
 )
 """The possible answers of a study."""
+
+FOOTNOTE = (
+    "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
+)
 
 _NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "worse": "worse"}
 
@@ -126,7 +131,7 @@ class Facts:
         ladder: the rungs, the choice first.
         differences_to_next: for each rung except the last, its differences to the next rung, by metric.
         final_index: the index of the final rung.
-        against_single: for each rung, its comparisons with the single model under each of its scores.
+        against: the comparisons of the final rung with the single model under each of its scores.
         against_hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
         against_unbeaten: the same to :attr:`AgainstSingle.unbeaten`; empty without one.
         by_test_set: by the name of each test set, the difference of AUROC between these two.
@@ -139,13 +144,13 @@ class Facts:
         next_best: what comes next to the choice; None without any.
         uncertain: the sentence on how often resampled validation data choose otherwise; empty where they do not often.
         doubts: sentences on what else makes the verdict less certain.
-        mistakes: the sentence on which score to trust for mistakes; empty without labels.
+        mistakes: which score to trust for mistakes; None without labels.
     """
 
     ladder: Sequence[Rung]
     differences_to_next: Sequence[Mapping[str, Finding]]
     final_index: int
-    against_single: Sequence[AgainstSingle]
+    against: AgainstSingle
     against_hardest: Mapping[str, Finding]
     by_test_set: Mapping[str, Finding]
     against_baseline: Mapping[str, Finding]
@@ -158,17 +163,12 @@ class Facts:
     next_best: NextBestRecord | None = None
     uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
-    mistakes: str = ""
+    mistakes: MistakesRecord | None = None
 
     @property
     def rung(self) -> Rung:
         """The final rung, where the verdict ends."""
         return self.ladder[self.final_index]
-
-    @property
-    def against(self) -> AgainstSingle:
-        """The comparisons of the final rung with the single model."""
-        return self.against_single[self.final_index]
 
     @property
     def other_row_may_pay(self) -> bool:
@@ -193,19 +193,6 @@ class Facts:
         if hardest is not None and self.against.rivals[hardest].kind in (NO_DIFFERENCE, *LOSSES):
             return hardest
         return None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The answer of a study in words.
-
-    Attributes:
-        answer: one of :data:`ANSWERS`.
-        lines: the sentences that explain it, the most important one first.
-    """
-
-    answer: str
-    lines: Sequence[str]
 
 
 def answer_of(facts: Facts) -> str:
@@ -252,7 +239,7 @@ def _answer_of_ensemble(facts: Facts) -> str:
     return HELPS_SLIGHTLY
 
 
-def verdict(facts: Facts, use: UseRecord) -> Verdict:
+def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
     """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts."""
     answer = answer_of(facts)
     lines = [
@@ -277,8 +264,24 @@ def verdict(facts: Facts, use: UseRecord) -> Verdict:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
 
     # The score for mistakes, and the doubts.
-    lines += [facts.mistakes, *facts.doubts]
-    return Verdict(answer, [line for line in lines if line])
+    if facts.mistakes is not None:
+        lines.append(sentence_on_mistakes(facts.mistakes))
+    lines += facts.doubts
+    return VerdictRecord(
+        answer=answer,
+        lines=[line for line in lines if line],
+        next_best=facts.next_best,
+        uncertain=facts.uncertain or None,
+        doubts=list(facts.doubts),
+        footnote=FOOTNOTE,
+        hardest=facts.against.hardest,
+        rivals=facts.against.rivals,
+        afterwards=ahead(facts.against.others),
+        sets=facts.by_test_set,
+        against_hardest=list(facts.against_hardest.values()),
+        against_baseline=list(facts.against_baseline.values()),
+        mistakes=facts.mistakes,
+    )
 
 
 def next_best_record(

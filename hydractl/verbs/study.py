@@ -26,7 +26,6 @@ from hydractl.model.source import ModelOptions, Source, open_sources
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.studies.choice import choose, mean_aurocs, validated_in_words
-from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.rows import KINDS, asked_for
@@ -460,16 +459,14 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
 
         # Write the best row as best.st, and measure it.
         used = tested.used
-        row = chosen.rows[used.row].row
+        (row,) = (row for row in plan.rows if row.name == used.row)
         last_steps = plan.last_steps(row, used.score, tested.note, tested.score_of_table(), chosen.tested_rows)
         _run_steps(last_steps, plan, course, log)
 
     # Make the answer, with what was stored in the best row.
     steps = [*plan.steps, *testing_steps, *last_steps]
     (best,) = EvalAnswer.read(str(folder / "best.json")).models
-    answer = tested.answer(source, [step.command.words() for step in steps], best.threshold)
-    commands_to_go_on = next_commands(plan, row, used.score, tested.facts.free_alternative)
-    answer = answer.model_copy(update={"next": commands_to_go_on, "warnings": list(warnings)})
+    answer = tested.answer(source, [step.command.words() for step in steps], best.threshold, warnings)
     for line in answer.verdict.lines:
         log.detail(line)
     return _write(plan, answer, steps)

@@ -80,7 +80,7 @@ def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
     tested = [count_samples(spec, request.limit) for spec in (request.test, *(one.spec for one in request.ood))]
     for row, testing_step in zip(plan.rows, plan.testing_steps(plan.rows), strict=True):
         of_a_sample = _passes_of(row) * seconds_per_pass
-        seconds[plan.choosing_steps[row.name].outputs] += of_a_sample * choosing
+        seconds[plan.choosing_step(row).outputs] += of_a_sample * choosing
         seconds[testing_step.outputs] += of_a_sample * sum(tested)
 
     # The test data are resampled for the table, for the best row, and for what the verdict compares.

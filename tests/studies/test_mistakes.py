@@ -27,7 +27,7 @@ def measured(seed: int, strength: float, labelled: bool = True, accuracy: float 
         logits, labels if labelled else None, beside=["msp", "energy", "mi", "vilu"], fitted_scores=fitted
     )
     anything: Any = None
-    return MeasuredRow(anything, 1, None, None, inside, {}, {})
+    return MeasuredRow(anything, None, 1, None, None, inside, {}, {})
 
 
 def found(validation: MeasuredRow, test: MeasuredRow) -> MistakesRecord:

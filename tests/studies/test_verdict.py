@@ -64,9 +64,7 @@ def facts_of(
         "against_baseline": {AUROC: finding(BETTER)},
         **others,
     }
-    return Facts(
-        rungs, findings, end_of([step[AUROC] for step in findings]), [against_single] * len(rungs), hardest, **facts
-    )
+    return Facts(rungs, findings, end_of([step[AUROC] for step in findings]), against_single, hardest, **facts)
 
 
 def lines(tested: Facts) -> list[str]:
@@ -85,7 +83,7 @@ def lines(tested: Facts) -> list[str]:
 def test_the_word_is_that_of_the_rival_with_the_lowest_lower_end() -> None:
     """A choice that beats the single model with its own score, but not a free score that was a rival too."""
     tested = facts_of([BETTER, BETTER], {"msp": BETTER, "energy": BETTER, "vim": SLIGHTLY_WORSE})
-    assert tested.against_single[0].hardest == "vim"
+    assert tested.against.hardest == "vim"
     assert answer_of(tested) == "a free score is better"
     assert lines(tested)[0] == (
         "Use the single model with vim: whole-avg@2 with gen, at 1.14 times the mult-adds, did worse: mean OOD AUROC "
@@ -181,7 +179,7 @@ def test_a_rival_that_did_better_than_the_single_model_to_use_is_named() -> None
 def test_every_score_is_said_only_where_every_score_was_met() -> None:
     some = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER})
     assert "than the single model with any of the scores msp and vim, mean" in lines(some)[0]
-    every = replace(some, against_single=[AgainstSingle(some.against_single[0].rivals, {})] * 3)
+    every = replace(some, against=AgainstSingle(some.against.rivals, {}))
     assert "than the single model with any score, mean" in lines(every)[0]
 
 
