@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
+from hydractl.methods import MethodOptions
 from hydractl.methods.study_rows import MEMBERS
 from hydractl.metrics.ood_scores import HEDGE, ON_FEATURES
 from hydractl.options.command import Command
@@ -30,6 +31,9 @@ _SHARED: Mapping[str, Sequence[str]] = {
 
 _OF_SAMPLES = ("limit", "on_bad", "seed")
 """The options of a study that say which samples are read."""
+
+_KEPT_WEIGHTS = 0.891
+"""The share of weights that a ViT-B/16 keeps if a third of its heads is removed."""
 
 SHARED = {name for names in _SHARED.values() for name in names}
 """All options that steps of any verb share with the study."""
@@ -123,11 +127,11 @@ class Plan:
             models: its MODEL arguments.
             arguments: its options; they override the shared ones.
             outputs: the names of the files that it writes.
-            output: the name for ``-o``; None for the first of ``outputs``.
+            output: the name for ``-o``; None for the last of ``outputs``.
             shared: the options that it shares with the study where somebody gave them; None for those of its verb.
         """
         paths = tuple(self.folder / name for name in outputs)
-        written = paths[0] if output is None else self.folder / output
+        written = self.folder / (output or outputs[-1])
         common = self.request.given_of(_SHARED[verb] if shared is None else shared)
         return Step(Command(verb, tuple(models), {**common, **arguments, "output": str(written)}), paths)
 
@@ -192,18 +196,15 @@ class Plan:
 
     # --- members ------------------------------------------------------------------------------------------------------
 
-    def pruned(self, name: str, circuit: Path, remove: int | None) -> ModelRef:
-        """Plan a member that is pruned by a circuit, and return its file.
+    def pruned(self, name: str, circuit: Path, **removed: object) -> ModelRef:
+        """Plan a member that is pruned by the file of a circuit, and return its file.
 
         Args:
             name: the name of the member.
             circuit: the file of the circuit.
-            remove: how many heads are removed; None for as many as ``--max-drop`` allows.
+            removed: the options of ``prune`` that say how many heads are removed.
         """
-        arguments: dict[str, object] = {"circuit": str(circuit), "remove": remove}
-        if remove is None:
-            arguments |= {"remove": "auto", "max_drop": self.request.max_drop}
-        return self._pruned(name, arguments, shared=_OF_A_MODEL)
+        return self._pruned(name, {"circuit": str(circuit), **removed}, shared=_OF_A_MODEL)
 
     def pruned_by_taylor(self, name: str, remove: int, seed: int) -> ModelRef:
         """Plan a member that is pruned by Taylor scores of training samples drawn by a seed, and return its file."""
@@ -220,19 +221,21 @@ class Plan:
 
     def _pruned(self, name: str, arguments: Mapping[str, object], shared: Sequence[str] | None = None) -> ModelRef:
         """Plan a step that removes heads, and return the file of the model."""
-        model = f"{name}.st"
-        outputs = [f"{name}.mask.json", model]
-        step = self.step("prune", [self.model], {**arguments, "force": True}, outputs, output=model, shared=shared)
-        return _model(self.add(step).outputs[-1])
+        outputs = [f"{name}.mask.json", f"{name}.st"]
+        return self._made(self.step("prune", [self.model], {**arguments, "force": True}, outputs, shared=shared))[-1]
 
-    def with_pruned_weights(self, name: str, method: str, keep: float) -> ModelRef:
-        """Plan a model of which this share of all parameters is kept by a method, and return its file."""
-        arguments: dict[str, object] = {"method": method, "weights": keep, "force": True}
+    def with_pruned_weights(self, name: str, method: str) -> ModelRef:
+        """Plan a model some of whose single weights are pruned by a method, and return its file."""
+        arguments: dict[str, object] = {"method": method, "weights": _KEPT_WEIGHTS, "force": True}
         if method == "oba":  # the only method that reads training data
             arguments["data"] = self.request.train
             arguments["samples"] = 128  # per step; OBA takes many steps
-        step = self.add(self.step("prune", [self.model], arguments, [f"{name}.st"]))
-        return _model(step.outputs[0])
+        (model,) = self._made(self.step("prune", [self.model], arguments, [f"{name}.st"]))
+        return model
+
+    def _made(self, step: Step) -> list[ModelRef]:
+        """Plan a step that makes models, and return its files."""
+        return [ModelRef(str(path)) for path in self.add(step).outputs]
 
     def tuned(self, member: ModelRef) -> ModelRef:
         """Plan the fine-tuning of a member, and return its file."""
@@ -264,8 +267,14 @@ class Plan:
             outputs = [f"{name}.{number}.st" for number in range(1, members + 1)]
         seeded = {} if seed is None else {"seed": seed}
         options = {**training, **arguments, "resume": True, **seeded}
-        step = self.step("finetune", [model or self.model], options, outputs, output=f"{name}.st")
-        return list(map(_model, self.add(step).outputs))
+        return self._made(self.step("finetune", [model or self.model], options, outputs, output=f"{name}.st"))
+
+    def fitted_posterior(self, name: str, ensemble: MethodOptions) -> ModelRef:
+        """Plan the fit of a method without a training, such as laplace, and return the file of its model."""
+        request = self.request
+        options = {"ensemble": ensemble, "train": request.train, "val": half(request.val, 1), "force": True}
+        (model,) = self._made(self.step("finetune", [self.model], options, [f"{name}.st"]))
+        return model
 
     def trained_by_seeds(self, name: str, arguments: Mapping[str, object], members: int = MEMBERS) -> list[ModelRef]:
         """Plan trainings of the studied model that differ only in their seeds, and return the files of the models.
@@ -280,17 +289,12 @@ class Plan:
             models += self.trained(f"{name}{member}", arguments, seed=seed)
         return models
 
-    def row(self, name: str, model: ModelRef, members: Sequence[ModelRef] = ()) -> Row:
-        """Return the row of one file, fused from these members or made in another way."""
-        files = {Path(one.text) for one in members or [model]}
-        trainings = [step for step in self.steps if step.command.verb == "finetune"]
-        trained = [step.outputs[-1] for step in trainings if not files.isdisjoint(step.outputs)]
-        return Row(name, model, trained=trained)
+    # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def fused_row(
+    def add_fused(
         self, name: str, members: Sequence[ModelRef], *, merge: str | None = None, file: str | None = None
-    ) -> Row:
-        """Plan the fusion of members, and return its row.
+    ) -> None:
+        """Plan the fusion of members, and add its row.
 
         Args:
             name: the name of the row.
@@ -301,8 +305,24 @@ class Plan:
         arguments: dict[str, object] = {"force": True}
         if merge is not None:
             arguments["merge"] = merge
-        step = self.add(self.step("fuse", members, arguments, [f"{file or name}.st"]))
-        return self.row(name, _model(step.outputs[0]), members)
+        (model,) = self._made(self.step("fuse", members, arguments, [f"{file or name}.st"]))
+        self.add_file(name, model, members)
+
+    def add_file(self, name: str, model: ModelRef, members: Sequence[ModelRef] = ()) -> None:
+        """Add the row of one file, fused from these members or made in another way."""
+        files = {Path(one.text) for one in members or [model]}
+        trainings = [step for step in self.steps if step.command.verb == "finetune"]
+        trained = [step.outputs[-1] for step in trainings if not files.isdisjoint(step.outputs)]
+        self.add_row(Row(name, model, trained=trained))
+
+    def add_row(self, row: Row) -> None:
+        """Add a row, and the steps that store its logits on validation data, and fit its temperature to them."""
+        self.rows.append(row)
+        self.add(self.choosing_step(row))
+        predictions = ModelRef.of_row(row.name, [ModelRef(str(self.predictions(row, "choose")))])
+        fitted = {"val": half(self.request.val, 2), "temperature": "fit"}
+        file = self.calibration_file(row).relative_to(self.folder)
+        self.add(self.step("calibrate", [predictions], fitted, [str(file)], shared=_OF_SAMPLES))
 
     # --- measuring ----------------------------------------------------------------------------------------------------
 
@@ -319,15 +339,6 @@ class Plan:
     def calibration_file(self, row: Row) -> Path:
         """Return the file that holds the temperature of a row."""
         return self.folder / "choose" / f"{row.name}.calibration.json"
-
-    def add_row(self, row: Row) -> None:
-        """Add a row, and the steps that store its logits on validation data, and fit its temperature to them."""
-        self.rows.append(row)
-        self.add(self.choosing_step(row))
-        predictions = ModelRef.of_row(row.name, [ModelRef(str(self.predictions(row, "choose")))])
-        fitted = {"val": half(self.request.val, 2), "temperature": "fit"}
-        file = self.calibration_file(row).relative_to(self.folder)
-        self.add(self.step("calibrate", [predictions], fitted, [str(file)], shared=_OF_SAMPLES))
 
     def choosing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the second halves of the validation data.
@@ -370,7 +381,7 @@ class Plan:
             "resume": True,
         }
         model = ModelRef.of_row(row.name, [row.model])
-        return self.step("eval", [model], arguments, [predictions, document], output=document)
+        return self.step("eval", [model], arguments, [predictions, document])
 
     def _feature_arguments(self, row: Row) -> dict[str, object]:
         """Return the options of ``eval`` for OOD scores on features; empty if the row has none."""
@@ -402,7 +413,6 @@ class Plan:
         chosen_on, tested_on = (
             ModelRef.of_row("best", [ModelRef(str(self.predictions(row, purpose)))]) for purpose in ("choose", "test")
         )
-        calibration = self.calibration(row, score)
         force = {"force": True}
 
         # The stored predictions of these rows, each with its own temperature.
@@ -418,11 +428,10 @@ class Plan:
         steps = [self.step("eval", rows, table, ["test.json"], shared=())]
 
         # Its temperature, threshold and score, by its stored predictions; the row itself with them, and its figures.
-        chosen = {name: calibration.pop(name) for name in ("val", "temperature", "threshold")}
-        by_stored = {**chosen, "ood_score": score, **force}
+        by_stored = {**self._calibration_data(), "ood_score": score, **force}
         steps.append(self.step("calibrate", [chosen_on], by_stored, ["best.calibration.json"], shared=_OF_SAMPLES))
         file = str(steps[-1].outputs[0])
-        calibrated = {**calibration, "calibration": file, **force, **noted}
+        calibrated = {**self._score_arguments(row, score), "calibration": file, **force, **noted}
         measured = {**self._test_data(), "bootstrap": self.request.bootstrap, "calibration": file, **force}
         steps.append(self.step("calibrate", [best], calibrated, ["best.st"]))
         steps.append(self.step("eval", [tested_on], measured, ["best.json"]))
@@ -439,23 +448,17 @@ class Plan:
         return [*self.steps, *self.testing_steps(self.rows), *last_steps]
 
     def calibration(self, row: Row, score: str) -> dict[str, object]:
-        """Return the options that fit temperature and threshold of a row on the second half of the validation data.
+        """Return the options of ``calibrate`` that fit temperature and threshold of a row with this OOD score."""
+        return {**self._calibration_data(), **self._score_arguments(row, score)}
 
-        Args:
-            row: the row.
-            score: its OOD score.
-        """
-        arguments: dict[str, object] = {
-            "val": half(self.request.val, 2),
-            "temperature": "fit",
-            "threshold": self.request.threshold,
-            "ood_score": score,
-        }
-        if score not in ON_FEATURES:
-            return arguments
-        of_features = self._feature_arguments(row)
-        of_features.pop("ood_score", None)  # it names all scores; only ``score`` is wanted here
-        return {**arguments, **of_features}
+    def _calibration_data(self) -> dict[str, object]:
+        """Return the options that fit temperature and threshold on the second half of the validation data."""
+        return {"val": half(self.request.val, 2), "temperature": "fit", "threshold": self.request.threshold}
+
+    def _score_arguments(self, row: Row, score: str) -> dict[str, object]:
+        """Return the options that give a row an OOD score, with those of features where it is on features."""
+        of_features = self._feature_arguments(row) if score in ON_FEATURES else {}
+        return {**of_features, "ood_score": score}  # the other options name all scores
 
     def free_command(self, score: str) -> Command:
         """Return the call that writes the single model with a free score as ``free.st``; no part of the study.
@@ -466,11 +469,6 @@ class Plan:
         single = self.rows[0]
         model = ModelRef.of_row("free", [single.model])
         return self.step("calibrate", [model], self.calibration(single, score), ["free.st"]).command
-
-
-def _model(file: Path) -> ModelRef:
-    """Return the model of a file."""
-    return ModelRef(str(file))
 
 
 def half(spec: DataSpec, number: int) -> DataSpec:

@@ -5,22 +5,23 @@ Rows of circuits and of pruned weights are declared here; rows of ensemble metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from hydractl.errors import InputError
 from hydractl.expressions.models import ModelRef
-from hydractl.methods import MethodOptions, rows_of_methods
+from hydractl.methods import rows_of_methods
 from hydractl.methods.study_rows import MEMBERS, AsMeasured, ByOneTraining, BySeeds, ByTraining, StudyRow
-from hydractl.studies.plan import Plan, Row, half
+from hydractl.studies.plan import Plan, Row
 from hydractl.studies.scale import THREE
 
 _NOTHING_AVERAGED = "none"
 """The value of ``fuse --merge`` for the rivals: their authors run each member as it was trained. Rows of pruned members
 are fused by the default, as the paper averages MLPs."""
 
-Maker = Callable[[Plan], Iterable[Row]]
-"""A function that plans the rows of a name one by one, with the steps that make them."""
+Maker = Callable[[Plan], None]
+"""A function that adds the rows of a name to a plan, with the steps that make them."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class RowKind:
     """The rows of one name.
 
     Attributes:
-        make: plans them.
+        make: adds them to a plan.
         default: whether they are made by default, or only if they are asked for.
         needs_training_data: whether they need training data.
         needs_labels: whether these need labels.
@@ -47,7 +48,7 @@ KINDS: dict[str, RowKind] = {}
 
 
 def row(name: str, *, default: bool = True, trained: bool = False) -> Callable[[Maker], Maker]:
-    """Return a decorator that declares the function that plans the rows of a name.
+    """Return a decorator that declares the function that adds the rows of a name to a plan.
 
     Args:
         name: the name that ``--rows`` takes.
@@ -72,14 +73,14 @@ def asked_for(names: Collection[str]) -> dict[str, RowKind]:
 
 
 @row("single")
-def single(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the studied model itself."""
-    yield Row("single", plan.model)
+def single(plan: Plan) -> None:
+    """Add the row of the studied model itself."""
+    plan.add_row(Row("single", plan.model))
 
 
 @row("whole-avg")
-def whole_avg(plan: Plan) -> Iterator[Row]:
-    """Plan rows of two members: the whole model, and one pruned by the circuit for accuracy and OOD detection.
+def whole_avg(plan: Plan) -> None:
+    """Add rows of two members: the whole model, and one pruned by the circuit for accuracy and OOD detection.
 
     A twelfth, a sixth and a quarter of the heads are removed. If two of these are the same number, because the model
     has few heads, there is one row for both.
@@ -87,60 +88,60 @@ def whole_avg(plan: Plan) -> Iterator[Row]:
     counts = [plan.share(part) for part in (1 / 12, 1 / 6, 1 / 4)]
     for count in dict.fromkeys(counts):  # without repetition
         circuit = plan.circuit("avg")
-        member = plan.pruned(f"avg@{count}", circuit, count)
-        yield plan.fused_row(f"whole-avg@{count}", [plan.model, member])
+        member = plan.pruned(f"avg@{count}", circuit, remove=count)
+        plan.add_fused(f"whole-avg@{count}", [plan.model, member])
 
 
 @row("whole-auto", default=False)
-def whole_auto(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the whole model and the same circuit, with as many heads removed as ``--max-drop`` allows.
+def whole_auto(plan: Plan) -> None:
+    """Add the row of the whole model and the same circuit, with as many heads removed as ``--max-drop`` allows.
 
     The search has measured how many these are.
     """
-    member = plan.pruned("auto", plan.circuit("avg"), None)
-    yield plan.fused_row("whole-auto", [plan.model, member])
+    member = plan.pruned("auto", plan.circuit("avg"), remove="auto", max_drop=plan.request.max_drop)
+    plan.add_fused("whole-auto", [plan.model, member])
 
 
 @row("whole-late")
-def whole_late(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the whole model and a circuit in the last third of the sites (attention layers).
+def whole_late(plan: Plan) -> None:
+    """Add the row of the whole model and a circuit in the last third of the sites (attention layers).
 
     Both members share everything before these sites, so that part runs only once.
     """
     circuit, count = plan.late_circuit()
-    member = plan.pruned(f"late@{count}", circuit, count)
-    yield plan.fused_row(f"whole-late@{count}", [plan.model, member])
+    member = plan.pruned(f"late@{count}", circuit, remove=count)
+    plan.add_fused(f"whole-late@{count}", [plan.model, member])
 
 
 @row("whole-three")
-def whole_three(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the whole model and three circuits: for accuracy, for OOD detection, and for both.
+def whole_three(plan: Plan) -> None:
+    """Add the row of the whole model and three circuits: for accuracy, for OOD detection, and for both.
 
     Each circuit has a sixth of the heads removed.
     """
     count = plan.share(1 / 6)
     members = [plan.model, *_pruned_by_three_circuits(plan, count)]
-    yield plan.fused_row(f"whole-three@{count}", members)
+    plan.add_fused(f"whole-three@{count}", members)
 
 
 @row("circuits")
-def circuits(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the paper's three circuits, without the whole model; each has a third of the heads removed."""
+def circuits(plan: Plan) -> None:
+    """Add the row of the paper's three circuits, without the whole model; each has a third of the heads removed."""
     count = plan.share(1 / 3)
     members = list(_pruned_by_three_circuits(plan, count))
-    yield plan.fused_row("circuits", members)
+    plan.add_fused("circuits", members)
 
 
 def _pruned_by_three_circuits(plan: Plan, count: int) -> Iterator[ModelRef]:
     """Plan a member for each of the three circuits, which remove ``count`` heads each; yield its file."""
     for objective in THREE:
-        yield plan.pruned(f"{objective}@{count}", plan.circuit(objective), count)
+        yield plan.pruned(f"{objective}@{count}", plan.circuit(objective), remove=count)
 
 
 @row("taylor", trained=True)
-def taylor(plan: Plan) -> Iterator[Row]:
-    """Plan the row of three members, pruned by Taylor scores on different samples."""
-    yield plan.fused_row("taylor", list(_pruned_by_taylor_scores(plan)))
+def taylor(plan: Plan) -> None:
+    """Add the row of three members, pruned by Taylor scores on different samples."""
+    plan.add_fused("taylor", list(_pruned_by_taylor_scores(plan)))
 
 
 def _pruned_by_taylor_scores(plan: Plan) -> Iterator[ModelRef]:
@@ -154,31 +155,31 @@ def _pruned_by_taylor_scores(plan: Plan) -> Iterator[ModelRef]:
 
 
 @row("circuits-tuned", default=False, trained=True)
-def circuits_tuned(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the three circuits, each fine-tuned."""
+def circuits_tuned(plan: Plan) -> None:
+    """Add the row of the three circuits, each fine-tuned."""
     members = _pruned_by_three_circuits(plan, plan.share(1 / 3))
-    yield plan.fused_row("circuits-tuned", [plan.tuned(member) for member in members])
+    plan.add_fused("circuits-tuned", [plan.tuned(member) for member in members])
 
 
 @row("taylor-tuned", default=False, trained=True)
-def taylor_tuned(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the three Taylor members, each fine-tuned."""
+def taylor_tuned(plan: Plan) -> None:
+    """Add the row of the three Taylor members, each fine-tuned."""
     members = _pruned_by_taylor_scores(plan)
-    yield plan.fused_row("taylor-tuned", [plan.tuned(member) for member in members])
+    plan.add_fused("taylor-tuned", [plan.tuned(member) for member in members])
 
 
 @row("trained", default=False, trained=True)
-def trained(plan: Plan) -> Iterator[Row]:
-    """Plan the row of the whole model, trained like the other rows: it shows how much of their gain is training."""
+def trained(plan: Plan) -> None:
+    """Add the row of the whole model, trained like the other rows: it shows how much of their gain is training."""
     (model,) = plan.trained_by_seeds("trained", {}, members=1)
-    yield plan.row("trained", model)
+    plan.add_file("trained", model)
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
-def _row_of_method(plan: Plan, declared: StudyRow) -> Row:
-    """Plan the row that an ensemble method declares, with the steps that its recipe asks for."""
+def _add_row_of_method(plan: Plan, declared: StudyRow) -> None:
+    """Add the row that an ensemble method declares, with the steps that its recipe asks for."""
     name = declared.name
     heads_of_sites = list(plan.heads.values())
     match declared.recipe_for(heads_of_sites[0]):
@@ -186,67 +187,45 @@ def _row_of_method(plan: Plan, declared: StudyRow) -> Row:
         case BySeeds(options, ensemble, of_classifiers):
             if plan.has_classifier:
                 options = {**options, **of_classifiers}
-            members = plan.trained_by_seeds(name, _with_ensemble(ensemble, options))
-            return plan.fused_row(name, members, merge=_NOTHING_AVERAGED)
+            if ensemble is not None:
+                options = {"ensemble": ensemble, **options}
+            members = plan.trained_by_seeds(name, options)
+            plan.add_fused(name, members, merge=_NOTHING_AVERAGED)
         # One training that leaves several members, which are fused.
         case ByOneTraining(ensemble, options):
-            members = plan.trained(name, _with_ensemble(ensemble, options), members=MEMBERS)
-            return plan.fused_row(name, members, merge=_NOTHING_AVERAGED, file=f"{name}.fused")
+            members = plan.trained(name, {"ensemble": ensemble, **options}, members=MEMBERS)
+            plan.add_fused(name, members, merge=_NOTHING_AVERAGED, file=f"{name}.fused")
         # One training that leaves one file. A method without a training, such as laplace, takes the data alone.
         case ByTraining(ensemble, options) if ensemble.trains:
-            (model,) = plan.trained(name, _with_ensemble(ensemble, options))
-            return plan.row(name, model)
+            (model,) = plan.trained(name, {"ensemble": ensemble, **options})
+            plan.add_file(name, model)
         case ByTraining(ensemble):
-            data = {"train": plan.request.train, "val": half(plan.request.val, 1)}
-            options = {"ensemble": ensemble, **data, "force": True}
-            step = plan.add(plan.step("finetune", [plan.model], options, [f"{name}.st"]))
-            return plan.row(name, ModelRef(str(step.outputs[0])))
+            plan.add_file(name, plan.fitted_posterior(name, ensemble))
         # No file is made: eval measures the studied model itself with other options, e.g. MC dropout.
         case AsMeasured(options):
-            return Row(name, plan.model, options, stored=False)
-
-
-def _with_ensemble(ensemble: MethodOptions | None, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the options of a training, with ``ensemble`` first if a method is given."""
-    return options if ensemble is None else {"ensemble": ensemble, **options}
-
-
-def _kind_of(declared: StudyRow) -> RowKind:
-    """Return the kind of a row that a method declares."""
-
-    def make(plan: Plan) -> list[Row]:
-        return [_row_of_method(plan, declared)]
-
-    return RowKind(
-        make,
-        default=False,
-        needs_training_data=declared.needs_training_data,
-        needs_labels=declared.needs_labels,
-        needs_classifier=declared.needs_classifier,
-    )
+            plan.add_row(Row(name, plan.model, options, stored=False))
 
 
 for _declared in rows_of_methods():
     if _declared.name in KINDS:
         raise InputError(f"a method declares the row {_declared.name!r} of a study, a name that is taken")
-    KINDS[_declared.name] = _kind_of(_declared)
+    KINDS[_declared.name] = RowKind(
+        partial(_add_row_of_method, declared=_declared),
+        default=False,
+        needs_training_data=_declared.needs_training_data,
+        needs_labels=_declared.needs_labels,
+        needs_classifier=_declared.needs_classifier,
+    )
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
-_KEPT_WEIGHTS = 0.891
-"""The share of weights that a ViT-B/16 keeps if a third of its heads is removed."""
+
+def _add_row_of_pruned_weights(plan: Plan, name: str) -> None:
+    """Add the row of a model some of whose single weights are pruned by a method, and then fine-tuned."""
+    pruned = plan.with_pruned_weights(name, name.removesuffix("-weights"))
+    plan.add_file(name, plan.tuned(pruned))
 
 
-def _maker_of_pruned_weights(name: str, method: str) -> Maker:
-    """Return what plans the row of a model some of whose single weights are pruned by a method, and then fine-tuned."""
-
-    def make(plan: Plan) -> Iterator[Row]:
-        pruned = plan.with_pruned_weights(name, method, _KEPT_WEIGHTS)
-        yield plan.row(name, plan.tuned(pruned))
-
-    return make
-
-
-for _name, _method in (("oba", "oba"), ("magnitude", "magnitude"), ("random-weights", "random")):
-    row(_name, default=False, trained=True)(_maker_of_pruned_weights(_name, _method))
+for _name in ("oba", "magnitude", "random-weights"):
+    row(_name, default=False, trained=True)(partial(_add_row_of_pruned_weights, name=_name))

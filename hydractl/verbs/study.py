@@ -130,8 +130,7 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
         allow_seen=incomparable(source.description.seen) is not None,
     )
     for name in scale.rows:
-        for row in KINDS[name].make(plan):
-            plan.add_row(row)
+        KINDS[name].make(plan)
     return plan
 
 

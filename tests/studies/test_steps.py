@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hydractl.options.command import Command
-from hydractl.studies.plan import Plan, Row
+from hydractl.studies.plan import Plan
 from hydractl.studies.rows import KINDS
 from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.steps import Step, script
@@ -26,16 +26,18 @@ DATA: dict[str, Any] = {
 }
 
 
-def planned(heads: dict[int, int], *rows: str, has_classifier: bool = True, **asked: Any) -> tuple[Plan, list[Row]]:
+def planned(heads: dict[int, int], *rows: str, has_classifier: bool = True, **asked: Any) -> Plan:
     """A plan with these rows, of a model with so many heads by site."""
     scale = Scale(rows, approx=None, samples=None)
     plan = Plan(study_request(**DATA, **asked), scale, Path("out"), heads, [max(heads)], has_classifier)
-    return plan, [made for name in rows for made in KINDS[name].make(plan)]
+    for name in rows:
+        KINDS[name].make(plan)
+    return plan
 
 
 def test_every_step_stands_behind_those_whose_files_it_reads() -> None:
-    plan, rows = planned({0: 4, 1: 4, 2: 4}, *KINDS)
-    assert [row.name.partition("@")[0] for row in rows if "avg" not in row.name] == [
+    plan = planned({0: 4, 1: 4, 2: 4}, *KINDS)
+    assert [row.name.partition("@")[0] for row in plan.rows if "avg" not in row.name] == [
         name for name in KINDS if name != "whole-avg"
     ]
     written: set[str] = set()
@@ -45,7 +47,7 @@ def test_every_step_stands_behind_those_whose_files_it_reads() -> None:
         written |= {str(path) for path in one.outputs}
         last_output = str(one.command.arguments["output"])
         assert read <= {*written, last_output}
-    for row in rows:
+    for row in plan.rows:
         assert row.model.text in {"model.st", *written}
 
 
@@ -70,13 +72,13 @@ def test_the_script_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("part", "count"), [(1 / 3, 4), (1 / 100, 1), (1.0, 11)])
 def test_a_share_of_the_heads_is_at_least_one_and_never_all(part: float, count: int) -> None:
-    plan, _ = planned({0: 4, 1: 4, 2: 4})
+    plan = planned({0: 4, 1: 4, 2: 4})
     assert plan.share(part) == count
 
 
 def trainings(row: str, seed: int, has_classifier: bool = True) -> list[Step]:
     """The steps that make the members of one row of a study with that seed."""
-    plan, _ = planned({0: 4}, row, has_classifier=has_classifier, seed=str(seed))
+    plan = planned({0: 4}, row, has_classifier=has_classifier, seed=str(seed))
     return [step for step in plan.steps if step.command.verb in ("finetune", "prune")]
 
 
@@ -93,7 +95,7 @@ def test_studies_of_two_seeds_have_no_member_in_common(row: str) -> None:
 
 
 def test_every_training_of_every_row_tries_the_same_learning_rates() -> None:
-    plan, _ = planned({0: 4}, *KINDS, lr="0.001,0.01")
+    plan = planned({0: 4}, *KINDS, lr="0.001,0.01")
     finetuned = [step for step in plan.steps if step.command.verb == "finetune"]
     tried = [step.command.arguments["lr"] for step in finetuned if "epochs" in step.command.arguments]
     assert len(tried) > 20 and all(rates == [0.001, 0.01] for rates in tried)
@@ -104,7 +106,7 @@ def test_members_are_averaged_in_rows_of_pruned_members_alone() -> None:
     """Rivals are their members as they were trained: their authors average no weights."""
     merges: dict[object, set[str]] = {}
     for name in KINDS:
-        plan, _ = planned({0: 4, 1: 4}, name)
+        plan = planned({0: 4, 1: 4}, name)
         for fusion in (step for step in plan.steps if step.command.verb == "fuse"):
             merges.setdefault(fusion.command.arguments.get("merge"), set()).add(name)
     pruned = {"whole-avg", "whole-auto", "whole-late", "whole-three"}

@@ -34,7 +34,8 @@ def test_they_are_there_and_no_weights_are_averaged_in_them() -> None:
     )
     for name in ROWS:
         plan = Plan(request, Scale([name], None, None), Path("out"), {0: 4, 1: 4}, [0, 1])
-        (_,) = KINDS[name].make(plan)
+        KINDS[name].make(plan)
+        assert [row.name for row in plan.rows] == [name]
         fusions = [step.command for step in plan.steps if step.command.verb == "fuse"]
         assert len(fusions) == (0 if name == "swa" else 1)
         assert all(fusion.arguments["merge"] == "none" for fusion in fusions)
