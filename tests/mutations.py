@@ -396,8 +396,8 @@ MUTATIONS = (
     Mutation(
         "a requirement of the last row that is reported",
         "hydractl/verbs/report.py",
-        "unmet = unmet_in(rows, requirements, skip_first=False)\n    names",
-        "unmet = unmet_in(rows[:-1], requirements, skip_first=False)\n    names",
+        "unmet = unmet_in(rows, requirements)\n    names",
+        "unmet = unmet_in(rows[:-1], requirements)\n    names",
         "tests/evaluation/test_means.py",
     ),
     Mutation(

@@ -16,7 +16,7 @@ from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, with_r
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.models import ModelRef
-from hydractl.files.atomic import Output, check_outputs, json_path, write_json
+from hydractl.files.atomic import Output, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow
 from hydractl.log import Log
 from hydractl.model.cost import COUNTED_PRODUCTS
@@ -24,7 +24,7 @@ from hydractl.model.loading import find_models, resolve_device
 from hydractl.model.source import ModelOptions
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import check_known, unmet_of_bench
+from hydractl.verbs.requirements import check_known, unmet_in
 
 CONVENTIONS = {
     "latency_ms": "wall time of one call on one batch, with the device idle before and after; std with n - 1",
@@ -92,22 +92,17 @@ def run(
 
     # Check the requirements and the output path before anything is measured.
     row_names = [row.name for row in rows]
-    names_of_compared_rows = {row.name for row in rows if row.kind in COMPARED}
-    check_known(requirements, row_names, ROW_KEYS, skip_first=True, named_only=names_of_compared_rows)
+    exempt = {rows[0].name, *(row.name for row in rows if row.kind in COMPARED)}
+    check_known(requirements, row_names, ROW_KEYS, exempt)
     path = json_path(output)
     costs = with_ratios([row.cost() for row in rows])
-    if dry_run:
-        files_to_write = []
-        if path is not None:
-            files_to_write.append(path)
-        check_outputs(files_to_write, force=force)
-        return Outcome(_plan(options, rows, costs, files_to_write))
-
     with contextlib.ExitStack() as stack:
         # Claim the output file, then measure.
         output_file = None
         if path is not None:
             output_file = stack.enter_context(Output(path, force=force))
+        if dry_run:
+            return Outcome(_plan(options, rows, costs, path))
         source_by_name = {}
         for row in rows:
             for source in row.model.sources:
@@ -120,8 +115,7 @@ def run(
         files = []
         if output_file is not None:
             files.append(write_json(output_file, answer.to_dict()))
-    results = [result.to_dict() for result in measured.results]
-    unmet = unmet_of_bench(results, requirements, names_of_compared_rows)
+    unmet = unmet_in([(row.model, row.to_dict()) for row in measured.results], requirements, exempt)
     return Outcome(answer, files=files, unmet=unmet)
 
 
@@ -152,7 +146,7 @@ def _conventions(options: BenchOptions) -> dict[str, object]:
 
 
 def _plan(
-    options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
+    options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], path: Path | None
 ) -> BenchAnswer:
     """Return the answer of a dry run: the cost of each row, and how many times models will be called in all."""
     results = []
@@ -165,5 +159,5 @@ def _plan(
         batch_sizes=list(options.batch_sizes),
         dtypes=list(options.dtypes),
         calls=measurements * calls_each,
-        files_=[str(file) for file in files],
+        files_=[] if path is None else [str(path)],
     )

@@ -93,7 +93,7 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         for name in names:
             is_alone = len(names) == 1
             prediction_files[name] = file_of_predictions if is_alone else named_apart(file_of_predictions, name)
-    check_known(options.requirements, names, known_keys(options, sets, rows), skip_first=False)
+    check_known(options.requirements, names, known_keys(options, sets, rows))
     path = json_path(options.output)
     log.warn_all(findings_before(rows, sets, options))
 
@@ -214,7 +214,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             bootstrap=intervals,
         )
         named_rows = [(row.name, row.to_dict()) for row in rows]
-        unmet = unmet_in(named_rows, plan.options.requirements, skip_first=False)
+        unmet = unmet_in(named_rows, plan.options.requirements)
         if plan.path is not None:
             files.insert(0, write_json(outputs[plan.path], answer.to_dict()))
     return Outcome(answer, files=files, unmet=unmet)

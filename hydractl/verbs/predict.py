@@ -195,7 +195,7 @@ def _plan(
     )
 
     # What the model lacks for judging its inputs: a threshold.
-    check_known(options.requirements, [name], REQUIRABLE, skip_first=False)
+    check_known(options.requirements, [name], REQUIRABLE)
     if chosen.threshold is None:
         for requirement in options.requirements:
             if requirement.key == "ood_share":
@@ -376,5 +376,5 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log
     if report is not None:
         write_json(report, answer.to_dict())
     row = (answer.model.name, answer.requirable())
-    unmet = unmet_in([row], plan.options.requirements, skip_first=False)
+    unmet = unmet_in([row], plan.options.requirements)
     return Outcome(answer, files=plan.paths, unmet=unmet)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,10 @@ from hydractl.jsonio import Document, shown
 from hydractl.log import Log
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import check_known, unmet_in, unmet_of_bench
+from hydractl.verbs.requirements import check_known, unmet_in
 
 Documents = Mapping[str, Any]
 """The documents as they were read, by path."""
-
-OfEvals = Mapping[str, object]
-"""The values of the options that are only for documents of ``eval``, by flag; None if one is not given."""
 
 
 def run(
@@ -53,34 +50,41 @@ def run(
         UsageError: there are several documents that no report can show together.
         InputError: there are no reports on documents of this kind.
     """
-    documents = {}
-    schemas = set()
-    for file in files:
-        documents[file.text] = file.content
-    for path, document in documents.items():
-        schemas.add(_schema_of(document, path))
+    documents = {file.text: file.content for file in files}
+    schemas = {_schema_of(document, path) for path, document in documents.items()}
     has_several = len(documents) > 1
 
     # Several evals have a mean.
     if has_several and over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
     if schemas == {EvalAnswer.form()}:
-        answer = _one_eval(documents, over, log)
-        return _report_on_eval(answer, options, requirements, output, dry_run=dry_run)
+        return _report_on_eval(_one_eval(documents, over, log), options, requirements, output, dry_run=dry_run)
 
-    # The others are shown one at a time.
+    # The others are shown one at a time, and have no use for the options of evals.
     if has_several:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
     ((path, document),) = documents.items()
-    (schema,) = schemas
+    origin = _origin(path)
+    answer: BenchAnswer | StudyAnswer
+    if schemas == {BenchAnswer.form()}:
+        verb, hint = "bench", None
+        answer = BenchAnswer.of(document, origin)
+    else:
+        verb, hint = "study", "the folder of a study holds test.json, the eval of all its rows"
+        answer = StudyAnswer.of(document, origin)
     of_evals = {
         "--html": options.html,
         "--openood-csv": options.openood_csv,
         "--over": over,
         "--plots": options.plots,
     }
-    report_on = _REPORTS_ON_OTHERS[schema]
-    return report_on(document, _origin(path), of_evals, requirements)
+    for flag, value in of_evals.items():
+        if value is not None:
+            raise UsageError(f"{flag} is of an eval, and {origin} is of {verb}", hint=hint)
+    if isinstance(answer, BenchAnswer):
+        return Outcome(answer, unmet=_unmet_of_bench(answer, requirements))
+    rows = [(row.name, row.to_dict()) for row in answer.rows]
+    return Outcome(answer, unmet=unmet_in(rows, requirements))
 
 
 def _schema_of(document: Any, path: str) -> str:
@@ -94,7 +98,7 @@ def _schema_of(document: Any, path: str) -> str:
     if isinstance(document, dict):
         schema = document.get("schema")
         schema_shown = shown(schema)
-    known = (EvalAnswer.form(), *_REPORTS_ON_OTHERS)
+    known = (EvalAnswer.form(), BenchAnswer.form(), StudyAnswer.form())
     if schema in known:
         return str(schema)
     raise InputError(
@@ -133,7 +137,7 @@ def _report_on_eval(
         dry_run: whether only to claim the files.
     """
     rows = [(row.name, row.to_dict()) for row in answer.models]
-    unmet = unmet_in(rows, requirements, skip_first=False)
+    unmet = unmet_in(rows, requirements)
     names = [name for name, _ in rows]
 
     files: list[Path] = []
@@ -163,52 +167,16 @@ def _one_eval(documents: Documents, over: str | None, log: Log) -> EvalAnswer:
     return mean
 
 
-# --- benches and studies ----------------------------------------------------------------------------------------------
+def _unmet_of_bench(answer: BenchAnswer, requirements: Sequence[Requirement]) -> list[str]:
+    """Return the requirements that the rows of a bench do not meet.
 
-
-def _report_on_bench(document: Any, origin: str, of_evals: OfEvals, requirements: Sequence[Requirement]) -> Outcome:
-    """Show a bench, with the requirements that its rows do not meet."""
-    answer = BenchAnswer.of(document, origin)
-    _refuse_options(of_evals, "bench", origin, hint=None)
-
-    # Check the requirements against its rows. Rows that --compare added need to meet only requirements that name them.
-    rows = [row.to_dict() for row in answer.results]
-    names = list(dict.fromkeys(row["model"] for row in rows))
-    compared = {row["model"] for row in rows if row.get("kind") in COMPARED}
-    check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
-    unmet = unmet_of_bench(rows, requirements, compared)
-    return Outcome(answer, unmet=unmet)
-
-
-def _report_on_study(document: Any, origin: str, of_evals: OfEvals, requirements: Sequence[Requirement]) -> Outcome:
-    """Show a study: its rows and its verdict."""
-    answer = StudyAnswer.of(document, origin)
-    hint = "the folder of a study holds test.json, the eval of all its rows"
-    _refuse_options(of_evals, "study", origin, hint)
-    rows = [(row.name, row.to_dict()) for row in answer.rows]
-    unmet = unmet_in(rows, requirements, skip_first=False)
-    return Outcome(answer, unmet=unmet)
-
-
-def _refuse_options(of_evals: OfEvals, verb: str, origin: str, hint: str | None) -> None:
-    """Refuse options that do not apply to documents of this command.
-
-    Args:
-        of_evals: the options that do not apply.
-        verb: the command that wrote the document.
-        origin: what messages call the document.
-        hint: the hint of the error.
+    Those that ``--compare`` added, and the first, need to meet only requirements that name them.
 
     Raises:
-        UsageError: one of the options was given.
+        UsageError: a requirement names no row or figure of a bench.
     """
-    for flag, value in of_evals.items():
-        if value is not None:
-            raise UsageError(f"{flag} is of an eval, and {origin} is of {verb}", hint=hint)
-
-
-_REPORTS_ON_OTHERS: Mapping[str, Callable[[Any, str, OfEvals, Sequence[Requirement]], Outcome]] = {
-    BenchAnswer.form(): _report_on_bench,
-    StudyAnswer.form(): _report_on_study,
-}
-"""By schema, the functions that report on a single document that is not an eval."""
+    rows = [(row.model, row.to_dict()) for row in answer.results]
+    names = list(dict.fromkeys(name for name, _ in rows))
+    exempt = {*names[:1], *(row.model for row in answer.results if row.kind in COMPARED)}
+    check_known(requirements, names, ROW_KEYS, exempt)
+    return unmet_in(rows, requirements, exempt)

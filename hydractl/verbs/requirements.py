@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeGuard
 
 from hydractl.errors import UsageError, did_you_mean
@@ -16,24 +16,14 @@ Row = tuple[str, Values]
 """The name of a row and its values."""
 
 
-def unmet_in(
-    rows: Sequence[Row],
-    requirements: Sequence[Requirement],
-    *,
-    skip_first: bool,
-    label: Callable[[str, Values], str] = lambda name, _: name,
-    named_only: Collection[str] = (),
-) -> list[str]:
+def unmet_in(rows: Sequence[Row], requirements: Sequence[Requirement], exempt: Collection[str] = ()) -> list[str]:
     """Return the requirements that are not met, with the reason.
 
     Args:
         rows: the name and the values of each row, in order.
         requirements: the expressions. One with a row name, e.g. ``fused:id.accuracy>0.9``, is checked on the rows of
             that name only, any other on all rows.
-        skip_first: whether an expression without a row name is not checked on rows with the name of the first row (the
-            reference).
-        label: returns the name of a row in a message, from its name and its values. Needed if names are repeated.
-        named_only: names of rows that are only checked by expressions with their name.
+        exempt: names of rows that are only checked by expressions with their name, such as that of the reference.
 
     Returns:
         A line for each requirement and each row that does not meet it. A value that is null, missing or not a number
@@ -41,15 +31,22 @@ def unmet_in(
     """
     failures = []
     for requirement in requirements:
-        rows_to_check = _rows_of(requirement, rows, skip_first, named_only)
+        rows_to_check = _rows_of(requirement, rows, exempt)
         if not rows_to_check:
             reason = _why_no_row(requirement, rows)
             failures.append(f"{requirement.text}: {reason}")
         for name, values in rows_to_check:
-            reason_in_row = _failure(requirement, label(name, values), values)
+            reason_in_row = _failure(requirement, _row_words(name, values), values)
             if reason_in_row is not None:
                 failures.append(f"{requirement.text}: {reason_in_row}")
     return failures
+
+
+def _row_words(name: str, values: Values) -> str:
+    """Return the name of a row; of a bench with batch size and dtype, since a model has a row for each of these."""
+    if "batch_size" not in values:
+        return name
+    return f"{name} (batch {values['batch_size']}, {values['dtype']})"
 
 
 def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
@@ -68,37 +65,8 @@ def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
     return f"{key} of {name} is {value:.6g}"
 
 
-def unmet_of_bench(
-    results: Sequence[Values], requirements: Sequence[Requirement], compared: Collection[str]
-) -> list[str]:
-    """Return the requirements that the rows of a bench do not meet.
-
-    Args:
-        results: the rows; those of the reference come first.
-        requirements: the expressions.
-        compared: names of rows that ``--compare`` added; only expressions with their name are checked on them.
-
-    Returns:
-        A line for each requirement and each row that does not meet it.
-    """
-
-    def with_setting(name: str, row: Values) -> str:
-        """Return the name of a row with its batch size and dtype, since a model has a row for each of these."""
-        batch_size = row["batch_size"]
-        dtype = row["dtype"]
-        return f"{name} (batch {batch_size}, {dtype})"
-
-    rows = [(str(row["model"]), row) for row in results]
-    return unmet_in(rows, requirements, skip_first=True, label=with_setting, named_only=compared)
-
-
 def check_known(
-    requirements: Sequence[Requirement],
-    names: Sequence[str],
-    keys: Sequence[str],
-    *,
-    skip_first: bool,
-    named_only: Collection[str] = (),
+    requirements: Sequence[Requirement], names: Sequence[str], keys: Sequence[str], exempt: Collection[str] = ()
 ) -> None:
     """Refuse, before any work, requirements that can never be met because of the row or the key that they name.
 
@@ -106,9 +74,7 @@ def check_known(
         requirements: the expressions.
         names: the names of the rows to come.
         keys: the dotted keys of the numbers that every row will have, e.g. ``id.accuracy``.
-        skip_first: whether an expression without a row name is not checked on rows with the name of the first row (the
-            reference).
-        named_only: names of rows that are only checked by expressions with their name.
+        exempt: names of rows that are only checked by expressions with their name.
 
     Raises:
         UsageError: a key or a row is unknown, or a requirement has no row to be checked on; it lists all of these.
@@ -117,7 +83,7 @@ def check_known(
     problems = []
     for requirement in requirements:
         option = f"--require {requirement.text}"
-        rows_to_check = _rows_of(requirement, rows_to_come, skip_first, named_only)
+        rows_to_check = _rows_of(requirement, rows_to_come, exempt)
         if not rows_to_check:
             reason = _why_no_row(requirement, rows_to_come)
             problems.append(f"{option}: {reason}")
@@ -181,31 +147,16 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float))
 
 
-def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, named_only: Collection[str]) -> list[Row]:
-    """Return the rows that a requirement is checked on.
-
-    Args:
-        requirement: one that names a row is checked on all rows of that name, any other on all rows except those left
-            out.
-        rows: the name and the values of each row, in order.
-        skip_first: whether rows with the name of the first row (the reference) are left out.
-        named_only: names of further rows that are left out.
-    """
+def _rows_of(requirement: Requirement, rows: Sequence[Row], exempt: Collection[str]) -> list[Row]:
+    """Return the rows that a requirement is checked on: those that it names, else all that are not exempt."""
     if requirement.row is not None:
         return [(name, values) for name, values in rows if name == requirement.row]
-    names_left_out = set(named_only)
-    if skip_first and rows:
-        reference, _ = rows[0]
-        names_left_out.add(reference)
-    return [(name, values) for name, values in rows if name not in names_left_out]
+    return [(name, values) for name, values in rows if name not in exempt]
 
 
 def _why_no_row(requirement: Requirement, rows: Sequence[Row]) -> str:
     """Return why a requirement has no row to be checked on, and what to write instead."""
-    names: list[str] = []
-    for name, _ in rows:
-        if name not in names:
-            names.append(name)
+    names = list(dict.fromkeys(name for name, _ in rows))
     if requirement.row is not None:
         guess = did_you_mean(requirement.row, names)
         return f"no row is named {requirement.row!r}{guess}"
