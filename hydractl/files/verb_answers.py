@@ -112,9 +112,10 @@ class FinetunesAnswer(Result):
 # --- posteriors -------------------------------------------------------------------------------------------------------
 
 
-class PosteriorPlan(Record):
-    """What is known of a Laplace approximation before it is fitted."""
+class LaplaceAnswer(Result):
+    """A model with a Laplace approximation over its last linear layers."""
 
+    schema_: Literal["hydractl.laplace/1"] = schema("hydractl.laplace/1")
     output: str
     """The file that it writes."""
     model: str
@@ -127,12 +128,6 @@ class PosteriorPlan(Record):
     """Number of training samples."""
     pseudo_data: int | float
     """Number of samples that the curvature counts as."""
-
-
-class LaplaceAnswer(PosteriorPlan, Result):
-    """A model with a Laplace approximation over its last linear layers."""
-
-    schema_: Literal["hydractl.laplace/1"] = schema("hydractl.laplace/1")
     prior: Sequence[Mapping[str, float]]
     """By member and tower the precision of the prior."""
     chosen_by: str

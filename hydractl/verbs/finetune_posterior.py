@@ -16,11 +16,11 @@ from hydractl.data.base import PAIRS, Dataset, one_class_warning
 from hydractl.data.overlap import GivenSet, trained_on_warning, without_training_data
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.atomic import Output, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
-from hydractl.files.verb_answers import LaplaceAnswer, PosteriorPlan
+from hydractl.files.verb_answers import LaplaceAnswer
 from hydractl.log import Log
 from hydractl.methods.laplace import LaplaceOptions
 from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
@@ -49,9 +49,8 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
     source = _without_fitted(open_source(request.models[0], request.opening), log)
     path = file_path(request.output or f"{source.name}.laplace.st")
     data, val, named = _open_data_sets(source, request, log)
-    log.warn_all(_warnings_of_data(source, data, val, in_passing=request.dry_run))
-    samples = options.counted_samples(len(data), are_pairs=_needs_pairs(source))
-    plan = PosteriorPlan(
+    samples = options.counted_samples(len(data), are_pairs=data.kind == PAIRS)
+    plan = LaplaceAnswer.partly(
         output=str(path),
         model=source.name,
         arch=source.description.arch,
@@ -59,18 +58,19 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         samples=len(data),
         pseudo_data=samples,
     )
-    if request.dry_run:
-        check_outputs([path], force=request.force)
-        return Outcome(LaplaceAnswer.planned(**dict(plan), warnings=log.warnings))
-
-    announce_reading([source], log)
     with Output(path, force=request.force) as output:
+        if request.dry_run:
+            return Outcome(plan.model_copy(update={"dry_run": True, "warnings": log.warnings}))
+        announce_reading([source], log)
+
         # Compute the curvature of each member, and choose the precision of the prior for each tower.
         model = build_model(source, request.device, request.dtype)
         fits = _fits(model, data, val, named, request, log)
         labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
         priors = [_prior(member, fit, samples, labels, options, log) for member, fit in enumerate(fits)]
-        chosen_by = _chosen_by(options, val)
+        chosen_by = "given"
+        if options.prior is None:
+            chosen_by = "marginal likelihood" if val is None else "nll"
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
 
         # Compute the posteriors from both, and store them beside the weights.
@@ -81,8 +81,8 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         choices = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": samples}
         description = _description(source, request, choices, data, val)
         digest = write_checkpoint(output, tensors, description.to_json())
-    answer = LaplaceAnswer(**dict(plan), prior=priors, chosen_by=chosen_by, sha256=digest, warnings=log.warnings)
-    return Outcome(answer, files=[path])
+    fitted = {"prior": priors, "chosen_by": chosen_by, "sha256": digest, "warnings": log.warnings}
+    return Outcome(plan.model_copy(update=fitted), files=[path])
 
 
 def _without_fitted(source: Source, log: Log) -> Source:
@@ -126,15 +126,6 @@ def _prior(
     return priors
 
 
-def _chosen_by(options: LaplaceOptions, val: Dataset | None) -> str:
-    """Return what chose the prior, in the words of the answer and the checkpoint."""
-    if options.prior is not None:
-        return "given"
-    if val is None:
-        return "marginal likelihood"
-    return "nll"
-
-
 def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
     """Return the priors of all members in words, e.g. ``text 0.1, image 1; text 0.3, image 1``."""
     words_of_members = []
@@ -173,45 +164,33 @@ def _description(
     )
 
 
-def _needs_pairs(source: Source) -> bool:
-    """Return whether the training data are pairs of images and captions: so for a model without a classifier."""
-    return source.family.classes(source.description.config) is None
-
-
 def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple[Dataset, Dataset | None, Source]:
-    """Open the data of the command.
+    """Open the data of the command, and warn of what is odd about them.
 
     Returns:
         The training data (pairs for a model of two towers); the validation data without samples of the training data,
         or None without ``--val``; and the model, with its classes named by the validation data.
     """
-    needs_pairs = _needs_pairs(source)
+    options = request.data
+    needs_pairs = source.family.classes(source.description.config) is None
     data = open_data(
-        request.data.train,
-        limit=request.data.limit,
+        options.train,
+        limit=options.limit,
         seed=request.seed,
         ignore_labels=not needs_pairs,
         reads={source.name: PAIRS if needs_pairs else source.description.reads},
     )
-    if request.data.val is None:
+    if options.val is None:
+        log.warn_all(sample_warnings(data, in_passing=request.dry_run))
         return data, None, source
-    named, val = open_labelled(source, request.data.val, request.data.limit, request.seed)
-    validation = without_training_data(GivenSet("--val", val), GivenSet("--train", data))
+    named, given = open_labelled(source, options.val, options.limit, request.seed)
+    validation = without_training_data(GivenSet("--val", given), GivenSet("--train", data))
     if validation.left_out:
         log.info(validation.sentence("--val", "--train"))
-    return data, validation.dataset, named
-
-
-def _warnings_of_data(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
-    """Return the warnings of the data; :func:`sample_warnings` explains ``in_passing``."""
-    warnings = sample_warnings(data, in_passing=in_passing)
-    if val is None:
-        return warnings
-    warnings += sample_warnings(val)
-    trained_on_val = trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))
-    if trained_on_val is not None:
-        warnings.append(trained_on_val)
-    return warnings
+    val = validation.dataset
+    log.warn_all([*sample_warnings(data, in_passing=request.dry_run), *sample_warnings(val)])
+    log.warn_all([trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))])
+    return data, val, named
 
 
 def _fits(

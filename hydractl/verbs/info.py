@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,11 @@ from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE, FileTensors
 from hydractl.files.circuit_answer import CircuitAnswer, CircuitHeads, KeptSite, MaskRecord
 from hydractl.files.description import Description
-from hydractl.files.header import DTYPES, Header, read_header
+from hydractl.files.header import DTYPES, Header, TensorInfo, read_header
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
-from hydractl.files.verb_answers import (
-    ComparedMasks,
-    HeadsOverlap,
-    InfoAnswer,
-    OverlapAnswer,
-)
+from hydractl.files.verb_answers import ComparedMasks, InfoAnswer, OverlapAnswer
 from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
 from hydractl.jsonio import json_list, parse_json, read_whole, shown
@@ -72,19 +66,25 @@ def _describe_published(path: Path) -> InfoAnswer:
         return with_model(info, source.description)
 
     tensors = StateDict(path)
-    infos = [tensors.info(name) for name in tensors.names()]
     holds = "a state dict"
     if tensors.entry is not None:
         holds = f"a state dict, its entry {tensors.entry}"
     return InfoAnswer(
         file=str(path),
         holds=holds,
-        bytes=path.stat().st_size,
-        tensors=len(infos),
-        parameters=sum(tensor.numel for tensor in infos),
-        dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in infos}),
+        **_tensor_facts(path, [tensors.info(name) for name in tensors.names()]),
         note=f"does not describe itself; {arch_hint(tensors)}",
     )
+
+
+def _tensor_facts(path: Path, infos: Sequence[TensorInfo]) -> dict[str, Any]:
+    """Return the size of a file, and what tensors are in it."""
+    return {
+        "bytes": path.stat().st_size,
+        "tensors": len(infos),
+        "parameters": sum(tensor.numel for tensor in infos),
+        "dtypes": sorted({DTYPES[tensor.dtype][0] for tensor in infos}),
+    }
 
 
 _TOLD_OF_ARTEFACT = ("arch", "objective", "algorithm", "method", "budget")
@@ -167,20 +167,24 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
     Returns:
         The overlaps; None if no two files can be compared, or there are too many masks.
     """
-    masks: list[_NamedMask] = []
+    # The masks of all files, each with the index of its file and its name.
+    masks: list[tuple[int, str, HeadMask]] = []
     for index, info in enumerate(infos):
-        masks += _named_masks(info, info.file, index)
-    if not _few_enough_to_compare([named.mask for named in masks]):
+        head_maps = info.head_maps or [info.head_map or ()]
+        for member, sites in enumerate(head_maps):
+            mask = _mask_of_head_map(sites)
+            if mask is not None:
+                name = f"{info.file} member {member}" if info.head_maps else info.file
+                masks.append((index, name, mask))
+    if not _few_enough_to_compare([mask for _, _, mask in masks]):
         return None
+
+    # Each two of different files.
     pairs = []
-    for first, second in combinations(masks, 2):
-        if first.document == second.document:  # two members of one file
-            continue
-        if comparable(first.mask, second.mask):
-            pairs.append(_overlap_of_masks(first, second))
-    if not pairs:
-        return None
-    return OverlapAnswer(pairs=pairs)
+    for (index, name, mask), (other_index, other_name, other_mask) in combinations(masks, 2):
+        if index != other_index and comparable(mask, other_mask):
+            pairs.append(_overlap_of_masks(name, mask, other_name, other_mask))
+    return OverlapAnswer(pairs=pairs) if pairs else None
 
 
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
@@ -200,10 +204,7 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     info = InfoAnswer(
         file=str(path),
         holds="safetensors" if description is None else schema,
-        bytes=path.stat().st_size,
-        tensors=len(weights),
-        parameters=sum(tensor.numel for tensor in weights),
-        dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
+        **_tensor_facts(path, weights),
     )
 
     # What else is shown: how a file of another program is opened; else the facts of predictions, an unfinished
@@ -262,11 +263,10 @@ def _with_heads_of_members(info: InfoAnswer, masks: Sequence[HeadMask]) -> InfoA
         if info.note is not None:
             notes.append(info.note)
         return info.model_copy(update={"head_maps": head_maps, "note": ". ".join(notes)})
-    with_maps = info.model_copy(update={"head_maps": head_maps})
     overlaps = []
-    for first, second in combinations(_named_masks(with_maps), 2):
-        overlaps.append(_overlap_of_masks(first, second))
-    return with_maps.model_copy(update={"overlap": overlaps})
+    for (first, mask), (second, other_mask) in combinations(enumerate(masks), 2):
+        overlaps.append(_overlap_of_masks(f"member {first}", mask, f"member {second}", other_mask))
+    return info.model_copy(update={"head_maps": head_maps, "overlap": overlaps})
 
 
 def _texts_of_seen(description: Description) -> list[str]:
@@ -346,43 +346,6 @@ def _few_enough_to_compare(masks: Sequence[HeadMask]) -> bool:
     return most_heads * pairs <= _MOST_COMPARED
 
 
-@dataclass(frozen=True)
-class _NamedMask:
-    """The mask of one member.
-
-    Attributes:
-        name: the name of the file, and the number of the member if the file has several.
-        mask: the heads that are kept.
-        document: the index of its file among the files that are compared.
-    """
-
-    name: str
-    mask: HeadMask
-    document: int
-
-
-def _named_masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_NamedMask]:
-    """Return the masks that the head maps of an answer show, where they say how many heads there were.
-
-    Args:
-        info: what :func:`describe` returned, with one ``head_map``, or with ``head_maps``, one for each member.
-        file: the start of the names: ``FILE``, or ``FILE member 0`` and so on. Without it, ``member 0`` and so on.
-        index: the index of the file among those that are compared.
-    """
-    maps_by_name = {file: info.head_map or ()}
-    if info.head_maps:
-        maps_by_name = {}
-        for member, sites in enumerate(info.head_maps):
-            name = f"{file} member {member}"
-            maps_by_name[name.lstrip()] = sites
-    masks = []
-    for name, sites in maps_by_name.items():
-        mask = _mask_of_head_map(sites)
-        if mask is not None:
-            masks.append(_NamedMask(name, mask, index))
-    return masks
-
-
 def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
     """Return the mask that a head map shows; None if it has no sites, or does not say how many heads each had."""
     heads_by_site: dict[str, int] = {}
@@ -397,15 +360,9 @@ def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
     return HeadMask(heads_by_site, kept_by_site)
 
 
-def _overlap_of_masks(first: _NamedMask, second: _NamedMask) -> ComparedMasks:
+def _overlap_of_masks(name: str, mask: HeadMask, other_name: str, other_mask: HeadMask) -> ComparedMasks:
     """Return how far two masks agree on the heads that are kept, and on the heads that are removed."""
-    overlap = mask_overlap(first.mask, second.mask)
-    return ComparedMasks(
-        a=first.name,
-        b=second.name,
-        kept=HeadsOverlap(**overlap["kept"]),
-        removed=HeadsOverlap(**overlap["removed"]),
-    )
+    return ComparedMasks.model_validate({"a": name, "b": other_name, **mask_overlap(mask, other_mask)})
 
 
 def _preprocess_without_vocabulary(preprocess: Mapping[str, object]) -> dict[str, object]:
