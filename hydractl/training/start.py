@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hydractl.criteria.weights import biases, matrices
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
-from hydractl.data.overlap import GivenSet, Validation, without_training_data
+from hydractl.data.overlap import GivenSet, without_training_data
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import DictTensors, MappedTensors, with_tensors
@@ -43,21 +43,24 @@ class Opened:
     """The data and the model that a training starts with.
 
     Attributes:
-        source: the model, with the weights and the class names it starts from.
+        members: the model, with the weights and the class names it starts from; the start of each of several models
+            that are trained together.
         train_set: the samples it is trained on.
         val_set: the samples it is validated on, or None.
-        drawn: names of the tensors that the model did not have before and that were drawn at random.
-        members: the start of each of several models that are trained together, the first of them ``source``. Empty:
-            only ``source`` is trained.
         left_out: how many samples of ``--val`` are not in ``val_set`` because they are training data.
+        drawn: names of the tensors that the model did not have before and that were drawn at random.
     """
 
-    source: Source
+    members: tuple[Source, ...]
     train_set: Dataset
     val_set: Dataset | None
-    drawn: tuple[str, ...] = ()
-    members: tuple[Source, ...] = ()
-    left_out: int = 0
+    left_out: int
+    drawn: tuple[str, ...]
+
+    @property
+    def source(self) -> Source:
+        """The model, the first of several."""
+        return self.members[0]
 
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
@@ -77,33 +80,36 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     start = source
     if options.weights.init == "random":
         start = drawn(source, options.seed)
+    data = options.data
+    drawn_names: tuple[str, ...] = ()
     if options.loss.name == "contrastive":
-        return _open_contrastive(start, options)
-
-    # Give the model its classifier and class names; a zero-shot model takes the names from the data.
-    body = named_by_data(start, options.data.train, options.data.limit)
-    classifier, train_set = _open_with_classifier(body, options)
-    check_labels_are_classes(train_set, classifier)
-    class_names = _class_names(classifier, train_set, options.data.train)
-    named = replace(classifier, description=replace(classifier.description, labels=class_names))
+        # Pairs have no classes. The class names come from the model or ``--labels``, else from the validation set.
+        train_set = open_pairs(start, data, options.per_step)
+        if options.weights.init == "head":
+            with_drawn_head(start, options.seed)  # raises, since such a model has no classifier
+        named = start if data.val is None else named_by_data(start, data.val, data.limit)
+        class_names = named.description.labels
+    else:
+        # Give the model its classifier and class names; a zero-shot model takes the names from the data.
+        body = named_by_data(start, data.train, data.limit)
+        classifier, train_set = _open_with_classifier(body, options)
+        check_labels_are_classes(train_set, classifier)
+        class_names = _class_names(classifier, train_set, data.train)
+        named = replace(classifier, description=replace(classifier.description, labels=class_names))
+        drawn_names = _drawn_names(body, named, options.weights)
 
     # If members are trained together, make the start of each.
     members: tuple[Source, ...] = (named,)
     if options.together is not None:
         members = options.together.sources(named, options.seed)
-    without_validation = Opened(
-        source=members[0],
-        train_set=train_set,
-        val_set=None,
-        drawn=_drawn_names(body, named, options.weights),
-        members=members,
-    )
 
     # Add the validation data, if any, without samples that are training data too.
-    validation = _open_validation(named, options.data, train_set, class_names)
-    if validation is None:
-        return without_validation
-    return replace(without_validation, val_set=validation.dataset, left_out=validation.left_out)
+    if data.val is None:
+        return Opened(members, train_set, None, 0, drawn_names)
+    val_set = _open_labelled(data.val, named, data, class_names)
+    check_labels_are_classes(val_set, named)
+    validation = without_training_data(GivenSet("--val", val_set), GivenSet("--train", train_set))
+    return Opened(members, train_set, validation.dataset, validation.left_out, drawn_names)
 
 
 def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
@@ -218,43 +224,6 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
         if is_new and not is_zeros:
             drawn_names.append(name)
     return tuple(drawn_names)
-
-
-def _open_validation(
-    source: Source, options: TrainingDataOptions, train_set: Dataset, labels: Sequence[str] | None
-) -> Validation | None:
-    """Open the validation data, without samples that are also training data; None if no validation is asked for.
-
-    Args:
-        source: the model that is validated.
-        options: the options with the SPEC of the data.
-        train_set: the training data.
-        labels: names of the classes in the order of the model; None if they have no names.
-    """
-    if options.val is None:
-        return None
-    val_set = _open_labelled(options.val, source, options, labels)
-    check_labels_are_classes(val_set, source)
-    return without_training_data(GivenSet("--val", val_set), GivenSet("--train", train_set))
-
-
-def _open_contrastive(source: Source, options: TrainOptions) -> Opened:
-    """Open the pairs of a contrastive training, and labelled images for validation if they are asked for.
-
-    Pairs have no classes. The class names come from the model or ``--labels``, else from the validation set.
-    """
-    data = options.data
-    train_set = open_pairs(source, data, options.per_step)
-    if options.weights.init == "head":
-        with_drawn_head(source, options.seed)  # raises, since such a model has no classifier
-    named_source = source
-    if data.val is not None:
-        named_source = named_by_data(source, data.val, data.limit)
-    class_names = named_source.description.labels
-    validation = _open_validation(named_source, data, train_set, class_names)
-    if validation is None:
-        return Opened(named_source, train_set, None)
-    return Opened(named_source, train_set, validation.dataset, left_out=validation.left_out)
 
 
 def _open_labelled(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from hydractl.circuit.journal import check_free
@@ -17,7 +18,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path, named_apart,
 from hydractl.files.circuit_answer import CircuitsAnswer, SearchEstimate
 from hydractl.log import Log
 from hydractl.model.matching import only_one
-from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.model.source import ModelOptions, open_sources
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
@@ -50,52 +51,34 @@ def run(
         Interrupted: a signal stopped the search; the journal has what was found.
     """
     with processes(timeout) as team:
+        log = team.quieted(log)
         source = only_one(open_sources([model], opening), "extract-circuit")
-        return _run_in_team(source, options, output, to_stdout, dry_run, team.quieted(log), team)
+        scope = scope_of(source, options, log)
 
+        # The files: a circuit for each objective, and a journal of the unfinished search. A circuit that goes to
+        # standard output has neither.
+        paths: dict[str, Path] = {}
+        journal: Path | None = None
+        if not to_stdout:
+            # The file is named after the model, with the seed if samples are drawn.
+            drawn_by = seed_mark(options.seed) if options.limit else ""
+            path = file_path(output or f"{source.name}.circuit{drawn_by}.json")
+            paths = circuit_paths(path, options.objective)
+            journal = path.with_name(f"{path.name}.journal")
+        elif len(options.objective) > 1:
+            raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
 
-def _run_in_team(
-    source: Source,
-    options: SearchOptions,
-    output: str | None,
-    to_stdout: bool,
-    dry_run: bool,
-    log: Log,
-    team: Processes,
-) -> Outcome:
-    """Search with all processes of a team, which may be a single process; see :func:`run`.
-
-    Raises:
-        UsageError: several circuits cannot go to standard output.
-        Interrupted: a signal stopped the search; the journal has what was found.
-    """
-    scope = scope_of(source, options, log)
-
-    # The files: a circuit for each objective, and a journal of the unfinished search. A circuit that goes to standard
-    # output has neither.
-    paths: dict[str, Path] = {}
-    journal: Path | None = None
-    if not to_stdout:
-        # The file is named after the model, with the seed if samples are drawn.
-        drawn_by = seed_mark(options.seed) if options.limit else ""
-        path = file_path(output or f"{source.name}.circuit{drawn_by}.json")
-        paths = circuit_paths(path, options.objective)
-        journal = path.with_name(f"{path.name}.journal")
-    elif len(options.objective) > 1:
-        raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
-
-    if dry_run:
-        may_replace = options.force or options.resume
-        check_outputs(paths.values(), force=may_replace)
-        names = [str(path) for path in paths.values()]
-        return _dry_run(scope, options, log, names, team)
-    _announce_search(scope, options, log)
-    try:
-        return _search_and_write(scope, options, log, team, paths, journal)
-    except KeyboardInterrupt:
-        if journal is None:
-            raise
-        raise Interrupted(hint=f"add --resume to the same command to go on; {journal} has what was found") from None
+        if dry_run:
+            may_replace = options.force or options.resume
+            check_outputs(paths.values(), force=may_replace)
+            return _estimate(Session(scope, options, log, team), [str(path) for path in paths.values()])
+        try:
+            return _search_and_write(scope, options, log, team, paths, journal)
+        except KeyboardInterrupt:
+            if journal is None:
+                raise
+            hint = f"add --resume to the same command to go on; {journal} has what was found"
+            raise Interrupted(hint=hint) from None
 
 
 def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
@@ -146,6 +129,7 @@ def _search_and_write(
     Returns:
         The document of the circuit, or a ``hydractl.circuits/1`` document for several, and the files written.
     """
+    _announce_search(scope, options, log)
     with ExitStack() as stack:
         # Claim the output files before anything is computed.
         outputs: dict[str, Output] = {}
@@ -177,24 +161,19 @@ def _search_and_write(
     return Outcome(CircuitsAnswer(circuits=answers), files=files)
 
 
-def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], team: Processes) -> Outcome:
-    """Return the plan of the search, with an estimate of its time that is measured on one batch."""
-    session = Session(scope, options, log, team)
+def _estimate(session: Session, files: Sequence[str]) -> Outcome:
+    """Return the plan of a search, with an estimate of its time that is measured on one batch."""
     plan = session.probe()
-    if team.rank:
+    if session.team.rank:
         return Outcome(None, silent=True)
+    costs = {**asdict(plan), "seconds": round(plan.seconds, 1)}
     estimate = SearchEstimate(
         dry_run=True,
-        model=scope.source.name,
-        budget=scope.budget,
-        heads=len(scope.heads),
-        objectives=list(options.objective),
-        evaluations_per_objective=plan.evaluations_per_objective,
-        sample_blocks_naive=plan.sample_blocks_naive,
-        sample_blocks=plan.sample_blocks,
-        seconds=round(plan.seconds, 1),
-        memory_bytes=plan.memory_bytes,
-        chunks=plan.chunks,
+        model=session.scope.source.name,
+        budget=session.scope.budget,
+        heads=len(session.scope.heads),
+        objectives=list(session.options.objective),
+        **costs,
         files_=files,
     )
     return Outcome(estimate)

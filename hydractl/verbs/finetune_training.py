@@ -322,8 +322,7 @@ def _build_model(prepared: Prepared) -> AnyModel:
     """Return the model to train; members that are trained together are built as one model."""
     opened = prepared.opened
     request = prepared.request
-    sources = opened.members or (opened.source,)
-    models = [_build_member(request, source) for source in sources]
+    models = [_build_member(request, source) for source in opened.members]
     if request.together is None:
         return models[0]
     return request.together.model(models, opened.source, request.seed)
