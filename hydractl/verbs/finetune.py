@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import random
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import numpy as np
 import torch
@@ -137,8 +138,9 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
             if signals.requested:
                 raise Interrupted(how_to_go_on)
             try:
-                with _as_if_alone(device):
-                    answers[member.name] = _train_member(member, log, signals)
+                with _as_if_alone(device), processes(member.request.timeout, nccl=True) as team:
+                    outcome = train_one_model(member.request, _OfMember(log, member.name), team, signals)
+                answers[member.name] = cast(FinetuneAnswer, outcome.result)
             except Interrupted as interruption:
                 saved = interruption.hint.rpartition("; ")[2]  # of "add --resume ...; a.st.state has step 5 of 10"
                 raise Interrupted(f"{how_to_go_on}; {saved}") from None
@@ -161,14 +163,6 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
         files += member.files.paths
     answer_of_all = FinetunesAnswer(members=trained, warnings=log.warnings)
     return Outcome(answer_of_all, files=files)
-
-
-def _train_member(member: Member, log: Log, signals: Interruptions) -> FinetuneAnswer:
-    """Train one of several members in this process; a signal that has come before, too, stops it once it can save."""
-    with processes(member.request.timeout, nccl=True) as team:
-        outcome = train_one_model(member.request, _OfMember(log, member.name), team, signals)
-    assert isinstance(outcome.result, FinetuneAnswer)
-    return outcome.result
 
 
 @contextmanager
@@ -222,21 +216,12 @@ def members_of(request: TrainingRequest) -> list[Member]:
             files = RunFiles.of_output(path, request.log, request.outputs)
             members.append(Member(stem(path), of_member, files))
 
-    _check_names(members)
-    return members
-
-
-def _check_names(members: Sequence[Member]) -> None:
-    """Raise UsageError if two trainings would write the same file."""
-    names = set()
-    repeated = set()
-    for member in members:
-        if member.name in names:
-            repeated.add(member.name)
-        names.add(member.name)
+    times = Counter(member.name for member in members)
+    repeated = sorted(name for name in times if times[name] > 1)
     if repeated:
-        files = ", ".join(sorted(repeated))
-        raise UsageError(f"several trainings would write {files}", hint="give MODELs with different file names")
+        names = ", ".join(repeated)
+        raise UsageError(f"several trainings would write {names}", hint="give MODELs with different file names")
+    return members
 
 
 def _outputs(request: TrainingRequest) -> list[str]:

@@ -244,10 +244,7 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[d
                 yield row
         if len(plan.dataset) and not tally.predicted:
             raise _nothing_readable(plan)
-        complete = _sum_up(plan, tally, report_output, log)
-    outcome.result = complete.result
-    outcome.files = complete.files
-    outcome.unmet = complete.unmet
+        _sum_up(plan, tally, report_output, outcome, log)
 
 
 def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
@@ -289,7 +286,8 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
         # Write the output, and the summary.
         tally = PredictionTally()
         write_rows(output, tally.counted(windows_in(unfinished_path)), plan.fields)
-        outcome = _sum_up(plan, tally, report_output, log)
+        outcome = Outcome(None)
+        _sum_up(plan, tally, report_output, outcome, log)
         unfinished_path.unlink(missing_ok=True)
     return outcome
 
@@ -332,8 +330,8 @@ def _sha256(text: str) -> str:
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 
-def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log) -> Outcome:
-    """Return the summary of all predictions, the files, and the requirements that are not met.
+def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome: Outcome, log: Log) -> None:
+    """Fill in the summary of all predictions, the files, and the requirements that are not met.
 
     The summary is also logged, and written to the file of ``--report``.
 
@@ -341,6 +339,7 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log
         plan: what was predicted.
         tally: the counts over all windows.
         report: the file of the summary; None for no file.
+        outcome: is filled in.
         log: receives how many inputs were flagged, which could not be read, and how many texts were cut.
     """
     source = plan.source
@@ -375,6 +374,6 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, log: Log
     log.info(words)
     if report is not None:
         write_json(report, answer.to_dict())
-    row = (answer.model.name, answer.requirable())
-    unmet = unmet_in([row], plan.options.requirements)
-    return Outcome(answer, files=plan.paths, unmet=unmet)
+    outcome.result = answer
+    outcome.files = plan.paths
+    outcome.unmet = unmet_in([(answer.model.name, answer.requirable())], plan.options.requirements)

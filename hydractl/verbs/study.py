@@ -331,14 +331,15 @@ class _Course:
         self._left = {files: of_step for files, of_step in seconds.items() if not all(map(Path.exists, files))}
         self._shown = 0
         progress.expect(self._total)
-        self._show(self._total - sum(self._left.values()))  # what was done before takes no time
+        self._show()  # what was done before takes no time
 
     def move(self, step: Step, share: float) -> None:
         """Show that this share of a step is done."""
-        self._show(self._total - sum(self._left.values()) + share * self._left.get(step.outputs, 0.0))
+        self._show(share * self._left.get(step.outputs, 0.0))
 
-    def _show(self, done: float) -> None:
-        """Show that steps of so many estimated seconds are done."""
+    def _show(self, of_this_step: float = 0.0) -> None:
+        """Show which steps are done, and so many estimated seconds of the one that runs."""
+        done = self._total - sum(self._left.values()) + of_this_step
         percent = int(100 * done / self._total + 1e-6)  # sums of seconds are rounded
         if percent > self._shown:
             self._progress.advance(percent - self._shown)
@@ -346,8 +347,8 @@ class _Course:
 
     def finish(self, step: Step) -> None:
         """Show that a step is done, or that there is no such step."""
-        self.move(step, 1.0)
         self._left.pop(step.outputs, None)
+        self._show()
 
 
 class _StepProgress(Progress):
