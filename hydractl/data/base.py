@@ -69,6 +69,15 @@ class Dataset(ABC):
         self.turned: set[int] = set()
         self._fingerprints: dict[int, str] = {}  # of the samples that were read so far, by index
 
+    def take_over(self, base: Dataset) -> None:
+        """Take over what is known of the samples of a set of which these are made, one of each."""
+        self.kind = base.kind
+        self.is_encoded = base.is_encoded
+        self.labels = base.labels
+        self.label_names = base.label_names
+        if base.skipped is not None:  # each set keeps its own record of the samples that cannot be read
+            self.skipped = {}
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
@@ -140,8 +139,8 @@ def _read_parquet_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, Raw
     table = open_table(spec, ("image", "caption"))
 
     # Images and captions are read separately. The reader of the images would refuse ?caption=, so pass on only ?image=.
-    image_query = {key: value for key, value in spec.query.items() if key == "image"}
-    images, _ = read_image_parquet(replace(spec, query=image_query), None)
+    image_spec, _ = spec.split_query(("caption",))
+    images, _ = read_image_parquet(image_spec, None)
     _, texts = _read_texts(spec, table, ["caption"], limit)
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()

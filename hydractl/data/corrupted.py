@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
 
 from PIL import Image
 
@@ -25,8 +25,6 @@ from hydractl.expressions.data_sets import (
     with_setting,
 )
 from hydractl.families.pixels import grey_or_rgb
-
-_SETTINGS = ("corruption", "severity", "photographs")
 
 SMALL_SIDE = 64
 """An image whose shorter side has fewer pixels gets the constants of CIFAR-C; any other image those of ImageNet-C."""
@@ -63,13 +61,9 @@ class CorruptedImages(Dataset):
             settings += f"&photographs={setting_value(photographs)}"
         super().__init__(with_setting(clean.spec, settings), clean.where, clean.ids)
         self.clean = clean
-        self.is_encoded = clean.is_encoded
+        self.take_over(clean)
         self.name = name
         self.severity = severity
-        self.labels = clean.labels
-        self.label_names = clean.label_names
-        if clean.skipped is not None:
-            self.skipped = {}  # filled while samples are read, by index
 
         # Only frost has photographs.
         self.photographs: list[Image.Image] | None = None
@@ -107,47 +101,28 @@ def _reduced(image: Image.Image) -> Image.Image:
     return image.resize(size, Image.Resampling.BILINEAR)
 
 
-class AskedCorruption(NamedTuple):
-    """The corruption that a SPEC asks for.
-
-    Attributes:
-        name: the name of the corruption, for example ``fog``.
-        severity: 1 to 5.
-        photographs: the folder with the photographs for frost; None for other corruptions.
-    """
-
-    name: str
-    severity: int
-    photographs: str | None
-
-
-def take_corruption(spec: DataSpec) -> tuple[DataSpec, AskedCorruption | None]:
+def take_corruption(spec: DataSpec) -> tuple[DataSpec, Callable[[Dataset], CorruptedImages] | None]:
     """Split a SPEC into the SPEC of the clean images and the corruption to apply to them.
 
     Returns:
-        The SPEC without the settings of a corruption, and the corruption they ask for, or None if there are none.
+        The SPEC without the settings of a corruption, and the function that corrupts the clean images as they ask for,
+        or None if there are none.
 
     Raises:
         UsageError: for an unknown corruption or severity, and for settings that do not go together.
     """
-    corruption_settings: dict[str, str] = {}
-    other_settings: dict[str, str] = {}
-    for key, value in spec.query.items():
-        if key in _SETTINGS:
-            corruption_settings[key] = value
-        else:
-            other_settings[key] = value
+    clean_spec, asked = spec.split_query(("corruption", "severity", "photographs"))
+    if not asked:
+        return spec, None
 
     # A corruption has a name and a severity, both of which must be known.
-    if not corruption_settings:
-        return spec, None
-    if "corruption" not in corruption_settings or "severity" not in corruption_settings:
+    if "corruption" not in asked or "severity" not in asked:
         raise UsageError(
             f"{spec.where}: ?corruption= and &severity= go together", hint="for example ?corruption=fog&severity=3"
         )
-    name = corruption_settings["corruption"]
-    severity = corruption_settings["severity"]
-    photographs = corruption_settings.get("photographs")
+    name = asked["corruption"]
+    severity = asked["severity"]
+    photographs = asked.get("photographs")
     if name not in CORRUPTIONS:
         closest_names = difflib.get_close_matches(name, CORRUPTIONS, n=1)
         guess = f"; did you mean {closest_names[0]}?" if closest_names else ""
@@ -163,5 +138,4 @@ def take_corruption(spec: DataSpec) -> tuple[DataSpec, AskedCorruption | None]:
         raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint_at_photographs)
     if name != FROST and photographs is not None:
         raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint_at_photographs)
-    clean_spec = replace(spec, query=other_settings)
-    return clean_spec, AskedCorruption(name, int(severity), photographs)
+    return clean_spec, partial(CorruptedImages, name=name, severity=int(severity), photographs=photographs)

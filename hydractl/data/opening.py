@@ -8,17 +8,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.data.base import PAIRS, Dataset, reason
 from hydractl.data.captions import CaptionedImages
-from hydractl.data.corrupted import CorruptedImages, take_corruption
+from hydractl.data.corrupted import take_corruption
 from hydractl.data.files import EncodedImages
 from hydractl.data.labels import RawLabels, limited, resolve_labels
 from hydractl.data.part import dataset_part, take_rows
-from hydractl.data.pseudo_ood import PseudoOod, take_ood
+from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import SUPPORTED, DataSpec
 
@@ -129,9 +128,10 @@ def open_data(
 
     # Each of these functions takes its own settings out of the query, and returns what they ask for.
     parsed, wanted_rows = take_rows(spec)
-    parsed, ood_kind = take_ood(parsed)
-    parsed, corruption = take_corruption(parsed)
-    parsed, turns = _take_exif(parsed)
+    parsed, corrupt = take_corruption(parsed)
+    parsed, others = parsed.split_query(("ood", "exif"))
+    ood_kind = others.get("ood")
+    turns = _turns(spec, others.get("exif", "0"))
 
     # Read the data and map the labels. Refuse data that a model does not read, before reading if that is possible.
     entry = _READERS[_reader_key(parsed)]
@@ -172,8 +172,8 @@ def open_data(
     # which samples are chosen afterwards, or in what the limit leaves of it.
     if wanted_rows is None:
         dataset = _at(dataset, spec, rows)
-    if corruption is not None:
-        dataset = CorruptedImages(dataset, corruption.name, corruption.severity, corruption.photographs)
+    if corrupt is not None:
+        dataset = corrupt(dataset)
         _share_fingerprints(dataset, spec.text, id(spec.held), "corrupted")
     if wanted_rows is not None:
         dataset = _at(dataset, spec, rows)
@@ -193,19 +193,17 @@ def open_data(
     return dataset
 
 
-def _take_exif(spec: DataSpec) -> tuple[DataSpec, bool]:
-    """Split a SPEC into one without ``?exif=`` and whether images are turned by their EXIF orientation.
+def _turns(spec: DataSpec, asked: str) -> bool:
+    """Return whether images are turned by their EXIF orientation, as ``?exif=`` says.
 
     Raises:
         UsageError: for a value other than 0 and 1.
     """
-    settings = dict(spec.query)
-    asked = settings.pop("exif", "0")
     if asked not in ("0", "1"):
         raise UsageError(
             f"{spec.where}: ?exif={asked} is neither 0 nor 1", hint="1 turns images by their EXIF orientation"
         )
-    return replace(spec, query=settings), asked == "1"
+    return asked == "1"
 
 
 def _turn(dataset: Dataset, spec: DataSpec) -> None:

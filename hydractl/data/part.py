@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -17,8 +17,6 @@ from hydractl.data.base import Dataset
 from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec, with_setting
-
-_SETTINGS = ("from", "take", "fraction", "seed", "part", "without")
 
 _NUMBER = r"[0-9]{1,9}"
 _SHARE = r"[0-9]*\.?[0-9]+"
@@ -58,14 +56,10 @@ class DatasetPart(Dataset):
         super().__init__(spec, whole.where, ids)
         self._whole = whole
         self._rows = list(rows)
-        self.kind = whole.kind
-        self.is_encoded = whole.is_encoded
+        self.take_over(whole)
         if whole.labels is not None:
             self.labels = whole.labels[self._rows]
-        self.label_names = whole.label_names
         self.label_hint = whole.label_hint
-        if whole.skipped is not None:  # the part keeps its own record of the samples that cannot be read
-            self.skipped = {}
 
     def _sample(self, i: int) -> Any:
         return self._whole._sample(self._rows[i])
@@ -268,7 +262,7 @@ def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
     Raises:
         UsageError: for settings that make no sense.
     """
-    asked = {key: spec.query[key] for key in _SETTINGS if key in spec.query}
+    whole_spec, asked = spec.split_query(_FORMS)
     if not asked:
         return spec, None
     for key, text in asked.items():
@@ -277,23 +271,17 @@ def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
     if "seed" in asked and "fraction" not in asked:
         raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
 
-    # Parse the values.
-    count = int(asked["take"]) if "take" in asked else None
-    part, parts = _two_numbers("part", asked.get("part", "1/1"))
-    without: tuple[tuple[int, int], ...] = _parse_spans(asked["without"]) if "without" in asked else ()
-
     # The choice. A setting that is not asked for gets the value that changes nothing, e.g. part 1 of 1.
+    part, parts = _two_numbers("part", asked.get("part", "1/1"))
     chosen = ChosenRows(
         where=spec.where,
         start=int(asked.get("from", 0)),
-        count=count,
+        count=int(asked["take"]) if "take" in asked else None,
         share=_two_numbers("fraction", asked.get("fraction", "0:1")),
         seed=int(asked.get("seed", 0)),
         part=(int(part), int(parts)),
-        without=without,
+        without=_parse_spans(asked["without"]) if "without" in asked else (),
     )
-    other_settings = {key: value for key, value in spec.query.items() if key not in _SETTINGS}
-    whole_spec = replace(spec, query=other_settings)
     return whole_spec, chosen
 
 

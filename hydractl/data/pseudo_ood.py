@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from PIL import Image
 from hydractl.data.base import Dataset, seeded_by
 from hydractl.data.text import Text, characters, parts_of
 from hydractl.errors import InputError, UsageError
-from hydractl.expressions.data_sets import AUTO, DataSpec, with_setting
+from hydractl.expressions.data_sets import AUTO, with_setting
 from hydractl.families.pixels import grey_or_rgb, in_mode
 
 _TILES = 4
@@ -145,20 +144,6 @@ PSEUDO_OOD_KINDS = {
 }
 
 
-class _Recipe(NamedTuple):
-    """How one OOD sample is made.
-
-    Attributes:
-        kind: the way to make it.
-        second: the index of the second sample it is made from; None if it is made from one.
-        random: the generator of all other random numbers it needs.
-    """
-
-    kind: PseudoOodKind
-    second: int | None
-    random: _Random
-
-
 class PseudoOod(Dataset):
     """The samples of a data set, each made into an OOD sample, the same at every reading; without labels.
 
@@ -193,13 +178,12 @@ class PseudoOod(Dataset):
         spec = with_setting(clean.spec, f"ood={ood_kind}")
         ids = [f"{clean_id}?ood={ood_kind}" for clean_id in clean.ids]
         super().__init__(spec, where, ids)
-        self.kind = clean.kind  # "image" or "text"
-        self.is_encoded = clean.is_encoded
+        self.take_over(clean)
+        self.labels = None
+        self.label_names = None
         self.clean = clean
         self.seed = seed
         self._names = names
-        if clean.skipped is not None:
-            self.skipped = {}  # filled while samples are read, by index
 
     @cached_property
     def _kinds(self) -> npt.NDArray[np.intp]:
@@ -214,26 +198,11 @@ class PseudoOod(Dataset):
         kinds[random_order] = kinds_in_turn
         return kinds
 
-    def _name_of_kind(self, i: int) -> str:
-        """Return the name of the kind of sample ``i``."""
-        return self._names[self._kinds[i]]
-
     def _digest(self, purpose: str, i: int) -> bytes:
         """Return a SHA-256 of sample ``i``'s id, the seed and a purpose, by which something is drawn for it."""
         clean_id = self.clean.ids[i]
         text = f"hydractl.ood {purpose} {self.seed} {clean_id}"
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
-
-    def _draw_recipe(self, i: int) -> _Recipe:
-        """Draw how the OOD sample ``i`` is made, and from which second sample; the same at every call."""
-        name = self._name_of_kind(i)
-        kind = PSEUDO_OOD_KINDS[name]
-        random = seeded_by(self._digest(name, i))
-        if not kind.takes_two:
-            return _Recipe(kind, None, random)
-        candidates = self._possible_seconds(i)
-        drawn = random.randint(len(candidates))
-        return _Recipe(kind, int(candidates[drawn]), random)
 
     def _possible_seconds(self, i: int) -> npt.NDArray[np.intp]:
         """Return the indices of the samples of other classes. Without labels or other classes: all but ``i``."""
@@ -247,12 +216,16 @@ class PseudoOod(Dataset):
 
     def _sample(self, i: int) -> Any:
         """Make the OOD sample ``i`` from one or two clean samples."""
-        recipe = self._draw_recipe(i)
-        sample = self.clean[i]
-        second = None if recipe.second is None else self.clean[recipe.second]
-        if isinstance(sample, Image.Image):
-            return _make_image(recipe.kind, sample, second, recipe.random)
-        return _make_text(recipe.kind, sample, second, recipe.random)
+        name = self._names[self._kinds[i]]
+        kind = PSEUDO_OOD_KINDS[name]
+        random = seeded_by(self._digest(name, i))
+        samples = [self.clean[i]]
+        if kind.takes_two:
+            candidates = self._possible_seconds(i)
+            second = candidates[random.randint(len(candidates))]
+            samples.append(self.clean[int(second)])
+        make = _make_image if self.kind == "image" else _make_text
+        return make(kind, samples, random)
 
     def origins(self) -> list[Dataset]:
         """Return this set and the ID samples it was made from."""
@@ -287,40 +260,23 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
     raise UsageError(f"{where} holds {clean.kind}s, of which ?ood={kind} makes no OOD samples", hint=hint)
 
 
-def _make_image(kind: PseudoOodKind, image: Image.Image, second: Image.Image | None, random: _Random) -> Image.Image:
-    """Make an OOD image from an image, and from a second one if the kind takes two.
-
-    The second image is converted to the mode and the size of the first.
-    """
-    image = grey_or_rgb(image)
-    sources = [np.asarray(image)]
-    if second is not None:
-        converted = in_mode(second, image.mode)
-        resized = converted.resize(image.size, Image.Resampling.BILINEAR)
+def _make_image(kind: PseudoOodKind, images: list[Image.Image], random: _Random) -> Image.Image:
+    """Make an OOD image from an image, and from a second one, which is converted to the mode and size of the first."""
+    first = grey_or_rgb(images[0])
+    sources = [np.asarray(first)]
+    for second in images[1:]:
+        resized = in_mode(second, first.mode).resize(first.size, Image.Resampling.BILINEAR)
         sources.append(np.asarray(resized))
     ood_pixels = kind.make(*sources, random)
     return Image.fromarray(np.ascontiguousarray(ood_pixels))
 
 
-def _make_text(kind: PseudoOodKind, text: Text, second: Text | None, random: _Random) -> Text:
-    """Make an OOD text from a text, and from a second one if the kind takes two.
-
-    Each text of a pair is made by itself.
-    """
-    sources = [parts_of(text)]
-    if second is not None:
-        sources.append(parts_of(second))
+def _make_text(kind: PseudoOodKind, texts: list[Text], random: _Random) -> Text:
+    """Make an OOD text from one or two texts; each text of a pair is made by itself."""
     ood_parts = []
     # The first texts together, then the second texts of pairs.
-    for source_texts in zip(*sources, strict=True):
+    for source_texts in zip(*map(parts_of, texts), strict=True):
         ood_parts.append(kind.make(*source_texts, random))
     if len(ood_parts) == 1:
         return ood_parts[0]
     return ood_parts[0], ood_parts[1]
-
-
-def take_ood(spec: DataSpec) -> tuple[DataSpec, str | None]:
-    """Split a SPEC into the SPEC of the ID samples and the kind of OOD samples it asks for (or None)."""
-    settings = dict(spec.query)
-    kind = settings.pop("ood", None)
-    return replace(spec, query=settings), kind

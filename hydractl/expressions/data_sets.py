@@ -144,6 +144,12 @@ class DataSpec:
         """Return the data set as another option receives it: messages name that one."""
         return replace(self, option=option)
 
+    def split_query(self, keys: Iterable[str]) -> tuple[Self, dict[str, str]]:
+        """Return the data set without some of its settings, and those of them that it has."""
+        taken = {key: self.query[key] for key in keys if key in self.query}
+        left = {key: value for key, value in self.query.items() if key not in taken}
+        return replace(self, query=left), taken
+
     def check_query(self, known: Iterable[str]) -> None:
         """Refuse settings that this kind of data does not have.
 

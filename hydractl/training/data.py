@@ -14,6 +14,7 @@ from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.batching import longest_first
 from hydractl.data.captions import CaptionedImages
+from hydractl.data.part import DatasetPart
 from hydractl.data.text import cut_warning
 from hydractl.distributed import Processes
 from hydractl.errors import InputError, UsageError
@@ -190,32 +191,18 @@ def open_pairs(source: Source, options: TrainingDataOptions, per_step: int) -> D
 # number of worker processes, and after a run was resumed.
 
 
-class Numbered(Dataset):
+class Numbered(DatasetPart):
     """A data set that returns each sample with its index, on which random changes of the sample depend."""
 
     def __init__(self, base: Dataset) -> None:
-        super().__init__(base.spec, base.where, base.ids)
-        self._base = base
-        self.kind = base.kind
-        self.is_encoded = base.is_encoded
-        self.labels = base.labels
-        self.label_names = base.label_names
+        super().__init__(base, base.spec, range(len(base)))
 
     def _sample(self, i: int) -> tuple[int, Any]:
-        sample = self._base[i]
-        return i, sample
+        return i, super()._sample(i)
 
     def fingerprint_of(self, sample: tuple[int, Any]) -> str:
         """Return the fingerprint of a sample without its index."""
-        return self._base.fingerprint_of(sample[1])
-
-    def known_fingerprint(self, i: int) -> str | None:
-        """Return the fingerprint of sample ``i`` if the data set knows it."""
-        return self._base.known_fingerprint(i)
-
-    def note_fingerprint(self, i: int, fingerprint: str) -> None:
-        """Let the data set take it down."""
-        self._base.note_fingerprint(i, fingerprint)
+        return super().fingerprint_of(sample[1])
 
 
 class Augmentation:
