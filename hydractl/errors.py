@@ -8,7 +8,9 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
+import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 INTERRUPTED = 130
@@ -111,21 +113,41 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
+def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] = str, cutoff: float = 0.6) -> str:
     """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing if no known word is similar.
 
     Args:
         word: what was written.
         known: the words that exist. X is the one that the word begins, or else is spelled most like.
         written: how X is written in the message.
+        cutoff: how much alike it has to be, from 0 to 1.
     """
     words = list(known)
     begun = sorted((candidate for candidate in words if word and candidate.startswith(word)), key=len)
     if begun and all(candidate.startswith(begun[0]) for candidate in begun):  # id.acc: id.accuracy, id.accuracy_at.0.90
         near = begun[:1]
     else:
-        near = difflib.get_close_matches(word, words, n=1)
+        near = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
     return f"; did you mean {written(near[0])}?" if near else ""
+
+
+def near_path(missing: str | Path) -> str | None:
+    """Return a hint at what a missing path was meant to be; None if nothing in its folder has a name like it.
+
+    Of names like it those with its ending count, if there are some; weights are named only for weights.
+    """
+    missing = Path(missing)
+    folder = missing.parent
+    try:
+        names = [name for name in sorted(os.listdir(folder)) if missing.suffix == ".st" or not name.endswith(".st")]
+    except (OSError, ValueError):  # the latter for a NUL in the name
+        nearest = next(filter(os.path.isdir, folder.parents), Path("/"))
+        return f"the path exists up to {os.path.join(nearest, '')}"
+    near = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.5)
+    of_its_kind = [name for name in near if Path(name).suffix == missing.suffix]
+    if not near or missing.name in names:
+        return None
+    return f"in {os.path.join(folder, '')} there is: {', '.join(of_its_kind or near)}"
 
 
 _DISTRIBUTIONS = {

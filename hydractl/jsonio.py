@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, near_path
 
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -179,8 +179,13 @@ def read_json_file(path: str | Path) -> Any:
     """
     import sys
 
-    if str(path).endswith((".st", ".safetensors")):
-        raise InputError(f"{path} is a file of weights, not JSON", hint=f"hydractl --info {path} says what it holds")
+    is_folder = os.path.isdir(path)
+    if is_folder or str(path).endswith((".st", ".safetensors")):
+        study = os.path.join(path if is_folder else os.path.dirname(path), "study.json")
+        hint = f"hydractl --info {path} says what it holds"
+        if os.path.exists(study):
+            hint = f"the results of its study: {study}"
+        raise InputError(f"{path} is a {'folder' if is_folder else 'file of weights'}, not JSON", hint=hint)
     if str(path) == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed")
@@ -188,7 +193,7 @@ def read_json_file(path: str | Path) -> Any:
     try:
         return parse_json(read_whole(path), str(path))
     except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
+        raise InputError(f"no such file: {path}", hint=near_path(path)) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 

@@ -157,7 +157,10 @@ def calibrate(
             as_written = ALL_SCORES if ALL_SCORES in scores else ",".join(scores)
             for needed in ("val", "ood_val"):
                 if not call.given(needed):
-                    problems.add(f"--ood-score {as_written} needs {call.label(needed)}, to choose one of them on")
+                    option = call.label(needed)
+                    if needed == "ood_val":
+                        option += " (auto makes some)"
+                    problems.add(f"--ood-score {as_written} needs {option}, to choose one of them on")
         add_problems_of_scores(problems, scores)
 
     from hydractl.api.making import Calibrated, made, place_of_model

@@ -38,7 +38,7 @@ def _as_argument(name: str) -> str:
     return repr(argument_by_flag.get(f"--{name}", name.replace("-", "_")))
 
 
-_PYTHON = Door(_as_argument, lambda verb: f"hydractl.{function_of(verb)}", lacks=["model", *OF_A_TERMINAL])
+_PYTHON = Door(_as_argument, function_of, "hydractl.", lacks=["model", *OF_A_TERMINAL])
 
 
 def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str, object]) -> Any:

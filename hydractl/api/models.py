@@ -21,7 +21,7 @@ from hydractl.api.values import Data
 from hydractl.data import open_data
 from hydractl.data.held import held_set
 from hydractl.data.names import read_labels, read_prompts
-from hydractl.errors import UsageError
+from hydractl.errors import HydraError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
@@ -165,7 +165,13 @@ def open(
         source = open_module(model, arch, processor, folder.path)
     else:
         refs = [os.fspath(model)]
-        source = open_source(refs[0], ModelOptions(arch, seed))
+        try:
+            source = open_source(refs[0], ModelOptions(arch, seed))
+        except HydraError as error:
+            if error.hint is not None:
+                error.hint = error.hint.replace("--arch ", "arch=")
+                error.add_note(f"hint: {error.hint}")  # which a traceback shows
+            raise
 
     # Apply the arguments.
     changed = source

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, near_path
 from hydractl.jsonio import Document, parse_json, read_whole, shown
 
 _FOLDER = Path(__file__).parent / "classes"
@@ -362,7 +362,7 @@ def _lines_of(path: str, where: str) -> list[str]:
     try:
         content = read_whole(os.path.expanduser(path))
     except OSError as error:
-        raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
+        raise InputError(f"{where}: cannot read the file: {error.strerror}", hint=near_path(path)) from error
     if path.lower().endswith(".json"):
         return _listed_names(parse_json(content, where), where)
     try:

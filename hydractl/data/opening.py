@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from hydractl.data.files import EncodedImages
 from hydractl.data.labels import RawLabels, limited, resolve_labels
 from hydractl.data.part import dataset_part, take_rows
 from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, near_path
 from hydractl.expressions.data_sets import SUPPORTED, DataSpec
 
 _Reader = Callable[..., "tuple[Dataset, RawLabels]"]
@@ -308,26 +307,9 @@ def _not_found(spec: DataSpec, path: Path) -> InputError:
     """Return the error for a path that does not exist, with a hint at what may have been meant."""
     from hydractl.data.builtin import SPLITS
 
-    folder = path.parent
     first_part, _, _ = spec.path.partition("/")
     if first_part in SPLITS:
         hint = f"did you mean builtin:{spec.path}?"
-    elif not folder.is_dir():
-        nearest = next((above for above in folder.parents if above.is_dir()), Path("/"))
-        hint = f"the path exists up to {os.path.join(nearest, '')}"
     else:
-        near = difflib.get_close_matches(path.name, _names_in(folder), n=3, cutoff=0.5)
-        shown_folder = os.path.join(folder, "")  # ends with a slash, as "/" does
-        hint = f"nothing in {shown_folder} has a name like it; {SUPPORTED}"
-        if near:
-            hint = f"in {shown_folder} there is: {', '.join(near)}"
+        hint = near_path(path) or f"nothing in {os.path.join(path.parent, '')} has a name like it; {SUPPORTED}"
     return InputError(f"{spec.where}: no such file or folder", hint=hint)
-
-
-def _names_in(folder: Path) -> list[str]:
-    """Return the names in a folder, sorted; an empty list if it cannot be read, because they only serve for a hint."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return sorted(names)

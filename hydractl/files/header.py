@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, near_path
 from hydractl.jsonio import canonical_json, parse_json, shown
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def read_header(path: str | Path) -> Header:
             status = os.fstat(handle.fileno())
             text = _read_header_text(handle, status.st_size, path)
     except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
+        raise InputError(f"no such file: {path}", hint=near_path(path)) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 

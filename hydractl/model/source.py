@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from hydractl.data.labels import some
 from hydractl.data.names import renaming_warning
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, near_path
 from hydractl.expressions.models import ModelRef
 from hydractl.families import FAMILIES, classes_of, families_for_folder, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
@@ -355,16 +354,12 @@ def _must_be_file(ref: str) -> bool:
 
 
 def _model_hint(path: Path) -> str:
-    """Return a hint for a missing file: a name of a library, the checkpoints in its folder, or what a MODEL can be."""
+    """Return a hint for a missing file: a name of a library, names like it in its folder, or what a MODEL can be."""
     looks_like_a_name = path.name == str(path) and not path.suffix
     if looks_like_a_name:
         return f"a name of a library has its prefix, such as timm:{path}; else give a .st file or a published folder"
-    near: list[str] = []
-    if os.path.isdir(path.parent):
-        near = sorted(file.name for file in path.parent.glob("*.st"))
-    if near:
-        return f"checkpoints there: {some(near, 5)}"
-    return f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
+    families = ", ".join(FAMILIES.names)
+    return near_path(path) or f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {families}"
 
 
 def _open_family_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:

@@ -27,13 +27,15 @@ class Door:
 
     Attributes:
         option: writes an option from its name (as in its flag).
-        verb: writes the name of a verb.
+        verb: writes the name of a verb, behind ``program``.
+        program: what stands before the names of verbs.
         lacks: options that cannot be given there.
         is_command_line: whether switches have a form with ``no-`` there, and options without a flag cannot be given.
     """
 
     option: Callable[[str], str]
-    verb: Callable[[str], str] = "hydractl {}".format
+    verb: Callable[[str], str] = str
+    program: str = "hydractl "
     lacks: Collection[str] = ()
     is_command_line: bool = False
 
@@ -54,9 +56,15 @@ class Door:
                     names.append(f"no-{name}")
         return list(dict.fromkeys(names))
 
-    def verbs_with(self, name: str) -> list[str]:
-        """Return the verbs that have an option of this name."""
-        return [verb for verb in VERBS if name in self.names(verb)]
+    def verbs_with(self, name: str) -> str:
+        """Return the verbs that have an option of this name, ``hydractl a, b or c``; empty if none has it."""
+        verbs = [self.verb(verb) for verb in VERBS if name in self.names(verb)]
+        if not verbs:
+            return ""
+        if len(verbs) > _MOST_VERBS:
+            return f"{self.program}{', '.join(verbs[:_MOST_VERBS])} and others"
+        *others, last = verbs
+        return f"{self.program}{', '.join(others)} or {last}" if others else f"{self.program}{last}"
 
 
 COMMAND_LINE = Door("--{}".format, is_command_line=True)
@@ -81,10 +89,14 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
             return "; it is a key of a recipe or hydra.yaml"
         others = door.verbs_with(option_name)
         if others:
-            return f"; see {door.verb(_listed(others))}"
+            return f"; see {others}"
 
-    # A similar name exists.
-    return did_you_mean(option_name, door.names(verb), door.option)
+    # A similar name exists, in this verb or in others.
+    def of_others(near: str) -> str:
+        return f"{door.option(near)} of {door.verbs_with(near)}"
+
+    meant = did_you_mean(option_name, door.names(verb), door.option)
+    return meant or did_you_mean(option_name, door.names(None), of_others, cutoff=0.8)
 
 
 def about_word(word: str, verb: str | None) -> str:
@@ -110,7 +122,7 @@ def about_word(word: str, verb: str | None) -> str:
     if meant:
         return meant
     verbs_with_it = COMMAND_LINE.verbs_with(name)
-    return f"; see {COMMAND_LINE.verb(_listed(verbs_with_it))}" if verbs_with_it else ""
+    return f"; see {verbs_with_it}" if verbs_with_it else ""
 
 
 def about_key_of_file(key: str) -> str:
@@ -120,11 +132,3 @@ def about_key_of_file(key: str) -> str:
     name = key.replace("_", "-").lower()
     names = [*VERBS, *YAML_FILE.names(None)]
     return did_you_mean(name, names, lambda near: repr(near) if near in VERBS else YAML_FILE.option(near))
-
-
-def _listed(verbs: Sequence[str]) -> str:
-    """Return verbs as a list in words, e.g. ``a, b or c``; of more than three verbs only the first three."""
-    if len(verbs) > _MOST_VERBS:
-        return f"{', '.join(verbs[:_MOST_VERBS])} and others"
-    *others, last = verbs
-    return f"{', '.join(others)} or {last}" if others else last

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, near_path
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE, FileTensors
 from hydractl.files.circuit_answer import CircuitAnswer, CircuitHeads, KeptSite, MaskRecord
@@ -36,7 +36,7 @@ def describe(path: str | Path) -> InfoAnswer:
     """
     path = Path(path)
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
-        raise InputError(f"no such file: {path}")
+        raise InputError(f"no such file: {path}", hint=near_path(path))
     if path.is_dir() or is_state_dict(path):
         return _describe_published(path)
     if path.suffix in (".onnx", ".pt2"):

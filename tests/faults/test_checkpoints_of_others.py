@@ -215,6 +215,11 @@ def test_what_was_probably_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     save_file(of_timm(), "model.safetensors")
     with pytest.raises(InputError, match="is a file of weights, not JSON"):
         hydractl.make_report("model.safetensors")
+    Path("study.json").touch()
+    for path in ("model.safetensors", "."):
+        with pytest.raises(InputError, match="not JSON") as raised:
+            hydractl.make_report(path)
+        assert str(raised.value.hint).endswith("study.json")
     with pytest.raises(HydraError) as refused:
         hydractl.export("model.safetensors", arch=ARCH, output="hydra.pt")
     assert refused.value.hint == "-o hydra.onnx"

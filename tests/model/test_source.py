@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.errors import InputError, NonFiniteError, UsageError, near_path
 from hydractl.expressions.models import ModelRef
 from hydractl.families import FAMILIES, families_for_folder
 from hydractl.families.torchvision_operators import declare_operators
@@ -141,10 +141,14 @@ def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     error = refusal(tmp_path / "a.st")
     assert error.message == f"no such model: {tmp_path / 'a.st'}"
-    assert error.hint == "checkpoints there: b.st, c.st"
-    for name in "defg":
-        (tmp_path / f"{name}.st").touch()
-    assert refusal(tmp_path / "a.st").hint == "checkpoints there: b.st, c.st, d.st, e.st, f.st, ... (6 in all)"
+    assert error.hint == f"in {tmp_path}/ there is: c.st, b.st"
+    (tmp_path / "vit.npz").touch()
+    assert near_path(tmp_path / "vit.json") == f"in {tmp_path}/ there is: vit.npz"
+    (tmp_path / "vot.json").touch()
+    assert near_path(tmp_path / "vit.json") == f"in {tmp_path}/ there is: vot.json"
+    assert near_path(tmp_path / "b") is None, "weights are no data"
+    assert near_path(tmp_path / "vot.json") is None, "it is there and cannot be read"
+    assert near_path(tmp_path / "no" / "folder" / "b.st") == f"the path exists up to {tmp_path}/"
     assert refusal("timm:").message == "no such model: timm:"
 
 
@@ -664,7 +668,7 @@ def test_a_model_that_was_never_published() -> None:
 
 def test_json_files_that_are_not_there(tmp_path: Path) -> None:
     assert "no such file: " in refused(InputError, read_json_file, tmp_path / "b.json").message
-    assert refused(InputError, read_json_file, tmp_path).message.endswith(": Is a directory")
+    assert refused(InputError, read_json_file, tmp_path).message.endswith(" is a folder, not JSON")
 
 
 @pytest.mark.fault(33)

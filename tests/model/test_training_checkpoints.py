@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+import hydractl
 from hydractl.data.names import read_labels
 from hydractl.errors import InputError, UsageError
 from hydractl.families.torchvision_operators import declare_operators
@@ -154,6 +155,9 @@ def test_plain_weights_of_a_published_vit_name_the_architectures_that_fit(tmp_pa
     torch.save(model.state_dict(), tmp_path / "vit.pth")
     arch = "'timm:vit_tiny_patch16_384?num_classes=7&num_heads=3'"
     assert hint_of(tmp_path / "vit.pth") == f"--arch {arch}; the file does not show its number of heads"
+    error = refused(InputError, hydractl.load, tmp_path / "vit.pth")
+    assert error.hint == f"arch={arch}; the file does not show its number of heads"
+    assert error.__notes__ == [f"hint: {error.hint}"]
 
 
 def test_info_says_what_a_checkpoint_holds_and_how_to_open_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.calls import checked
     ("verb", "flag", "said"),
     [
         ("finetune", "--warmup", "; it is a key of a recipe or hydra.yaml"),
+        ("predict", "--treshold", "; did you mean --threshold of hydractl eval, calibrate or study?"),
         ("eval", "--html", "; see hydractl report"),
         ("eval", "--budget", "; see hydractl extract-circuit"),
         ("bench", "--keep", "; see hydractl score, extract-circuit or prune"),
@@ -85,6 +86,11 @@ def test_variables() -> None:
             hydractl.evaluate,
             {"objective": "x"},
             "evaluate() got an unexpected keyword argument 'objective'; see hydractl.extract_circuit",
+        ),
+        (
+            hydractl.bench,
+            {"keep": 2},
+            "bench() got an unexpected keyword argument 'keep'; see hydractl.score, extract_circuit or prune",
         ),
         (hydractl.prune, {"quiet": True}, "prune() got an unexpected keyword argument 'quiet'"),
     ],
