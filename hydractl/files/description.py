@@ -15,7 +15,7 @@ from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.files.results import Count, Record
 from hydractl.files.version import __version__
 from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
-from hydractl.jsonio import json_list, shown
+from hydractl.jsonio import shown
 
 DEFAULT_PROMPT = "A photo of a {label}."
 """The default template that makes a prompt of a class name (paper D.3)."""
@@ -126,34 +126,24 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as the JSON object ``hydractl.checkpoint/1``; the reverse of :meth:`from_json`."""
-        # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
-        sites = [[path, heads] for path, heads in self.masks[0].heads.items()]
+        document: dict[str, object] = {"schema": CHECKPOINT_SCHEMA}
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                document[name] = dict(value)
+            elif isinstance(value, (list, tuple)):
+                document[name] = list(value)
+            else:
+                document[name] = value
 
-        # The entries that every description has.
-        document: dict[str, object] = {
-            "schema": CHECKPOINT_SCHEMA,
-            "kind": self.kind,
-            "family": self.family,
-            "family_version": self.family_version,
-            "arch": self.arch,
-            "config": dict(self.config),
-            "preprocess": dict(self.preprocess),
-            "labels": json_list(self.labels),
-            "sites": sites,
-            "layout": self.layout,
-            "merge": json_list(self.merge),
-            "members": self._members_json(),
-            "extra": dict(self.extra),
-            "provenance": dict(self.provenance),
-        }
+        # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
+        del document["masks"]
+        document["sites"] = [[path, heads] for path, heads in self.masks[0].heads.items()]
+        document["members"] = self._members_json()
 
         # Rare entries are written only if there is something to write.
-        if self.prompt is not None:
-            document["prompt"] = list(self.prompt)
-        if self.seen:
-            document["seen"] = [dict(entry) for entry in self.seen]
-        if self.origin is not None:
-            document["origin"] = self.origin
+        for name in ("prompt", "seen", "origin"):
+            if not document[name]:
+                del document[name]
         return document
 
     def _members_json(self) -> list[dict[str, object]]:
@@ -198,24 +188,10 @@ class Description:
         masks, problems = _read_masks(read)
         if problems:
             raise InputError(broken, problems=problems)
-        return cls(
-            kind=read.kind,
-            family=read.family,
-            family_version=read.family_version,
-            arch=read.arch,
-            config=read.config,
-            preprocess=read.preprocess,
-            labels=read.labels,
-            masks=masks,
-            layout=read.layout,
-            merge=read.merge,
-            members=[dict(member.__pydantic_extra__) for member in read.members],
-            extra=read.extra,
-            provenance=read.provenance,
-            prompt=read.prompt,
-            seen=tuple(checked(read.seen, origin)),
-            origin=read.origin,
-        )
+        as_they_are = {name: getattr(read, name) for name in _Document.model_fields if name != "sites"}
+        as_they_are["members"] = [dict(member.__pydantic_extra__) for member in read.members]
+        as_they_are["seen"] = tuple(checked(read.seen, origin))
+        return cls(masks=masks, **as_they_are)
 
 
 class _Member(Record, extra="allow"):

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import EpochRecord, TrainingRecord
+from hydractl.files.results import Count, Number, Record, optional
 
 _POINTS = 60
 """About how many epochs of a history are kept in a record."""
@@ -77,67 +78,43 @@ def training_text(training: TrainingRecord) -> str:
     return ", ".join(facts)
 
 
-def unfinished(header: Mapping[str, object]) -> dict[str, object]:
-    """Return how far an unfinished run is, from the header of its state file (``hydractl.training/1``).
+class ProgressRecord(Record):
+    """How far an unfinished training is; between two trainings of a grid no steps are known."""
 
-    These are fields of :class:`~hydractl.files.verb_answers.InfoAnswer`.
-
-    Args:
-        header: the header, perhaps of an untrusted file: malformed values are left out.
-    """
-    progress = _object_at(header, "progress")
-
-    # Progress within a training; between two trainings of a grid there is none. In the file, "steps" is the number of
-    # steps done, and "total" the number of all steps; here they are `step` and `steps`.
-    step = None
-    steps = None
-    if type(progress.get("steps")) is int:
-        step = progress["steps"]
-        steps = progress.get("total")
-
-    # The best epoch, if there has been a validation.
-    best_epoch = None
-    if progress.get("best") is not None:
-        best_epoch = progress.get("kept_epoch")
-    return {
-        "step": step,
-        "of_": steps,
-        "learning_rate": _learning_rate_words(header),
-        "epochs": _last_epochs(progress.get("epochs")),
-        "best_epoch": best_epoch,
-        "best_val_accuracy": progress.get("best"),
-    }
+    steps: Count | None = optional("Number of steps made.")
+    total: Count | None = optional("Number of all its steps.")
+    candidate: Count | None = optional("Which of several learning rates is tried, from 0.")
+    epochs: Sequence[EpochRecord] = optional("Its epochs so far.", ())
+    kept_epoch: Count | None = optional("The best epoch so far.")
+    best: Number = optional("The validation accuracy of that epoch, if there has been a validation.")
 
 
-def _learning_rate_words(header: Mapping[str, object]) -> str | None:
-    """Return which of several learning rates a run is at, e.g. ``2 of 3``; None if that is not known."""
-    rates = _object_at(header, "fingerprint").get("lr")
-    candidate = _object_at(header, "progress").get("candidate")
-    if not isinstance(rates, list) or type(candidate) is not int:
-        return None
-    return f"{candidate + 1} of {len(rates)}"
+class UnfinishedRecord(Record):
+    """What is shown of the header of a state file (``hydractl.training/1``)."""
 
+    progress: ProgressRecord
+    fingerprint: Mapping[str, Any]
+    """The settings that the run was begun with."""
+    environment: Mapping[str, Any]
+    """The environment that it was begun in."""
 
-def _last_epochs(epochs: object) -> list[str]:
-    """Return a line for each of the last epochs of a run, five at most; an empty list if these are not epochs."""
-    return [epoch_text(epoch) for epoch in _read_epochs(epochs)[-5:]]
-
-
-def begun_with(header: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings and the environment that a run was begun with, from the header of its state file."""
-    settings = {}
-    for key, value in _object_at(header, "fingerprint").items():
-        if value is not None:
-            settings[key] = value
-    return {**settings, **_object_at(header, "environment")}
-
-
-def _object_at(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object at a key of a header; an empty one if it is missing or not an object."""
-    part = header.get(key)
-    if isinstance(part, Mapping):
-        return part
-    return {}
+    def facts(self) -> dict[str, object]:
+        """Return how far the run is, and with what it was begun, by what is shown of it; None for what is not known."""
+        progress = self.progress
+        rates = self.fingerprint.get("lr")
+        learning_rate = None
+        if isinstance(rates, list) and progress.candidate is not None:
+            learning_rate = f"{progress.candidate + 1} of {len(rates)}"
+        settings = {key: value for key, value in self.fingerprint.items() if value is not None}
+        return {
+            "step": progress.steps,
+            "of": progress.total,
+            "learning_rate": learning_rate,
+            "epochs": [epoch_text(epoch) for epoch in progress.epochs[-5:]] or None,
+            "best_epoch": None if progress.best is None else progress.kept_epoch,
+            "best_val_accuracy": progress.best,
+            "source": {**settings, **self.environment},
+        }
 
 
 def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:

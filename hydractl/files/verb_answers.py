@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from hydractl.files.circuit_answer import KeptSite, MaskRecord
-from hydractl.files.model_records import FILE_HASH, EpochRecord, ModelSize
+from hydractl.files.model_records import EpochRecord, ModelSize
 from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
 
 # --- trainings --------------------------------------------------------------------------------------------------------
@@ -219,8 +219,9 @@ class OverlapAnswer(Result):
 class InfoAnswer(Result, extra="allow"):
     """What a file says of itself; what a broken file says may be anything.
 
-    Beside the fields stand the results that were stored with a model by whatever made it, such as the self-check of a
-    fusion.
+    Beside the fields stand the facts that are known, in the order in which they are shown: of the tensors, the model,
+    the predictions, the unfinished training or the document that is in it, then a note, and the results that were
+    stored with a model by whatever made it, such as the self-check of a fusion.
     """
 
     schema_: Literal["hydractl.info/1"] = schema("hydractl.info/1")
@@ -228,49 +229,7 @@ class InfoAnswer(Result, extra="allow"):
     """Path of the file or folder."""
     holds: Any
     """The schema of what is in it, or what else it is."""
-    bytes: Count | None = optional("Size of a file of tensors.")
-    tensors: Count | None = optional("Number of its tensors.")
-    parameters: Count | None = optional("Number of their elements.")
-    dtypes: Sequence[str] | None = optional("Their number formats.")
-
-    # Of a model.
-    kind: str | None = optional("`dense`, `pruned` or `fused`.")
-    family: str | None = optional("The library and its version.")
-    arch: Any = optional("The architecture.")
-    layout: str | None = optional("`sliced`, or `zeroed` where removed heads are zeros.")
-    labels: Sequence[str] | None = optional("The class names, where they are known.")
-    preprocess: Mapping[str, object] | None = optional("How raw samples become inputs.")
-    prompt: Any = optional("The templates that make prompts of the class names.")
-    merge: Sequence[str] | None = optional("Of a fused model, which parts are averaged.")
-
-    # Of predictions.
-    model: str | None = optional("Name of the model.")
-    sha256: Any = optional(FILE_HASH)
-    members: Count | None = optional("Number of members.")
-    classes: Count | None = optional("Number of classes.")
-    data_sets: Sequence[str] | None = optional("Name and number of samples of each set.")
-    samples: Any = optional("Number of its samples.")
-
-    # Of an unfinished training.
-    step: int | None = optional("Number of steps made.")
-    of_: Any = optional("Number of all its steps.")
-    learning_rate: str | None = optional("Which of the learning rates is being tried, in words.")
-    epochs: Sequence[str] = sparse("Its last epochs in words.", [])
-    best_epoch: Any = optional("The epoch with the best validation accuracy.")
-    best_val_accuracy: Any = optional("That accuracy.")
-
-    # Of masks, circuits, scores, evals and benches.
-    objective: Any = optional("What a circuit maximises.")
-    algorithm: Any = optional("The algorithm of its search.")
-    method: Any = optional("The criterion of scores.")
-    budget: Any = optional("How many heads a circuit was to remove.")
-    steps: Count | None = optional("Number of heads that it removes.")
-    rows: Sequence[Any] | None = optional("Names of the rows of an eval or a bench.")
-
     head_map: Sequence[KeptSite] | None = optional("The heads of a model or a mask.")
     head_maps: Sequence[Sequence[KeptSite]] = sparse("Those of each member of a fused model.", [])
     overlap: Sequence[ComparedMasks] | None = optional("Its members compared.")
-    note: str | None = optional("What is not shown, or how the file is used.")
-    seen: Sequence[str] = sparse("Samples that a model was fitted to, in words.", [])
-    training: Sequence[str] = sparse("The trainings that a model went through, in words.", [])
     source: Any = optional("How it was made.")

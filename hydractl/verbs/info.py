@@ -17,7 +17,7 @@ from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, TensorInfo, read_header
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.files.tokenizer_text import foreign_tokens
-from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
+from hydractl.files.training_history import UnfinishedRecord, training_text, trainings_of
 from hydractl.files.verb_answers import ComparedMasks, InfoAnswer, OverlapAnswer
 from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
@@ -107,12 +107,8 @@ def _describe_json(path: Path, content: bytes) -> InfoAnswer:
     if not isinstance(schema, str) or not schema.startswith("hydractl."):
         raise InputError(f"{path} is JSON, but not of hydractl (schema {shown(schema)})")
 
-    info = InfoAnswer(
-        file=str(path),
-        holds=schema,
-        **_entries_there(document, _TOLD_OF_ARTEFACT),
-        source=document.get("source"),
-    )
+    told = {key: document.get(key) for key in _TOLD_OF_ARTEFACT}
+    info = InfoAnswer(file=str(path), holds=schema, source=document.get("source"), **_known(told))
     # Masks and circuits: the heads that are kept.
     if schema == MaskRecord.form():
         return _with_heads(info, MaskRecord.checked(document, f"{path} is no mask").head_map)
@@ -129,13 +125,9 @@ def _describe_json(path: Path, content: bytes) -> InfoAnswer:
     return info
 
 
-def _entries_there(document: Mapping[str, object], keys: Sequence[str]) -> dict[str, Any]:
-    """Return the entries of ``document`` that have one of these keys."""
-    entries = {}
-    for key in keys:
-        if key in document:
-            entries[key] = document[key]
-    return entries
+def _known(facts: Mapping[str, object]) -> dict[str, Any]:
+    """Return the facts that are not None."""
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def _row_names(rows: Sequence[object]) -> list[Any]:
@@ -214,9 +206,10 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
 
         return info.model_copy(update={"note": f"does not describe itself; {arch_hint(FileTensors(path))}"})
     if str(schema).startswith("hydractl.predictions/"):
-        return info.model_copy(update=_prediction_facts(path))
+        return info.model_copy(update=_known(_prediction_facts(path)))
     if schema == TRAINING_SCHEMA:
-        return info.model_copy(update={**unfinished(description), "source": begun_with(description)})
+        unfinished = UnfinishedRecord.checked(description, f"{path} is no unfinished training")
+        return info.model_copy(update=_known(unfinished.facts()))
     return with_model(info, Description.from_json(description, str(path)))
 
 
@@ -231,42 +224,32 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         The answer with the facts about the model, the results stored with it, the samples it has seen, its trainings,
         its provenance, and the heads that its members keep.
     """
-    about_model = info.model_copy(
-        update={
-            "note": foreign_tokens(description.preprocess),
-            **_model_facts(description),
-            **_stored_results(description),
-            "seen": _texts_of_seen(description),
-            "training": _training_texts(description),
-            "source": dict(description.provenance),
-        }
-    )
-    return _with_heads_of_members(about_model, description.masks)
-
-
-def _with_heads_of_members(info: InfoAnswer, masks: Sequence[HeadMask]) -> InfoAnswer:
-    """Return the answer with the heads that the members of a model keep.
-
-    Args:
-        info: the answer so far.
-        masks: the masks of the members, in order.
-
-    Returns:
-        With one member, the answer with a ``head_map``. With several, the answer with ``head_maps`` and the overlap of
-        each pair, or with a note that they are too many to be compared.
-    """
+    masks = description.masks
     head_maps = [_kept_sites(mask) for mask in masks]
-    if len(head_maps) == 1:
-        return info.model_copy(update={"head_map": head_maps[0]})
-    if not _few_enough_to_compare(masks):
-        notes = [f"{len(head_maps)} members of many heads, too many to be compared"]
-        if info.note is not None:
-            notes.append(info.note)
-        return info.model_copy(update={"head_maps": head_maps, "note": ". ".join(notes)})
-    overlaps = []
-    for (first, mask), (second, other_mask) in combinations(enumerate(masks), 2):
-        overlaps.append(_overlap_of_masks(f"member {first}", mask, f"member {second}", other_mask))
-    return info.model_copy(update={"head_maps": head_maps, "overlap": overlaps})
+    notes = []
+    drawn: dict[str, object] = {"source": dict(description.provenance)}
+    if len(masks) == 1:
+        drawn["head_map"] = head_maps[0]
+    else:
+        drawn["head_maps"] = head_maps
+        if _few_enough_to_compare(masks):
+            drawn["overlap"] = [
+                _overlap_of_masks(f"member {first}", mask, f"member {second}", other_mask)
+                for (first, mask), (second, other_mask) in combinations(enumerate(masks), 2)
+            ]
+        else:
+            notes.append(f"{len(head_maps)} members of many heads, too many to be compared")
+    foreign = foreign_tokens(description.preprocess)
+    if foreign is not None:
+        notes.append(foreign)
+    facts = {
+        **_model_facts(description),
+        "note": ". ".join(notes) or None,
+        "seen": _texts_of_seen(description) or None,
+        "training": _training_texts(description) or None,
+    }
+    results = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
+    return info.model_copy(update={**drawn, **_known(facts), **results})
 
 
 def _texts_of_seen(description: Description) -> list[str]:
@@ -292,15 +275,6 @@ def _model_facts(description: Description) -> dict[str, object]:
         "prompt": json_list(description.prompt),
         "merge": json_list(description.merge),
     }
-
-
-def _stored_results(description: Description) -> dict[str, object]:
-    """Return the objects that were stored with a model, except those whose key is also a field of the answer."""
-    results: dict[str, object] = {}
-    for key, value in description.extra.items():
-        if isinstance(value, dict) and key not in InfoAnswer.model_fields:
-            results[key] = dict(value)
-    return results
 
 
 def _training_texts(description: Description) -> list[str]:

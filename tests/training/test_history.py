@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from hydractl.errors import InputError
 from hydractl.files.description import Description
 from hydractl.files.header import read_header
 from hydractl.files.model_records import EpochRecord
-from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
+from hydractl.files.training_history import UnfinishedRecord, training_text, trainings_of
 from tests.image_data import write_images
 from tests.running import answer, run, stopped_after
 
@@ -109,6 +110,6 @@ def test_a_strangers_provenance_tells_nothing(settings: Any) -> None:
 @pytest.mark.parametrize(
     "header", [{}, {"progress": 3, "fingerprint": []}, {"progress": {"steps": "5", "epochs": [1]}}]
 )
-def test_a_strangers_state_is_described_as_far_as_it_goes(header: Any) -> None:
-    assert not any(unfinished(header).values())
-    assert begun_with(header) == {}
+def test_a_strangers_state_is_refused(header: Any) -> None:
+    with pytest.raises(InputError, match="a.state is no unfinished training"):
+        UnfinishedRecord.checked(header, "a.state is no unfinished training")
