@@ -64,7 +64,8 @@ class EncodedImages(Dataset):
         """Return the error which says that image ``i`` cannot be read, and why."""
         return UnreadableSample(
             f"cannot read image {self.name(i)}: {why} ({self.where})",
-            hint=hint or "replace it or take it out; eval, predict, calibrate, study: --on-bad skip leaves it out",
+            hint=hint
+            or "replace it or take it out; eval, predict, calibrate, study: --on-bad skip leaves out all such",
         )
 
     def _sample(self, i: int) -> Image.Image:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydractl.data import Dataset
 from hydractl.data.base import (
+    UnreadableSample,
     left_out_warnings,
     orientation_warnings,
     reasons_of_skipped,
@@ -276,8 +277,15 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
         if start:
             left = len(plan.dataset) - start
             log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.dataset):,} are left")
-        for window in _predict_windows(plan, start, log):
-            unfinished.append(window)
+        try:
+            for window in _predict_windows(plan, start, log):
+                unfinished.append(window)
+        except UnreadableSample as error:
+            if unfinished.predicted:
+                error.hint = f"{error.hint}; --resume goes on once it is replaced"
+            else:
+                unfinished_path.unlink(missing_ok=True)
+            raise
         unfinished.close()
         if len(plan.dataset) and not unfinished.predicted:
             unfinished_path.unlink(missing_ok=True)

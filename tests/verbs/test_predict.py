@@ -227,11 +227,25 @@ def test_broken_images_are_listed_wherever_they_are(workers: str) -> None:
         Path(paths[broken]).write_bytes(b"no image")
     options = ["--batch-size", "2", "--workers", workers]
     assert main(["predict", "cal.st", "new", *options, "-o", "p.jsonl", "-q"]) == 3
+    assert not Path("p.jsonl.part").exists()  # nothing was predicted before it
     run("predict", "cal.st", "new", *options, "--on-bad", "skip", "-o", "p.jsonl", "--report", "r.json")
     assert [row["id"] for row in lines("p.jsonl")] == ["01.png", "04.png", "05.png", "06.png", "07.png"]
     summary = json.loads(Path("r.json").read_text())
     assert summary["skipped"] == {"n": 4, "ids": ["00.png", "02.png", "03.png", "08.png"]}
     assert summary["n"] == 5
+
+
+def test_once_a_broken_image_is_replaced_it_goes_on_after_what_came_before(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = images("new", 5)
+    image = Path(paths[3]).read_bytes()
+    Path(paths[3]).write_bytes(b"no image")
+    command = ["predict", "cal.st", "new", "--batch-size", "2", "-o", "p.jsonl"]
+    assert main(command) == 3
+    assert "--resume goes on once it is replaced" in capsys.readouterr().err
+    Path(paths[3]).write_bytes(image)
+    run(*command, "--resume")
+    assert "p.jsonl.part is resumed: 3 of 5 are left" in capsys.readouterr().err
+    assert len(lines("p.jsonl")) == 5
 
 
 def test_nothing_but_broken_images() -> None:
