@@ -11,8 +11,7 @@ import itertools
 import os
 import re
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hydractl.data.base import UnreadableSample, reason
@@ -103,166 +102,118 @@ def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardIm
         UsageError: for a network address, or a name that cannot be expanded.
         InputError: if shards are missing, damaged or compressed, or samples have no image; all are listed.
     """
-    index = _Index(spec, asked)
+    ids: list[str] = []
+    places: list[_Place] = []
+    captions: list[str | None] = []
+    problems: list[str] = []
     shards = _shard_paths(spec)
     for shard in shards:
-        index.add(shard)
-        if len(index.problems) >= _MOST_PROBLEMS:
+        name = printable(os.path.basename(shard))
+        try:
+            samples = _list_samples(shard)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            problems.append(f"{name}: {reason(error)}")
+            samples = {}
+
+        # Choose the image of each sample, which is not read now, and read its caption.
+        for key, members in samples.items():
+            try:
+                image = _choose_image(key, members, spec.query.get("image"))
+                captions.append(_read_caption(key, members, asked, shard))
+            except (ValueError, OSError) as error:
+                problems.append(f"{name}: {error}")
+                continue
+            ids.append(f"{name}/{printable(key)}")
+            places.append(_Place(shard, printable(image.name), image.offset_data, image.size))
+        if len(problems) >= _MOST_PROBLEMS or (limit is not None and len(ids) >= limit):
             break
-        if limit is not None and len(index.ids) >= limit:
-            break
-    if index.problems:
+    if problems:
         raise InputError(
             f"{spec.where}: these shards cannot be used",
             hint="shards are whole .tar files; compressed ones cannot be read at any place: unpack them",
-            problems=index.problems[:_MOST_PROBLEMS],
+            problems=problems[:_MOST_PROBLEMS],
         )
-    if not index.ids:
+    if not ids:
         count = "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
         raise InputError(f"{spec.where}: no images in {count}")
 
     # The last shard may have more samples than are needed.
-    ids = index.ids[:limit]
-    places = index.places[:limit]
-    images = ShardImages(spec.text, spec.where, ids, places)
-    return images, index.captions[:limit]
+    return ShardImages(spec.text, spec.where, ids[:limit], places[:limit]), captions[:limit]
 
 
-class _ShardSample:
-    """The files with one key in a tar file.
+def _list_samples(shard: str) -> dict[str, dict[str, tarfile.TarInfo]]:
+    """Return the files of each sample of a tar file by their endings, by the keys of the samples and in order.
 
-    Attributes:
-        members: the files, by ending.
-        caption: the content of the file that holds the caption; None if there is no such file.
+    Raises:
+        tarfile.TarError: if the file is no complete tar file, or its members break the rules of the format.
     """
-
-    def __init__(self) -> None:
-        self.members: dict[str, tarfile.TarInfo] = {}
-        self.caption: bytes | None = None
-
-
-@dataclass
-class _Index:
-    """Collects the samples of the shards, one shard after another.
-
-    Attributes:
-        spec, asked: see :func:`index_shards`.
-        ids, places, captions: one entry for each sample so far.
-        problems: one line for each shard or sample that cannot be used.
-    """
-
-    spec: DataSpec
-    asked: str
-    ids: list[str] = field(default_factory=list)
-    places: list[_Place] = field(default_factory=list)
-    captions: list[str | None] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    def add(self, shard: str) -> None:
-        """Add the samples of one tar file to the lists; for each that cannot be used, add a line to ``problems``."""
-        # List the samples of the file; a file that is damaged has none.
-        name = printable(os.path.basename(shard))
-        try:
-            samples = self._list_samples(shard)
-        except (tarfile.TarError, OSError, EOFError) as error:
-            self.problems.append(f"{name}: {reason(error)}")
-            return
-
-        # Choose the image and the caption of each sample.
-        for key, sample in samples.items():
-            try:
-                member = self._choose_image(key, sample)
-                caption = self._read_caption(key, sample)
-            except ValueError as error:
-                self.problems.append(f"{name}: {error}")
+    samples: dict[str, dict[str, tarfile.TarInfo]] = {}
+    last_key = None
+    with tarfile.open(shard, "r:") as archive:
+        for member in archive:
+            # Skip folders and names that have no key and ending.
+            match = _MEMBER.fullmatch(member.name)
+            if match is None or member.isdir():
                 continue
+            key = match[1]
+            ending = match[2].lower()
+            # Refuse what the format does not allow.
+            if not member.isreg() or member.issparse():
+                raise tarfile.TarError(f"{printable(member.name)} is no plain file")
+            if key != last_key and key in samples:
+                raise tarfile.TarError(f"the files of {printable(key)} do not stand together")
+            last_key = key
+            members = samples.setdefault(key, {})
+            if ending in members:
+                raise tarfile.TarError(f"{printable(member.name)} is there twice")
+            members[ending] = member
+        _check_end(archive, shard)
+    return samples
 
-            # The image is not read now: remember where it is.
-            place = _Place(shard, printable(member.name), member.offset_data, member.size)
-            self.ids.append(f"{name}/{printable(key)}")
-            self.places.append(place)
-            self.captions.append(caption)
 
-    def _list_samples(self, shard: str) -> dict[str, _ShardSample]:
-        """Return the samples of one tar file, by key and in order; the files that hold captions are read.
+def _choose_image(key: str, members: Mapping[str, tarfile.TarInfo], asked: str | None) -> tarfile.TarInfo:
+    """Return the image file of a sample: its only file that ends like an image, or that ends as ``?image=`` asks.
 
-        Raises:
-            tarfile.TarError: if the file is no complete tar file, or its members break the rules of the format.
-        """
-        caption_ending, _, _ = self.asked.partition(".")
-        samples: dict[str, _ShardSample] = {}
-        last_key = None
-        with tarfile.open(shard, "r:") as archive:
-            for member in archive:
-                # Skip folders and names that have no key and ending.
-                match = _MEMBER.fullmatch(member.name)
-                if match is None or member.isdir():
-                    continue
-                key = match[1]
-                ending = match[2].lower()
-                # Refuse what the format does not allow.
-                is_plain_file = member.isreg() and not member.issparse()
-                if not is_plain_file:
-                    raise tarfile.TarError(f"{printable(member.name)} is no plain file")
-                comes_again = key != last_key and key in samples
-                if comes_again:
-                    raise tarfile.TarError(f"the files of {printable(key)} do not stand together")
-                # Add the file to the sample of its key.
-                last_key = key
-                sample = samples.setdefault(key, _ShardSample())
-                if ending in sample.members:
-                    raise tarfile.TarError(f"{printable(member.name)} is there twice")
-                sample.members[ending] = member
-                # Read it now if it holds the caption.
-                if ending == caption_ending.lower() and member.size <= _LARGEST_CAPTION:
-                    file = archive.extractfile(member)
-                    assert file is not None  # because it is a plain file
-                    sample.caption = file.read()
-            _check_end(archive, shard)
-        return samples
+    Raises:
+        ValueError: if there is no such file, or more than one.
+    """
+    wanted = _IMAGES if asked is None else (asked.lower(),)
+    endings = [ending for ending in members if ending in wanted]
+    if not endings:
+        raise ValueError(f"{printable(key)} has no image")
+    if len(endings) > 1:
+        listed = ", ".join(endings)
+        raise ValueError(f"{printable(key)} has several images ({listed}): choose with ?image=")
+    return members[endings[0]]
 
-    def _choose_image(self, key: str, sample: _ShardSample) -> tarfile.TarInfo:
-        """Return the image file of a sample: its only file that ends like an image, or that ends as ``?image=`` says.
 
-        Raises:
-            ValueError: if there is no such file, or more than one.
-        """
-        asked = self.spec.query.get("image")
-        wanted = _IMAGES if asked is None else (asked.lower(),)
-        endings = [ending for ending in sample.members if ending in wanted]
-        if not endings:
-            raise ValueError(f"{printable(key)} has no image")
-        if len(endings) > 1:
-            listed = ", ".join(endings)
-            raise ValueError(f"{printable(key)} has several images ({listed}): choose with ?image=")
-        return sample.members[endings[0]]
+def _read_caption(key: str, members: Mapping[str, tarfile.TarInfo], asked: str, shard: str) -> str | None:
+    """Return the caption of a sample; None if it has none.
 
-    def _read_caption(self, key: str, sample: _ShardSample) -> str | None:
-        """Return the caption of a sample; None if it has none.
-
-        Raises:
-            ValueError: if the caption cannot be read.
-        """
-        if sample.caption is None:
-            return None
-        what = f"the text of {printable(key)}"
-        try:
-            text = sample.caption.decode("utf-8").strip()
-        except UnicodeDecodeError:
-            raise ValueError(f"{what} is not UTF-8 text") from None
-        ending, _, json_key = self.asked.partition(".")
-        if ending.lower() == "json":
-            try:
-                document = parse_json(text, "it")
-            except InputError as error:
-                raise ValueError(f"{what} cannot be read: {error.message}") from None
-            if not isinstance(document, dict):
-                return None
-            value = document.get(json_key)
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"{what} is {shown(value)}, which is no text")
-            return value
-        return text
+    Raises:
+        ValueError: if the caption cannot be read.
+    """
+    ending, _, json_key = asked.partition(".")
+    member = members.get(ending.lower())
+    if member is None or member.size > _LARGEST_CAPTION:
+        return None
+    what = f"the text of {printable(key)}"
+    with open(shard, "rb") as file:
+        file.seek(member.offset_data)
+        content = file.read(member.size)
+    try:
+        text = content.decode("utf-8").strip()
+        if ending.lower() != "json":
+            return text
+        document = parse_json(text, "it")
+    except UnicodeDecodeError:
+        raise ValueError(f"{what} is not UTF-8 text") from None
+    except InputError as error:
+        raise ValueError(f"{what} cannot be read: {error.message}") from None
+    value = document.get(json_key) if isinstance(document, dict) else None
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{what} is {shown(value)}, which is no text")
+    return value
 
 
 def _check_end(archive: tarfile.TarFile, shard: str) -> None:

@@ -71,11 +71,17 @@ class OodBenchmark:
 
 
 _OPENOOD = "OpenOOD v1.5, scripts/download/download.py of https://github.com/Jingkang50/OpenOOD"
-_CLASSIC, _LARGE = "images_classic", "images_largescale"
+FULL_SPECTRUM = "full-spectrum"
+
+_LARGE_SETS = ("openimage_o", "ssb_hard", "ninco", "inaturalist")
+"""The sets in OpenOOD's folder ``images_largescale``, beside those of ImageNet; others are in ``images_classic``."""
+
+_OTHER_LISTS = {"textures": ("test_textures", "test_texture"), "texture": ("test_texture", "test_textures")}
+"""The possible names of the list of a set; that of any other is ``test_`` and its name."""
 
 
 def _openood(
-    benchmark: str, name: str, group: str | None, folder: str, *lists: str, official: bool = False
+    benchmark: str, name: str, group: str | None = None, lists: Sequence[str] | None = None, *, official: bool = False
 ) -> SuiteMember:
     """Return one set of an OpenOOD benchmark.
 
@@ -83,159 +89,137 @@ def _openood(
         benchmark: the name of the benchmark, which is that of its folder of lists, for example ``cifar10``.
         name: the name of the set in the answer.
         group: ``near`` or ``far``; None for a set that is only for validation.
-        folder: the folder of its images, below the root.
         lists: possible names of the list; the first that exists is used.
         official: whether the set is only used when asked for.
     """
-    name_of_download = "texture" if name == "textures" else name
+    if lists is None:
+        lists = _OTHER_LISTS.get(name, (f"test_{name}",))
     files = [f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists]
+    is_large = name in _LARGE_SETS or name.startswith("imagenet")
+    name_of_download = "texture" if name == "textures" else name
     return SuiteMember(
         name=name,
         group=group,
         files=tuple(files),
         origin=f"{name_of_download} of {_OPENOOD}",
-        folder=folder,
+        folder="images_largescale" if is_large else "images_classic",
         official=official,
     )
 
 
-def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str]:
-    """Describe OpenOOD's two lists of the in-distribution images of a benchmark.
+def _benchmark(
+    name: str,
+    *,
+    ood_val: str,
+    near: Sequence[str],
+    far: Sequence[str],
+    test: int,
+    val: int,
+    images: str,
+    note: str,
+    shifted: Mapping[str, Sequence[str]],
+) -> OodBenchmark:
+    """Return one of OpenOOD's benchmarks.
 
     Args:
-        benchmark: the name of the benchmark.
-        test, val: the number of images in each list.
-        images: the images from which both lists are taken.
-
-    Returns:
-        A description for each list, by its path below the root.
-    """
-    folder = f"benchmark_imglist/{benchmark}"
-    total = test + val
-    return {
-        f"{folder}/test_{benchmark}.txt": f"OpenOOD's ID test list: {test:,} of the {total:,} {images}",
-        f"{folder}/val_{benchmark}.txt": f"OpenOOD's ID validation list: {val:,} of the {total:,} {images}",
-    }
-
-
-FULL_SPECTRUM = "full-spectrum"
-
-
-def _parts_of_benchmark(
-    benchmark: str, folder: str, ood_val: SuiteMember, shifted: Mapping[str, Sequence[str]]
-) -> dict[str, Sequence[SuiteMember]]:
-    """Return the parts of a benchmark that ``openood:NAME/PART`` can open.
-
-    Args:
-        benchmark: the name of the benchmark.
-        folder: the folder of its images.
-        ood_val: its OOD validation set.
-        shifted: for each covariate-shifted set the possible names of its list; the first that exists is used.
-
-    Returns:
-        The sets of each part, by the name of the part: ``train``, ``val``, ``test`` and ``ood-val``. If there are
-        shifted sets, each is also a part under its own name, and ``full-spectrum`` is the test set with all of them.
-    """
-    parts: dict[str, Sequence[SuiteMember]] = {}
-
-    # ID data.
-    for part in ("train", "val", "test"):
-        parts[part] = [_openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")]
-    parts["ood-val"] = [ood_val]
-    if not shifted:
-        return parts
-
-    # Covariate-shifted data, together with the test set and alone.
-    shifted_sets = {name: _openood(benchmark, name, None, folder, *lists) for name, lists in shifted.items()}
-    parts[FULL_SPECTRUM] = [*parts["test"], *shifted_sets.values()]
-    for name, shifted_set in shifted_sets.items():
-        parts[name] = [shifted_set]
-    return parts
-
-
-def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
-    """Return the benchmark of ImageNet, or of some of its classes.
-
-    Args:
-        benchmark: the name of the benchmark.
+        name: its name, for example ``cifar10``.
+        ood_val: the OOD set for validation; its test part is only used when the official sets are asked for.
+        near, far: the sets to test on.
         test, val: the number of images in OpenOOD's ID test list and ID validation list.
-        images: the images from which both lists are taken, for messages.
-        shifted: see :func:`_parts_of_benchmark`.
+        images: the images from which both lists are taken.
+        note: what OpenOOD counts otherwise, the beginning of the suite's note.
+        shifted: for each covariate-shifted set the possible names of its list; the first that exists is used.
     """
-    ood_val = _openood(benchmark, "openimage_o", None, _LARGE, "val_openimage_o")
+    ood_val_set = _openood(name, ood_val, None, [f"val_{ood_val}"])
+    members = [ood_val_set]
+    for group, tested in ((NEAR, near), (FAR, far)):
+        members += [_openood(name, tested_set, group, official=tested_set == ood_val) for tested_set in tested]
+
+    # The parts that `openood:NAME/PART` opens: ID data, and with covariate shifts, together and alone.
+    parts: dict[str, Sequence[SuiteMember]] = {}
+    for part in ("train", "val", "test"):
+        parts[part] = [_openood(name, name, None, [f"{part}_{name}"])]
+    parts["ood-val"] = [ood_val_set]
+    shifted_sets = [_openood(name, shifted_set, None, lists) for shifted_set, lists in shifted.items()]
+    if shifted_sets:
+        parts[FULL_SPECTRUM] = [*parts["test"], *shifted_sets]
+    for shifted_set in shifted_sets:
+        parts[shifted_set.name] = [shifted_set]
+
+    # What the two lists of ID images are, which are no full test sets.
+    id_lists = {}
+    for part, words, count in (("test", "test", test), ("val", "validation", val)):
+        (path,) = parts[part][0].files
+        id_lists[path] = f"OpenOOD's ID {words} list: {count:,} of the {test + val:,} {images}"
     return OodBenchmark(
         samples="images",
-        members=(
-            ood_val,
-            _openood(benchmark, "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
-            _openood(benchmark, "ninco", NEAR, _LARGE, "test_ninco"),
-            _openood(benchmark, "inaturalist", FAR, _LARGE, "test_inaturalist"),
-            _openood(benchmark, "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
-            _openood(benchmark, "openimage_o", FAR, _LARGE, "test_openimage_o", official=True),
-        ),
-        id_lists=_id_lists(benchmark, test, val, images),
-        parts=_parts_of_benchmark(benchmark, _LARGE, ood_val, shifted),
-        note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only, unless "
-        f"openood-{benchmark}:official is asked for",
+        members=tuple(members),
+        id_lists=id_lists,
+        parts=parts,
+        note=f"{note} is for validation only, unless openood-{name}:official is asked for",
     )
 
 
-def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
-    """Return the benchmark of CIFAR-10 or CIFAR-100.
-
-    Args:
-        benchmark: the name of the benchmark, ``cifar10`` or ``cifar100``.
-        other: the name of the other CIFAR set, which is a near OOD set for this one.
-        classes: the number of classes, which names the set in messages.
-        shifted: see :func:`_parts_of_benchmark`.
-    """
-    # TinyImageNet ("tin") is for validation; its test part is used only when the official sets are asked for.
-    ood_val = _openood(benchmark, "tin", None, _CLASSIC, "val_tin")
-    return OodBenchmark(
-        samples="images",
-        members=(
-            ood_val,
-            _openood(benchmark, other, NEAR, _CLASSIC, f"test_{other}"),
-            _openood(benchmark, "tin", NEAR, _CLASSIC, "test_tin", official=True),
-            _openood(benchmark, "mnist", FAR, _CLASSIC, "test_mnist"),
-            _openood(benchmark, "svhn", FAR, _CLASSIC, "test_svhn"),
-            _openood(benchmark, "texture", FAR, _CLASSIC, "test_texture", "test_textures"),
-            _openood(benchmark, "places365", FAR, _CLASSIC, "test_places365"),
-        ),
-        id_lists=_id_lists(benchmark, 9_000, 1_000, f"test images of CIFAR-{classes}"),
-        parts=_parts_of_benchmark(benchmark, _CLASSIC, ood_val, shifted),
-        note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only, unless "
-        f"openood-{benchmark}:official is asked for",
-    )
-
-
+_OF_IMAGENET = "OpenOOD also counts the test part of OpenImage-O as far; here the set"
+_OF_CIFAR = "OpenOOD also counts a part of TinyImageNet (tin) as near; here it"
+_NEAR_IMAGENET = ("ssb_hard", "ninco")
+_FAR_FROM_IMAGENET = ("inaturalist", "textures", "openimage_o")
+_FAR_FROM_CIFAR = ("mnist", "svhn", "texture", "places365")
 _NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
 
 SUITES: dict[str, OodBenchmark] = {
-    "openood-imagenet": _imagenet(
+    "openood-imagenet": _benchmark(
         "imagenet",
+        ood_val="openimage_o",
+        near=_NEAR_IMAGENET,
+        far=_FAR_FROM_IMAGENET,
         test=45_000,
         val=5_000,
         images="validation images of ImageNet-1k",
+        note=_OF_IMAGENET,
         shifted={
             "imagenet_v2": ("test_imagenet_v2", "test_imagenetv2"),
             "imagenet_c": ("test_imagenet_c", "test_imagenetc"),
             "imagenet_r": ("test_imagenet_r", "test_imagenetr"),
         },
     ),
-    "openood-imagenet200": _imagenet(
+    "openood-imagenet200": _benchmark(
         "imagenet200",
+        ood_val="openimage_o",
+        near=_NEAR_IMAGENET,
+        far=_FAR_FROM_IMAGENET,
         test=9_000,
         val=1_000,
         images="validation images of 200 classes of ImageNet-1k",
+        note=_OF_IMAGENET,
         shifted={
             "imagenet_v2": ("test_imagenet200_v2", "test_imagenet_v2"),
             "imagenet_c": ("test_imagenet200_c", "test_imagenet_c"),
             "imagenet_r": ("test_imagenet200_r", "test_imagenet_r"),
         },
     ),
-    "openood-cifar100": _cifar("cifar100", other="cifar10", classes=100, shifted={}),
-    "openood-cifar10": _cifar("cifar10", other="cifar100", classes=10, shifted={"cifar10c": ("test_cifar10c",)}),
+    "openood-cifar100": _benchmark(
+        "cifar100",
+        ood_val="tin",
+        near=("cifar10", "tin"),
+        far=_FAR_FROM_CIFAR,
+        test=9_000,
+        val=1_000,
+        images="test images of CIFAR-100",
+        note=_OF_CIFAR,
+        shifted={},
+    ),
+    "openood-cifar10": _benchmark(
+        "cifar10",
+        ood_val="tin",
+        near=("cifar100", "tin"),
+        far=_FAR_FROM_CIFAR,
+        test=9_000,
+        val=1_000,
+        images="test images of CIFAR-10",
+        note=_OF_CIFAR,
+        shifted={"cifar10c": ("test_cifar10c",)},
+    ),
     "sst2-paper": OodBenchmark(
         samples="texts",
         members=(
