@@ -5,9 +5,10 @@ If the single model is as good with a free score, one more command writes that m
 
 from __future__ import annotations
 
+from hydractl.expressions.models import ModelRef
 from hydractl.files.study_answer import NextCommandRecord, Purpose
-from hydractl.options.command import Command
 from hydractl.studies.plan import Plan
+from hydractl.studies.steps import Step
 from hydractl.studies.verdict import Rung
 
 _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
@@ -26,20 +27,19 @@ def next_commands(plan: Plan, used: Rung, free_score: str | None) -> list[NextCo
         free_score: a free score with which the single model is as good as ``best.st`` or better; None if there is none.
     """
     request = plan.request
+    single = plan.rows[0]
     (row,) = (row for row in plan.rows if row.name == used.row)
-    running = request.given_of(_HOW_IT_RUNS)
-
     best = str(plan.folder / "best.st")
-    written = {"report": str(plan.folder / "predictions.json"), "output": str(plan.folder / "predictions.jsonl")}
-    predict = Command("predict", (best, str(request.test), str(request.ood[0].spec)), {**running, **written})
-
-    as_for_export = {**request.given_of(("max_length",)), "output": str(plan.folder / "best.onnx")}
-    export = Command("export", (best,), as_for_export)
-
-    as_before = {**running, **request.given_of(_WHICH_SAMPLES), **plan.calibration(row, used.score)}
-    recalibrate = Command("calibrate", (best,), {**as_before, "output": str(plan.folder / "recalibrated.st")})
-
-    commands: dict[Purpose, Command] = {"predict": predict, "export": export, "recalibrate": recalibrate}
+    inputs = (best, str(request.test), str(request.ood[0].spec))
+    report = {"report": str(plan.folder / "predictions.json")}
+    recalibrated = plan.calibration(row, used.score)
+    samples = (*_HOW_IT_RUNS, *_WHICH_SAMPLES)
+    steps: dict[Purpose, Step] = {
+        "predict": plan.step("predict", inputs, report, ["predictions.jsonl"], shared=_HOW_IT_RUNS),
+        "export": plan.step("export", [best], {}, ["best.onnx"], shared=("max_length",)),
+        "recalibrate": plan.step("calibrate", [best], recalibrated, ["recalibrated.st"], shared=samples),
+    }
     if free_score is not None:
-        commands["free score"] = plan.free_command(free_score)
-    return [NextCommandRecord(purpose=purpose, command=command.words()) for purpose, command in commands.items()]
+        free = ModelRef.of_row("free", [single.model])
+        steps["free score"] = plan.step("calibrate", [free], plan.calibration(single, free_score), ["free.st"])
+    return [NextCommandRecord(purpose=purpose, command=step.command.words()) for purpose, step in steps.items()]

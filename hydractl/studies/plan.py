@@ -460,16 +460,6 @@ class Plan:
         of_features = self._feature_arguments(row) if score in ON_FEATURES else {}
         return {**of_features, "ood_score": score}  # the other options name all scores
 
-    def free_command(self, score: str) -> Command:
-        """Return the call that writes the single model with a free score as ``free.st``; no part of the study.
-
-        Args:
-            score: the OOD score.
-        """
-        single = self.rows[0]
-        model = ModelRef.of_row("free", [single.model])
-        return self.step("calibrate", [model], self.calibration(single, score), ["free.st"]).command
-
 
 def half(spec: DataSpec, number: int) -> DataSpec:
     """Return one half of a data set: the first half for ``number`` 1, the second for 2."""

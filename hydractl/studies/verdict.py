@@ -29,6 +29,7 @@ from hydractl.studies.words import (
     Finding,
 )
 
+# The possible answers of a study.
 HELPS = "helps"
 HELPS_SLIGHTLY = "helps slightly"
 TRADES = "trades"
@@ -39,19 +40,6 @@ SCORE_HELPS = "score helps"
 SCORE_UNCLEAR = "score unclear"
 NOTHING_HELPS = "nothing helps"
 BLIND = "cannot choose"
-ANSWERS = (
-    HELPS,
-    HELPS_SLIGHTLY,
-    TRADES,
-    AS_GOOD,
-    FREE_SCORE_BETTER,
-    UNCLEAR,
-    SCORE_HELPS,
-    SCORE_UNCLEAR,
-    NOTHING_HELPS,
-    BLIND,
-)
-"""The possible answers of a study."""
 
 FOOTNOTE = (
     "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
@@ -196,7 +184,7 @@ class Facts:
 
 
 def answer_of(facts: Facts) -> str:
-    """Return the answer, one of :data:`ANSWERS`."""
+    """Return the answer, one of those above."""
     if not facts.has_vote:
         return BLIND
     if facts.rung.row != SINGLE:

@@ -89,32 +89,35 @@ def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def _asked_scale(request: StudyRequest) -> Scale:
+def _asked_scale(request: StudyRequest, source: Source) -> Scale:
     """Return the scale (which rows, and how large a search) that the settings ask for.
 
     Without training data, ``default`` leaves out the rows that need them.
 
     Raises:
-        UsageError: a row needs training data, and there are none.
+        UsageError: a row needs training data, and there are none, or the model cannot have it.
     """
     rows = []
+    of_classifiers = []
     for name, kind in asked_for(request.rows).items():
         lacks_data = kind.needs_training_data and request.train is None
         if lacks_data and name in request.rows:
             raise UsageError(f"--rows {name} needs --train, labelled training data")
         if not lacks_data:
             rows.append(name)
+        if kind.needs_classifier and not _has_classifier(source):
+            of_classifiers.append(name)
+    if of_classifiers:
+        raise UsageError(
+            f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
+            hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
+        )
     return Scale(rows, request.approx, request.search_samples or request.limit)
 
 
 def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> Plan:
-    """Return the rows of a study of this scale, with the steps that make and measure them.
-
-    Raises:
-        UsageError: the model cannot have a row.
-    """
+    """Return the rows of a study of this scale, with the steps that make and measure them."""
     request = sets.request
-    _check_rows(source, scale)
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, request.tower)
@@ -137,20 +140,6 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
 def _has_classifier(source: Source) -> bool:
     """Return whether a model has a classifier of its own; a zero-shot model has none."""
     return source.family.classes(source.description.config) is not None
-
-
-def _check_rows(source: Source, scale: Scale) -> None:
-    """Refuse rows that the model cannot have.
-
-    Raises:
-        UsageError: there are such rows; the message names them.
-    """
-    of_classifiers = [name for name in scale.rows if KINDS[name].needs_classifier]
-    if of_classifiers and not _has_classifier(source):
-        raise UsageError(
-            f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
-            hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
-        )
 
 
 def _late_sites(sites: Sequence[Site]) -> list[Site]:
@@ -234,7 +223,7 @@ def _claim_folder(
         # Hidden files may be left over from a study that was killed before it wrote its plan.
         holds_files = any(not path.name.startswith(".") for path in folder.iterdir())
     if plan_file.exists():
-        plan = _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets))
+        plan = _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets, source))
         return plan, step_seconds(plan, len(source.sites))
     if holds_files:
         raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
@@ -249,7 +238,7 @@ def _claim_folder(
     return plan, seconds
 
 
-def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> Scale:
+def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets, source: Source) -> Scale:
     """Return the scale of a study that was begun before, after a check that the same study is asked for now.
 
     The scale says which rows a study has and how large its search is; ``--time`` may have made it smaller.
@@ -258,6 +247,7 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
         path: the plan file of the study.
         decisive: the model and the settings that decide the findings, as they are now.
         sets: the data, as they are now.
+        source: the model.
 
     Raises:
         InputError: the file is not a plan of a study, or these settings cannot lead to its scale.
@@ -282,7 +272,7 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
 
     # Find the scale among those that the settings allow, rather than trust what the file says.
     scale_in_file = canonical_json(document.get("scale"))
-    for scale in smaller(_asked_scale(sets.request)):
+    for scale in smaller(_asked_scale(sets.request, source)):
         if canonical_json(asdict(scale)) == scale_in_file:
             return scale
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
@@ -301,7 +291,7 @@ def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -
     """
     request = sets.request
     most_seconds = request.seconds()
-    for scale in smaller(_asked_scale(request)):
+    for scale in smaller(_asked_scale(request, source)):
         plan = _plan_study(sets, source, folder, scale)
         seconds = step_seconds(plan, len(source.sites))
         if most_seconds is None or in_all(seconds) <= most_seconds:
