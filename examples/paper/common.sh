@@ -17,6 +17,14 @@ PYTHON=${PYTHON:-python}
 SMALL=${SMALL:-}
 DRY=${DRY:-}
 
+# installed: end with a message unless Python has hydractl; without its environment that would be told days later.
+installed() {
+  "$PYTHON" -c "import hydractl" 2> /dev/null || {
+    echo "$PYTHON has no hydractl: activate its environment, as in . .venv/bin/activate" >&2
+    exit 2
+  }
+}
+
 # --- paths to fill in: variables of the environment -------------------------------------------------------------------
 
 if [ "$SMALL" ]; then
@@ -37,6 +45,7 @@ if [ "$SMALL" ]; then
   BERT=$MADE/bert
   CLIP=$MADE/clip
   if [ ! "$DRY" ]; then
+    installed
     mkdir -p "$RUNS"
     DRY=1 sh "$0" "$@" > "$RUNS/commands"
     exec "$PYTHON" "$HERE/play.py" "$RUNS/commands" --data "$MADE"
@@ -165,12 +174,14 @@ have() {
 
 # beside TABLE...: print tables of the paper, with the figures measured here below those printed there.
 beside() {
+  [ "$DRY" ] || rm -f "$RUNS/tables/$1.md"  # it shows what is there by now
   step "$RUNS/tables/$1.md" "$PYTHON" "$HERE/beside.py" "$@" --runs "$RUNS" -o "$RUNS/tables/$1.md"
 }
 
 if [ ! "$DRY" ]; then
   mkdir -p "$RUNS"
   plan "$@"
+  installed
 fi
 
 # --- data sets, and what the scripts about them share -----------------------------------------------------------------
