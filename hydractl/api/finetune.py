@@ -438,12 +438,6 @@ def finetune(
     from hydractl.api.making import made, place_of_model
     from hydractl.files.verb_answers import RecipeSetting
     from hydractl.training.course import ScheduleOptions
-    from hydractl.training.options import (
-        LossOptions,
-        OptimizerOptions,
-        TrainingDataOptions,
-        WeightOptions,
-    )
     from hydractl.verbs.finetune import run
     from hydractl.verbs.finetune_request import TrainingRequest
     from hydractl.verbs.opening import opening_options
@@ -466,13 +460,12 @@ def finetune(
         values,
         models=models,
         opening=opening,
-        data=filled(TrainingDataOptions, values),
         lr=tuple(values["lr"]),
         epochs=values["epochs"] or 0,
-        weights=filled(WeightOptions, values, labels=names_of_new_head, lenient=call.rank("freeze") == RECIPE),
-        optimizer=filled(OptimizerOptions, values, name=optimizer, betas=(first_beta, second_beta)),
+        labels=names_of_new_head,
+        lenient=call.rank("freeze") == RECIPE,
+        betas=(first_beta, second_beta),
         schedule=filled(ScheduleOptions, values, shape=schedule, floor=lr_floor),
-        loss=filled(LossOptions, values, name=loss),
         output=path,
         recipe=in_effect,
         notes=call.notes,

@@ -26,7 +26,7 @@ from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.model.source import Source
 from hydractl.training.members import AnyModel
-from hydractl.training.options import TrainingDataOptions, TrainOptions
+from hydractl.training.options import TrainOptions
 
 declare_operators()
 
@@ -82,16 +82,16 @@ def training_data(
     Raises:
         UsageError: the batch cannot be divided among the processes, or texts are to be augmented.
     """
-    batch_size = options.data.batch_size
-    workers = options.data.workers
+    batch_size = options.batch_size
+    workers = options.workers
     if batch_size % team.size:
         raise UsageError(f"--batch-size {batch_size} cannot be divided among {team.size} processes")
 
     # Only training data are augmented.
     augmentation = None
-    if options.data.augment:
+    if options.augment:
         preprocess = model.description.preprocess
-        augmentation = Augmentation(options.data.augment, model.family, preprocess, options.seed)
+        augmentation = Augmentation(options.augment, model.family, preprocess, options.seed)
 
     # Each process reads its part of every training batch, and whole batches of its part of the validation set.
     batch_size_of_process = batch_size // team.size
@@ -164,7 +164,7 @@ def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) ->
     )
 
 
-def open_pairs(source: Source, options: TrainingDataOptions, per_step: int) -> Dataset:
+def open_pairs(source: Source, options: TrainOptions) -> Dataset:
     """Open the pairs to train on.
 
     Raises:
@@ -177,9 +177,9 @@ def open_pairs(source: Source, options: TrainingDataOptions, per_step: int) -> D
             hint="train a CLIP, or leave --loss out",
         )
     dataset = open_data(options.train, limit=options.limit, reads={source.name: PAIRS})
-    if len(dataset) < per_step:
+    if len(dataset) < options.per_step:
         raise InputError(
-            f"{options.train} has {len(dataset)} pairs, and a step compares {per_step}",
+            f"{options.train} has {len(dataset)} pairs, and a step compares {options.per_step}",
             hint="lower --batch-size or --accumulate",
         )
     return dataset

@@ -168,11 +168,11 @@ class Training:
         self.context = context
 
         # The weights, their loss and their optimizer.
-        self.parameters = trainable(model, options.weights)
+        self.parameters = trainable(model, options)
         self.device = next(iter(self.parameters.values())).device
-        self._kept_weights = kept_weights(model, options.weights)
-        self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
-        self.loss = make_loss(model, options.loss, context.team)
+        self._kept_weights = kept_weights(model, options)
+        self.optimizer = make_optimizer(list(self.parameters.values()), options, lr)
+        self.loss = make_loss(model, options, context.team)
         self._shared_loss = shared(self.loss, context.team)
 
         # The length of the training.
@@ -265,7 +265,7 @@ class Training:
         """
         # Of each batch, this process reads every n-th sample, where n is the number of processes.
         samples_ahead = samples[self.position :]
-        batches = _chunks(samples_ahead, self.options.data.batch_size)
+        batches = _chunks(samples_ahead, self.options.batch_size)
         indices_to_read: list[int] = []
         for batch in batches:
             samples_here = self._part_of_process(batch)
@@ -279,7 +279,7 @@ class Training:
         self.model.train()
         epoch = len(self.history.epochs)
         stream = self.data.batches(indices_to_read, epoch)
-        for batches_of_step in _chunks(batches, self.options.data.accumulate):
+        for batches_of_step in _chunks(batches, self.options.accumulate):
             samples_of_step = sum(len(batch) for batch in batches_of_step)
             shares = []
 
@@ -358,7 +358,7 @@ class Training:
         for parameter, is_kept in self._kept_weights:
             if parameter.grad is not None:
                 parameter.grad.mul_(is_kept)
-        largest_norm = self.options.optimizer.clip
+        largest_norm = self.options.clip
         if largest_norm:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), largest_norm)
         self.optimizer.step()

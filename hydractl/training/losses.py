@@ -79,7 +79,7 @@ def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
     """Build the loss that the options name; members trained together use the loss of their method."""
     if isinstance(model, Together):
         return OfMembers(model, options, team)
-    if options.name == "contrastive":
+    if options.loss == "contrastive":
         return Contrastive(model, options, team)
     return CrossEntropy(model, options, team)
 

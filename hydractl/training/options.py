@@ -71,7 +71,7 @@ class WeightOptions:
 class OptimizerOptions:
     """AdamW (``betas``, ``eps``) or SGD (``momentum``); ``clip`` is the largest gradient norm, 0 for no limit."""
 
-    name: str = "adamw"
+    optimizer: str = "adamw"
     weight_decay: float = 0.01
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
@@ -84,51 +84,46 @@ class LossOptions:
     """The loss of a training.
 
     Attributes:
-        name: ``cross-entropy`` or ``contrastive``.
+        loss: ``cross-entropy`` or ``contrastive``.
         label_smoothing: of the cross-entropy.
         autocast: the dtype that activations are computed in, or None.
         class_weights: returns the weights ``[C]`` of C classes in the cross-entropy; None for equal weights.
     """
 
-    name: str = "cross-entropy"
+    loss: str = "cross-entropy"
     label_smoothing: float = 0.0
     autocast: str | None = None
     class_weights: Callable[[int], Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(TrainingDataOptions, WeightOptions, OptimizerOptions, LossOptions):
     """All options that decide the result of a training, besides its model.
 
     Attributes:
-        seed: the seed of the order of samples, augmentation, dropout, and what is drawn at the start.
+        seed: the seed of the order of samples, augmentation, dropout, and what is drawn at the start, too.
         lr: the peaks of the learning rate; if there are several, each is trained.
         epochs, steps: the length; ``steps`` wins if it is given.
         patience: how many epochs without a better validation accuracy end the training; None: it never ends early.
         min_delta: by how much an accuracy must exceed the best one to be better.
+        schedule: the learning rate over the steps.
         course: the course that a method prescribes; None: that of an ordinary training.
         together: makes the several members that one training trains; None: the training has one model.
     """
 
-    data: TrainingDataOptions
-    seed: int = 0
     lr: tuple[float, ...] = (1e-4,)
     epochs: int = 3
     steps: int | None = None
     patience: int | None = None
     min_delta: float = 0.0
-    weights: WeightOptions = field(default_factory=WeightOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     course: CourseOptions | None = None
-    loss: LossOptions = field(default_factory=LossOptions)
     together: MemberMaker | None = None
 
     @property
     def per_step(self) -> int:
         """The number of samples of a step."""
-        data = self.data
-        return data.batch_size * data.accumulate
+        return self.batch_size * self.accumulate
 
     def steps_per_epoch(self, samples: int) -> int:
         """Return the number of steps of one pass over the data.
@@ -138,7 +133,7 @@ class TrainOptions:
         pairs in each epoch.
         """
         full_steps, left_over = divmod(samples, self.per_step)
-        if self.loss.name == "contrastive" or not left_over:
+        if self.loss == "contrastive" or not left_over:
             return full_steps
         return full_steps + 1
 

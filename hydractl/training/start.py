@@ -78,25 +78,24 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     # The weights to start from. A contrastive training needs no classifier.
     _refuse_filling_zeros(source, options)
     start = source
-    if options.weights.init == "random":
+    if options.init == "random":
         start = drawn(source, options.seed)
-    data = options.data
     drawn_names: tuple[str, ...] = ()
-    if options.loss.name == "contrastive":
+    if options.loss == "contrastive":
         # Pairs have no classes. The class names come from the model or ``--labels``, else from the validation set.
-        train_set = open_pairs(start, data, options.per_step)
-        if options.weights.init == "head":
+        train_set = open_pairs(start, options)
+        if options.init == "head":
             with_drawn_head(start, options.seed)  # raises, since such a model has no classifier
-        named = start if data.val is None else named_by_data(start, data.val, data.limit)
+        named = start if options.val is None else named_by_data(start, options.val, options.limit)
         class_names = named.description.labels
     else:
         # Give the model its classifier and class names; a zero-shot model takes the names from the data.
-        body = named_by_data(start, data.train, data.limit)
+        body = named_by_data(start, options.train, options.limit)
         classifier, train_set = _open_with_classifier(body, options)
         check_labels_are_classes(train_set, classifier)
-        class_names = _class_names(classifier, train_set, data.train)
+        class_names = _class_names(classifier, train_set, options.train)
         named = replace(classifier, description=replace(classifier.description, labels=class_names))
-        drawn_names = _drawn_names(body, named, options.weights)
+        drawn_names = _drawn_names(body, named, options)
 
     # If members are trained together, make the start of each.
     members: tuple[Source, ...] = (named,)
@@ -104,9 +103,9 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         members = options.together.sources(named, options.seed)
 
     # Add the validation data, if any, without samples that are training data too.
-    if data.val is None:
+    if options.val is None:
         return Opened(members, train_set, None, 0, drawn_names)
-    val_set = _open_labelled(data.val, named, data, class_names)
+    val_set = _open_labelled(options.val, named, options, class_names)
     check_labels_are_classes(val_set, named)
     validation = without_training_data(GivenSet("--val", val_set), GivenSet("--train", train_set))
     return Opened(members, train_set, validation.dataset, validation.left_out, drawn_names)
@@ -120,7 +119,7 @@ def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
     """
     if source.description.params_nonzero is None:
         return
-    if options.weights.adapter is not None:
+    if options.adapter is not None:
         filled_by = "an adapter"
     elif options.together is not None:
         filled_by = "members together"
@@ -145,39 +144,36 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
         UsageError: the model has no classifier and the options do not ask for one, or it has another number of classes
             than ``--classes`` says.
     """
-    weights = options.weights
-
     # A new classifier, if it is asked for, or if the body has none.
-    if weights.reset_head:
+    if options.reset_head:
         return _open_with_new_classifier(body, options)
     if body.classes == 0:
-        if weights.init != "head":
+        if options.init != "head":
             need_classifier(body)  # raises, since nothing asks for a classifier
         return _open_with_new_classifier(body, options)
 
     # Otherwise keep the model's own classifier. `--labels` may rename its classes.
     classifier = body
-    if weights.labels is not None:
+    if options.labels is not None:
         # Remove the old names first: names in another order than the old ones would be refused.
         nameless = replace(body, description=replace(body.description, labels=None))
-        classifier = with_labels(nameless, weights.labels)
+        classifier = with_labels(nameless, options.labels)
     class_names = classifier.description.labels
-    train_set = _open_labelled(options.data.train, classifier, options.data, class_names)
-    if weights.classes not in (None, classifier.classes):
+    train_set = _open_labelled(options.train, classifier, options, class_names)
+    if options.classes not in (None, classifier.classes):
         hint = "add --reset-head for a classifier of another size"
-        raise UsageError(f"--classes {weights.classes}: {classifier.name} has {classifier.classes}", hint=hint)
-    if weights.init == "head":
+        raise UsageError(f"--classes {options.classes}: {classifier.name} has {classifier.classes}", hint=hint)
+    if options.init == "head":
         return with_drawn_head(classifier, options.seed), train_set
     return classifier, train_set
 
 
 def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
     """Open the training data, and give the model a new classifier for their classes; return the model and the data."""
-    weights = options.weights
-    train_set = _open_labelled(options.data.train, body, options.data, weights.labels)
-    classes = _count_classes(train_set, weights.classes)
+    train_set = _open_labelled(options.train, body, options, options.labels)
+    classes = _count_classes(train_set, options.classes)
     source = with_new_head(body, train_set.label_names, classes, options.seed)
-    if weights.init == "head":
+    if options.init == "head":
         source = with_drawn_head(source, options.seed)
     return source, train_set
 
@@ -414,19 +410,19 @@ def with_dropout(source: Source, rate: float | None) -> Source:
 # --- the model made ready ---------------------------------------------------------------------------------------------
 
 
-def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
+def adapt(model: HydraModel, options: TrainOptions) -> None:
     """Put the adapter of the options on a model, in place: a few numbers that are trained instead of the weights.
 
     Args:
         model: a model with one member.
-        options: the adapter, if there is one, and which weights are to be trained: only these get the adapter.
-        seed: seed of the numbers that the adapter draws.
+        options: the adapter, if there is one, the seed of the numbers that it draws, and which weights are to be
+            trained: only these get the adapter.
 
     Raises:
         UsageError: in the same cases as :func:`trainable`.
     """
     if options.adapter is not None:
-        options.adapter.add(model, seed)
+        options.adapter.add(model, options.seed)
         trainable(model, options)  # marks the trained parameters; weights whose adapter is not trained lose it again
         remove_idle(model)
 
@@ -628,7 +624,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions
     ]
     device = parameters[0].device
     fused = True if device.type in ("cpu", "cuda") else None  # None: torch decides
-    if options.name == "sgd":
+    if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused)
 

@@ -171,19 +171,18 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
         The training data (pairs for a model of two towers); the validation data without samples of the training data,
         or None without ``--val``; and the model, with its classes named by the validation data.
     """
-    options = request.data
     needs_pairs = source.family.classes(source.description.config) is None
     data = open_data(
-        options.train,
-        limit=options.limit,
+        request.train,
+        limit=request.limit,
         seed=request.seed,
         ignore_labels=not needs_pairs,
         reads={source.name: PAIRS if needs_pairs else source.description.reads},
     )
-    if options.val is None:
+    if request.val is None:
         log.warn_all(sample_warnings(data, in_passing=request.dry_run))
         return data, None, source
-    named, given = open_labelled(source, options.val, options.limit, request.seed)
+    named, given = open_labelled(source, request.val, request.limit, request.seed)
     validation = without_training_data(GivenSet("--val", given), GivenSet("--train", data))
     if validation.left_out:
         log.info(validation.sentence("--val", "--train"))
@@ -229,15 +228,14 @@ def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) 
     """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
     all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
-        data_options = request.data
-        for inputs, batch in model_batches(model, data, all_samples, data_options.batch_size, data_options.workers):
+        for inputs, batch in model_batches(model, data, all_samples, request.batch_size, request.workers):
             yield inputs, batch.indices
             progress.advance(len(batch.indices))
 
 
 def _read_pairs(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of images and captions on the model's device, in the order of the data."""
-    read = Reader(model, data, request.data.batch_size, request.data.workers)
+    read = Reader(model, data, request.batch_size, request.workers)
     all_samples = range(len(data))
     first_epoch = 0
     with log.progress(data.where, len(data), "pairs") as progress:

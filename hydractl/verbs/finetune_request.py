@@ -78,7 +78,6 @@ class TrainingRequest(TrainOptions):
             models=[model],
             opening=replace(self.opening, seed=seed),
             seed=seed,
-            data=replace(self.data, seed=seed),
             ensemble=ensemble,
             output=output,
             recipe={**self.recipe, "ensemble": method},
@@ -90,8 +89,8 @@ class TrainingRequest(TrainOptions):
             return self
         return replace(
             self,
-            weights=replace(self.weights, adapter=self.ensemble.adapter()),
+            adapter=self.ensemble.adapter(),
             course=self.ensemble.course(),
             together=self.ensemble.together(),
-            loss=replace(self.loss, class_weights=self.ensemble.class_weights(self.seed)),
+            class_weights=self.ensemble.class_weights(self.seed),
         )

@@ -87,11 +87,11 @@ class Prepared:
         # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
         # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
         drawn_tensors = list(self.opened.drawn)
-        names_of_new_head = list(request.weights.labels or ())
+        names_of_new_head = list(request.labels or ())
         facts["max_length"] = source.description.preprocess.get("max_length")
         facts["drawn"] = drawn_tensors or None
         facts["labels"] = names_of_new_head or None
-        facts.update(asked_classes(source, request.weights.tower))
+        facts.update(asked_classes(source, request.tower))
 
         # The data.
         val_set = self.opened.val_set
@@ -171,7 +171,7 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
     """
     sources = open_sources(request.models, request.opening)
     source = only_one(sources, "finetune")
-    sites_of(source, request.weights.tower)  # raises UsageError for a tower that the model does not have
+    sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
     if request.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
@@ -239,7 +239,7 @@ def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: 
     )
 
     # Log the amount of work.
-    if options.loss.name == "contrastive":
+    if options.loss == "contrastive":
         log.info(f"{steps} steps of {options.per_step} pairs")  # no mult-adds: they depend on the length of captions
         return plan
     # Every learning rate of a grid trains on all samples, and so may every member of a model trained together.
@@ -333,7 +333,7 @@ def _build_member(request: TrainingRequest, source: Source) -> HydraModel:
     source_with_dropout = with_dropout(source, request.dropout)
     device = resolve_device(local_device(request.device))
     model = build_model(source_with_dropout, str(device), request.dtype)
-    adapt(model, request.weights, request.seed)
+    adapt(model, request)
     speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
     return model
 
@@ -368,7 +368,7 @@ def _facts_of_run(plan: TrainingPlan, request: TrainingRequest) -> dict[str, obj
 def _classes_of_loss(prepared: Prepared) -> int | None:
     """Return the number of classes if the loss is the cross-entropy of one model, else None."""
     request = prepared.request
-    if request.loss.name == "contrastive" or request.together is not None:
+    if request.loss == "contrastive" or request.together is not None:
         return None
     return prepared.opened.source.classes
 

@@ -218,7 +218,7 @@ def names_of(**options: Any) -> tuple[HydraModel, set[str]]:
     model = build_model(source_of(shared_stock("class-token"), "class-token"))
     s = settings(ensemble=f"batch-ensemble:{STD}", **options)
     prepare(model, s)
-    trained = trainable(model, s.weights)
+    trained = trainable(model, s)
     return model, {name.removeprefix("networks.0.") for name in trained}
 
 

@@ -94,7 +94,7 @@ def gradients(
     """Loss and gradients under the names of the library: the weights are lost."""
     trainable(model, WeightOptions(tower=tower, freeze=tuple(freeze)))
     model.train()
-    loss = value_of(Contrastive(model, LossOptions(name="contrastive"), team or Processes()), batches)
+    loss = value_of(Contrastive(model, LossOptions(loss="contrastive"), team or Processes()), batches)
     for parameter in model.parameters():
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
     return loss, {name: tensor.clone() for name, tensor in model.stock_tensors().items()}
@@ -174,7 +174,7 @@ def test_four_batches_of_eight_are_one_of_thirty_two(variant: str, published: An
     loss, _ = check_gradients(source, variant, parts, torch.float32)
     # Added up, the losses of small batches are something else.
     model = HydraModel(source.description, source.tensors).train()
-    alone = [value_of(Contrastive(model, LossOptions(name="contrastive"), Processes()), [part]) for part in parts]
+    alone = [value_of(Contrastive(model, LossOptions(loss="contrastive"), Processes()), [part]) for part in parts]
     assert abs(sum(alone) / 4 - loss) > 0.01
 
 

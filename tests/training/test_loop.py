@@ -30,7 +30,7 @@ def settings(**changes: Any) -> TrainOptions:
 
 def prepare(model: HydraModel, s: TrainOptions) -> None:
     """Put an adapter on the model, as the verb does."""
-    adapt(model, s.weights, s.seed)
+    adapt(model, s)
 
 
 def train(model: HydraModel, data: TrainingData, s: TrainOptions) -> History:
@@ -67,18 +67,18 @@ def plain_loop(model: Any, s: TrainOptions, rates: list[float]) -> None:
     """What anyone would write: torch's optimizers, clipping and loss on the stock model."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": s.optimizer.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if s.optimizer.name == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=s.lr[0], momentum=s.optimizer.momentum)
+    groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if s.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=s.lr[0], momentum=s.momentum)
     else:
         optimizer = torch.optim.AdamW(groups, lr=s.lr[0])
     for (x, y), rate in zip(batches(len(rates), s.seed), rates, strict=True):
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss = F.cross_entropy(model(x), y, label_smoothing=s.loss.label_smoothing)
+        loss = F.cross_entropy(model(x), y, label_smoothing=s.label_smoothing)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), s.optimizer.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), s.clip)
         optimizer.step()
 
 

@@ -80,7 +80,7 @@ def test_a_prior_gives_each_training_its_weights_of_classes() -> None:
     options = read_ensemble("abnn:0.1,3,5")
     assert str(options) == "abnn:0.1,3,5" and str(read_ensemble("abnn:0.1,3")) == "abnn:0.1,3"
     assert read_ensemble("abnn:0.1").class_weights(0) is None
-    weigh = training_request(ensemble=options.of_one_training(), seed=4).with_method().loss.class_weights
+    weigh = training_request(ensemble=options.of_one_training(), seed=4).with_method().class_weights
     assert weigh is not None
     weights = weigh(10)
     assert sorted(weights.tolist()) == [1.0] * 7 + [5.0] * 3, "as many as the root of the number of classes"
