@@ -226,9 +226,8 @@ def _fits(
 
 def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
-    all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
-        for inputs, batch in model_batches(model, data, all_samples, request.batch_size, request.workers):
+        for inputs, batch in model_batches(model, data, request.batch_size, request.workers):
             yield inputs, batch.indices
             progress.advance(len(batch.indices))
 

@@ -14,7 +14,6 @@ from fractions import Fraction
 import torch
 
 from hydractl.data.base import Dataset, left_out_warnings, one_class_warning, orientation_warnings
-from hydractl.data.part import dataset_part
 from hydractl.data.text import cut_warning
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -26,7 +25,7 @@ from hydractl.model.loading import build_model
 from hydractl.model.source import Source, pruned
 from hydractl.verbs.choosing import Measuring, Selection
 from hydractl.verbs.opening import open_labelled
-from hydractl.verbs.score import drawn_samples, model_batches
+from hydractl.verbs.score import model_batches, open_samples
 
 
 @dataclass(frozen=True)
@@ -168,19 +167,16 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
 
 
 def _samples_to_measure_on(source: Source, wanted: Selection, log: Log) -> tuple[Source, Dataset]:
-    """Open the labelled data set that accuracy is measured on: ``--val``, or else ``--data``.
+    """Open the labelled data set that accuracy is measured on: ``--val``, or else the samples that choose the heads.
 
     Returns:
         The model, with its classes named by the data; all samples of ``--val``, or the drawn ones of ``--data``.
     """
-    spec = wanted.val or wanted.data
-    assert spec is not None  # the options require one of them
-    named, dataset = open_labelled(source, spec, wanted.limit, wanted.seed)
-    if wanted.val:
-        log.warn_all(left_out_warnings(dataset))
-        log.warn_all([one_class_warning(dataset)])
-    else:
-        dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, wanted))
+    if wanted.val is None:
+        return open_samples(source, wanted, Log())  # silent: scoring says what is odd about them
+    named, dataset = open_labelled(source, wanted.val, wanted.limit, wanted.seed)
+    log.warn_all(left_out_warnings(dataset))
+    log.warn_all([one_class_warning(dataset)])
     log.warn_all([cut_warning(dataset, named.family.collate(named.description.preprocess))])
     return named, dataset
 
@@ -192,7 +188,7 @@ def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuri
     model = build_model(pruned_source, on.device, on.dtype)
     correct = 0
     with torch.inference_mode():
-        for inputs, batch in model_batches(model, dataset, range(len(dataset)), on.batch_size, on.workers):
+        for inputs, batch in model_batches(model, dataset, on.batch_size, on.workers):
             logits = model.member_logits(inputs)[0]  # [batch, classes]
             predicted = logits.argmax(dim=-1).cpu()  # [batch]
             assert batch.labels is not None

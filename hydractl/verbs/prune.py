@@ -18,7 +18,7 @@ from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import checked, merged, seen_in
 from hydractl.files.header import read_header
 from hydractl.files.verb_answers import PruneAnswer, SizeChange
-from hydractl.heads.mask import HeadMask, HeadScores, Ranking, mask_from_json, ranking_from_json, scores_from_json
+from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
     check_scored,
@@ -465,7 +465,12 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
     paths = site_paths(source, wanted.tower or tower_of_circuit)
     mask_of_model = source.description.mask.at(paths)
     mask_at_start_of_tower = mask_at_start.at(paths)
-    count = _count_removals(ranking, mask_of_model, mask_at_start_of_tower, wanted)
+    if wanted.keep is None and wanted.remove is None:  # all removals of the circuit are made
+        count = len(set(mask_at_start_of_tower.kept_heads).intersection(ranking.removed))
+    else:
+        # The budget counts from the model, so heads that the circuit's start had lost count as well.
+        gone_at_start = len(mask_of_model.kept_heads) - len(mask_at_start_of_tower.kept_heads)
+        count = total_budget(mask_of_model, wanted.keep, wanted.remove) - gone_at_start
     removals = max(count, 0)  # the count is negative if the circuit's start has lost more heads than the budget
 
     # The entries of the provenance.
@@ -488,24 +493,6 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
         kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed]
         check_whole(ranking, kept_by_circuit, circuit.text)
     return HeadChoice(mask_at_start.updated(mask), details, [])
-
-
-def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, wanted: Selection) -> int:
-    """Return how many heads to remove in the order of a circuit; negative if its start has lost more than the budget.
-
-    Args:
-        ranking: the ranking in the circuit.
-        before: the heads of the model.
-        present: the heads of the model that are left where the circuit starts.
-        wanted: has the budget; without a budget, all removals of the circuit are made.
-    """
-    has_budget = wanted.keep is not None or wanted.remove is not None
-    if not has_budget:
-        removable = set(present.kept_heads).intersection(ranking.removed)
-        return len(removable)
-    # A circuit may start from a mask. The budget counts from the model, so heads that the mask removed count as well.
-    gone_at_start = len(before.kept_heads) - len(present.kept_heads)
-    return total_budget(before, wanted.keep, wanted.remove) - gone_at_start
 
 
 def _tower_of_circuit(circuit: Document, source: Source) -> str | None:

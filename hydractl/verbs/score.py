@@ -121,10 +121,7 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         calibration = Calibration(lambda: iter(()), 0, scoring.seed, log)
 
     # Score: a Decider scores and decides in one go; a sequential order scores one site after another.
-    site_indices = []
-    for index, site in enumerate(model.sites):
-        if site.path in paths:
-            site_indices.append(index)
+    site_indices = [index for index, site in enumerate(model.sites) if site.path in paths]
     is_sequential = scoring.order == "sequential" and criterion.needs_data
     info: dict[str, object] = {"arch": source.description.arch, "method": criterion.name}
     if isinstance(criterion, Decider):
@@ -138,12 +135,12 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         scores = criterion.score(model, calibration, site_indices)
 
     # Say in the provenance how the scores were made.
-    details: dict[str, object] = {"method": str(criterion), "order": None, "keep": None, "remove": None}
-    if criterion.needs_data:
-        details["order"] = scoring.order
-    if is_sequential:
-        details["keep"] = scoring.keep
-        details["remove"] = scoring.remove
+    details: dict[str, object] = {
+        "method": str(criterion),
+        "order": scoring.order if criterion.needs_data else None,
+        "keep": scoring.keep if is_sequential else None,
+        "remove": scoring.remove if is_sequential else None,
+    }
     seen_samples: list[Entry] = []
     if on_data is not None:
         log.warn_all(orientation_warnings(on_data.dataset))
@@ -224,71 +221,62 @@ class ModelOnData:
         return [entry(self.on.verb, "calibration", self.dataset)]
 
 
-def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
-    """Build a model, and draw the samples that it is scored on.
+def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Dataset]:
+    """Draw the samples that a model is measured on, by the seed without replacement; the others are never read.
 
     Args:
         source: the model.
         on: the samples.
         log: receives warnings about odd data.
+
+    Returns:
+        The model, with its classes named by the data if it is zero-shot; and the drawn samples, in their order.
     """
-    # Open the data, and build the model.
-    assert on.data is not None  # the options require it for a criterion that needs data
-    source, dataset = open_labelled(source, on.data, on.limit, on.seed)
+    assert on.data is not None  # the options require it for what needs data
+    named, dataset = open_labelled(source, on.data, on.limit, on.seed)
     log.warn_all(left_out_warnings(dataset))
     log.warn_all([one_class_warning(dataset)])
-    model = build_model(source, on.device, on.dtype)
-
-    # Draw the samples.
     count = min(on.samples, len(dataset))
     if count < on.samples:
         log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
-    dataset = dataset_part(dataset, dataset.spec, drawn_samples(dataset, on))  # the others are never read
-    log.warn_all([cut_warning(dataset, model.preprocess)])
+    generator = np.random.default_rng(on.seed)
+    indices: list[int] = generator.choice(len(dataset), count, replace=False).tolist()
+    drawn = dataset_part(dataset, dataset.spec, sorted(indices))
+    log.warn_all([cut_warning(drawn, named.family.collate(named.description.preprocess))])
+    return named, drawn
+
+
+def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
+    """Build a model, and draw the samples that it is scored on; the arguments are those of :func:`open_samples`."""
+    named, dataset = open_samples(source, on, log)
+    model = build_model(named, on.device, on.dtype)
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:
         """Yield inputs and labels [batch] of the drawn samples, on the model's device."""
-        for inputs, batch in model_batches(model, dataset, range(count), on.batch_size, on.workers):
+        for inputs, batch in model_batches(model, dataset, on.batch_size, on.workers):
             labels = known(batch.labels)
             yield inputs, labels.to(parameter.device)
 
-    calibration = Calibration(iterate, count, on.seed, log)
-    return ModelOnData(source, model, calibration, dataset, on)
+    calibration = Calibration(iterate, len(dataset), on.seed, log)
+    return ModelOnData(named, model, calibration, dataset, on)
 
 
 def model_batches(
-    model: HydraModel, dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int | None
+    model: HydraModel, dataset: Dataset, batch_size: int, workers: int | None
 ) -> Iterator[tuple[Any, Batch]]:
     """Yield batches of samples: first the inputs as the model takes them (on its device, in its dtype), then the batch.
 
     Args:
         model: the model.
-        dataset: the data set.
-        indices: the indices of the samples to read, in this order.
+        dataset: the data set; all of its samples are read, in order.
         batch_size: how many are computed together.
         workers: how many processes read them.
     """
     parameter = next(model.parameters())
-    read_batches = batches(
-        dataset,
-        model.preprocess,
-        batch_size,
-        workers=workers,
-        indices=indices,
-    )
-    for batch in read_batches:
-        inputs = move(batch.inputs, parameter.device, parameter.dtype)
-        yield inputs, batch
-
-
-def drawn_samples(dataset: Dataset, on: Measuring) -> list[int]:
-    """Return the indices of the calibration samples, drawn by the seed without replacement, in ascending order."""
-    count = min(on.samples, len(dataset))
-    generator = np.random.default_rng(on.seed)
-    drawn = generator.choice(len(dataset), count, replace=False)
-    indices: list[int] = drawn.tolist()
-    return sorted(indices)
+    all_samples = range(len(dataset))
+    for batch in batches(dataset, model.preprocess, batch_size, workers=workers, indices=all_samples):
+        yield move(batch.inputs, parameter.device, parameter.dtype), batch
 
 
 def _score_site_by_site(
