@@ -132,7 +132,7 @@ class _Agreement(NamedTuple):
 
 
 class Training:
-    """One run of the training loop, which can be saved after any step and resumed (:meth:`state_dict`).
+    """One run of the training loop, which can be saved after any step and resumed (:meth:`save`).
 
     Args:
         model: the model, trained in place.
@@ -535,32 +535,24 @@ class Training:
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
-        """Save the state for :meth:`load_state_dict`. All processes call it at the same step.
+        """Save everything that decides how the training goes on. All processes call it at the same step.
+
+        A training that continues from it with :meth:`load_state_dict` gives the same bits as a training without a
+        break.
 
         Raises:
             NonFiniteError: the weights are not finite; the state saved before is kept.
         """
         self._check_weights()
-        saved = self.state_dict()
-        if saved is None:  # only the first process writes
-            return
-        extra = self.context.extra
-        progress = saved.progress | extra.progress
-        tensors = saved.tensors | extra.tensors
-        self.context.checkpointing.save(Saved(progress, tensors))
-
-    def state_dict(self) -> Saved | None:
-        """Return everything that decides how the training goes on; None in processes other than the first.
-
-        All processes call it at the same step. A training that continues from it with :meth:`load_state_dict` gives the
-        same bits as a training without a break.
-        """
         history = self.history
         team = self.context.team
+        extra = self.context.extra
 
         # Collect from all processes: random states.
         random_bytes = random_state(self.device).numpy().tobytes()
         random_states = team.gather(random_bytes.hex())
+        if team.rank != 0:  # only the first process writes
+            return
         best_accuracy: float | None = None
         best_weights: dict[str, Tensor] = {}
         if self.best is not None:
@@ -572,10 +564,6 @@ class Training:
             tensors[f"best.{name}"] = tensor
         for name, tensor in optimizer_tensors(self.optimizer).items():
             tensors[f"optimizer.{name}"] = tensor
-        if team.rank != 0:
-            return None
-
-        # The first process adds what it knows alone.
         for rank, state_as_hex in enumerate(random_states):
             state = bytearray.fromhex(state_as_hex)
             tensors[f"random.{rank}"] = torch.frombuffer(state, dtype=torch.uint8)
@@ -594,10 +582,10 @@ class Training:
             **self.course.progress(),
             "log": self.context.run_log.position(),
         }
-        return Saved(progress, tensors)
+        self.context.checkpointing.save(Saved(progress | extra.progress, tensors | extra.tensors))
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Restore the state that :meth:`state_dict` has saved into a new training with the same options."""
+        """Restore the state that :meth:`save` has saved into a new training with the same options."""
         progress = saved.progress
         history = self.history
 

@@ -213,13 +213,8 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
     if weights.init != "head":
         pattern_of_zeros = source.family.named_parts["head"]
     names_before = set(body.tensors.names())
-    drawn_names = []
-    for name in source.tensors.names():
-        is_new = name not in names_before
-        is_zeros = re.match(pattern_of_zeros, name)
-        if is_new and not is_zeros:
-            drawn_names.append(name)
-    return tuple(drawn_names)
+    new_names = [name for name in source.tensors.names() if name not in names_before]
+    return tuple(name for name in new_names if not re.match(pattern_of_zeros, name))
 
 
 def _open_labelled(
@@ -443,32 +438,23 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
     Raises:
         UsageError: a tower has fewer blocks, the model has no such part, or nothing is left to train.
     """
-    # Members that are trained together: the same weights of each.
-    if isinstance(model, Together):
-        for member in model.each:
-            trainable(member, options)
-        return requiring_gradients(model)
-
-    # Begin with all, and freeze by the beginnings of names (towers, blocks) and by names (parts, adapters).
-    model.requires_grad_(True)
-    frozen_prefixes = _frozen_prefixes(model, options)
-    frozen_names = _frozen_names(model, options)
-    for name, parameter in model.networks[0].named_parameters():
-        if name.startswith(frozen_prefixes) or name in frozen_names:
-            parameter.requires_grad_(False)
-    trained = requiring_gradients(model)
+    for member in _models_of(model):
+        # Begin with all, and freeze by the beginnings of names (towers, blocks) and by names (parts, adapters).
+        member.requires_grad_(True)
+        frozen_prefixes = _frozen_prefixes(member, options)
+        frozen_names = _frozen_names(member, options)
+        for name, parameter in member.networks[0].named_parameters():
+            if name.startswith(frozen_prefixes) or name in frozen_names:
+                parameter.requires_grad_(False)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
         raise UsageError("nothing is left to train", hint="raise --train-last, or freeze less")
     return trained
 
 
-def requiring_gradients(model: AnyModel) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model that are trained, by name."""
-    parameters = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameters[name] = parameter
-    return parameters
+def _models_of(model: AnyModel) -> list[HydraModel]:
+    """Return the models that a training trains, each with one member."""
+    return model.each if isinstance(model, Together) else [model]
 
 
 def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ...]:
@@ -546,29 +532,25 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
         Each matrix (and bias, if biases were pruned too) with a bool tensor of its shape, True where the weight is not
         zero; empty for a model without pruned weights.
     """
-    if isinstance(model, Together):
-        weights_of_all = []
-        for member in model.each:
-            weights_of_all += kept_weights(member, options)
-        return weights_of_all
-    if model.description.params_nonzero is None:
-        return []
-
-    # The weights that pruning could have removed and that are trained.
-    removable = matrices(model.networks[0])
-    if model.description.extra["sparse"].get("biases", False):
-        removable.update(biases(model.networks[0]))
-    trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
-
-    # All but those of a new classifier.
-    names_of_new_head: list[str] = []
-    if options.reset_head:
-        names_of_new_head = part_names(model, "head", list(trained))
     kept = []
-    for name, matrix in trained.items():
-        if name not in names_of_new_head:
-            is_kept = matrix.detach() != 0
-            kept.append((matrix, is_kept))
+    for member in _models_of(model):
+        if member.description.params_nonzero is None:
+            continue
+
+        # The weights that pruning could have removed and that are trained.
+        removable = matrices(member.networks[0])
+        if member.description.extra["sparse"].get("biases", False):
+            removable.update(biases(member.networks[0]))
+        trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
+
+        # All but those of a new classifier.
+        names_of_new_head: list[str] = []
+        if options.reset_head:
+            names_of_new_head = part_names(member, "head", list(trained))
+        for name, matrix in trained.items():
+            if name not in names_of_new_head:
+                is_kept = matrix.detach() != 0
+                kept.append((matrix, is_kept))
     return kept
 
 
