@@ -368,8 +368,8 @@ MUTATIONS = (
     Mutation(
         "the format that an ending names",
         "hydractl/verbs/export.py",
-        "        if name.endswith(ending):\n            return kind\n",
-        "        if name.endswith(ending):\n            break\n",
+        'formats = endings or ["onnx"]',
+        'formats = ["onnx"]',
         "tests/exports/test_export.py",
     ),
     Mutation(

@@ -18,7 +18,7 @@ from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.description import provenance
-from hydractl.files.fingerprints import Entry, entry, merged
+from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
 from hydractl.jsonio import differences
 from hydractl.model.cost import nonzero_parameters
@@ -221,7 +221,11 @@ def _write_output(
 
     # Other libraries read a published folder and expect all heads to be there: pruned heads are written as zeros.
     layout = "zeroed" if output.is_folder else "sliced"
-    seen = merged(source.description.seen, _entries_of_data(opened))
+    # The data that decided the weights or the kept epoch are no longer valid test data.
+    entries_of_data = [entry("finetune", "train", opened.train_set)]
+    if opened.val_set is not None:
+        entries_of_data.append(entry("finetune", "val", opened.val_set))
+    seen = merged(source.description.seen, entries_of_data)
     description = replace(
         source.description,
         layout=layout,
@@ -231,14 +235,6 @@ def _write_output(
         seen=tuple(seen),
     )
     return write_model(output, description, tensors)
-
-
-def _entries_of_data(opened: Opened) -> list[Entry]:
-    """Return entries for the data that decided the weights or the kept epoch; they are no longer valid test data."""
-    seen = [entry("finetune", "train", opened.train_set)]
-    if opened.val_set is not None:
-        seen.append(entry("finetune", "val", opened.val_set))
-    return seen
 
 
 # --- written before? --------------------------------------------------------------------------------------------------

@@ -84,7 +84,11 @@ def run(
     """
     # The rows: the models and what they are compared with. Requirements are checked against their names.
     runs_on = resolve_device(device)
-    _check_mode(options.compile_mode, runs_on.type)
+    if options.compile_mode == "reduce-overhead" and runs_on.type != "cuda":
+        raise UsageError(
+            f"--compile-mode reduce-overhead has no effect on a {runs_on.type} device: it is CUDA graphs",
+            hint="leave it out, or use --device cuda",
+        )
     found = find_models(models, opening)
     if not unequal_inputs:
         found = on_one_input(found, log)
@@ -111,38 +115,16 @@ def run(
         measured = measure_rows(options, rows, costs, runs_on, log)
 
         # Write the answer.
-        answer = measured.model_copy(update={"conventions": _conventions(options)})
+        conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
+        conventions["rounds_measured"] = options.rounds
+        conventions["rounds_warmup"] = options.warmup
+        conventions["seed"] = options.seed
+        answer = measured.model_copy(update={"conventions": conventions})
         files = []
         if output_file is not None:
             files.append(write_json(output_file, answer.to_dict()))
     unmet = unmet_in([(row.model, row.to_dict()) for row in measured.results], requirements, exempt)
     return Outcome(answer, files=files, unmet=unmet)
-
-
-def _check_mode(compile_mode: str | None, kind: str) -> None:
-    """Refuse CUDA graphs on a device without CUDA.
-
-    Args:
-        compile_mode: the mode of ``torch.compile``; None if nothing is compiled.
-        kind: ``cpu``, ``cuda`` or ``mps``.
-
-    Raises:
-        UsageError: the device has no CUDA graphs; the message names the option.
-    """
-    if compile_mode == "reduce-overhead" and kind != "cuda":
-        raise UsageError(
-            f"--compile-mode reduce-overhead has no effect on a {kind} device: it is CUDA graphs",
-            hint="leave it out, or use --device cuda",
-        )
-
-
-def _conventions(options: BenchOptions) -> dict[str, object]:
-    """Return, by key, how the numbers of the answer are defined, with what is set here (rounds, seed)."""
-    conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
-    conventions["rounds_measured"] = options.rounds
-    conventions["rounds_warmup"] = options.warmup
-    conventions["seed"] = options.seed
-    return conventions
 
 
 def _plan(

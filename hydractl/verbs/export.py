@@ -46,10 +46,16 @@ def run(
         dry_run: whether only to plan.
         log: the log.
     """
-    formats = formats or [_format_of(output)]
+    if not formats:
+        endings = [kind for ending, kind in EXPORTED.items() if (output or "").lower().endswith(ending)]
+        formats = endings or ["onnx"]
     (source,) = open_sources([model], opening)
     need_classifier(source)
-    _check_input(graph_input, source)
+    if graph_input == "uint8" and source.description.reads != "image":
+        raise UsageError(
+            f"--input uint8{where('input')} is for images, and {source.name} reads texts",
+            hint="leave it out: a graph of texts takes the numbers of tokens",
+        )
 
     # Plan the files, and check them; only the header of the model is read.
     stem = _path_without_ending(output, formats, source)
@@ -69,10 +75,11 @@ def run(
     # Write them under temporary names, and move them into place when all are checked.
     announce_reading([source], log)
     macs = cost_of(source.description, source.tensors)["macs"]
+    fused_from = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
     exports = write_exports(
         targets,
         lambda: build_model(source),
-        _origins(source),
+        fused_from or [source.sha256],
         macs,
         seed=seed,
         force=force,
@@ -81,28 +88,6 @@ def run(
     )
     answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports, "warnings": log.warnings})
     return Outcome(answer, files=files)
-
-
-def _format_of(output: str | None) -> str:
-    """Return the format that the ending of ``--output`` names, else ``onnx``."""
-    name = (output or "").lower()
-    for ending, kind in EXPORTED.items():
-        if name.endswith(ending):
-            return kind
-    return "onnx"
-
-
-def _check_input(graph_input: str, source: Source) -> None:
-    """Refuse ``--input uint8`` (images) for a model that reads texts.
-
-    Raises:
-        UsageError: the model reads texts; the message names the option.
-    """
-    if graph_input == "uint8" and source.description.reads != "image":
-        raise UsageError(
-            f"--input uint8{where('input')} is for images, and {source.name} reads texts",
-            hint="leave it out: a graph of texts takes the numbers of tokens",
-        )
 
 
 def _path_without_ending(output: str | None, formats: Sequence[str], source: Source) -> Path:
@@ -128,9 +113,3 @@ def _path_without_ending(output: str | None, formats: Sequence[str], source: Sou
             f"--output {output}: export --format {','.join(formats)} writes no such file", hint=f"-o {better_path}"
         )
     return path
-
-
-def _origins(source: Source) -> list[str]:
-    """Return the SHA-256 of the checkpoints that a model was fused from, or of the model itself if it was not fused."""
-    origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
-    return origins or [source.sha256]

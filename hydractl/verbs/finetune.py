@@ -8,7 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -25,7 +25,7 @@ from hydractl.methods.laplace import LaplaceOptions
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
 from hydractl.training.checkpointing import Interruptions, StateFile
-from hydractl.training.outputs import RunFiles, numbered, stem
+from hydractl.training.outputs import numbered
 from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.finetune_training import (
@@ -69,21 +69,6 @@ def run(request: TrainingRequest, log: Log) -> Outcome:
 # --- several trainings ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Member:
-    """One of several trainings.
-
-    Attributes:
-        name: the name of its output file, without the ending.
-        request: what is asked of this training alone.
-        files: the paths that it writes to.
-    """
-
-    name: str
-    request: TrainingRequest
-    files: RunFiles
-
-
 class _OfMember(PassedOn):
     """The log of one of several trainings, whose lines begin with its name."""
 
@@ -121,7 +106,7 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
     members = members_of(request)
     answers, planned = _check_members(members, log)
     if request.dry_run:
-        recipe = members[0].request.recipe
+        recipe = members[0].recipe
         return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
     # Train the members that were not finished before.
@@ -138,8 +123,8 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
             if signals.requested:
                 raise Interrupted(how_to_go_on)
             try:
-                with _as_if_alone(device), processes(member.request.timeout, nccl=True) as team:
-                    outcome = train_one_model(member.request, _OfMember(log, member.name), team, signals)
+                with _as_if_alone(device), processes(member.timeout, nccl=True) as team:
+                    outcome = train_one_model(member, _OfMember(log, member.name), team, signals)
                 answers[member.name] = cast(FinetuneAnswer, outcome.result)
             except Interrupted as interruption:
                 saved = interruption.hint.rpartition("; ")[2]  # of "add --resume ...; a.st.state has step 5 of 10"
@@ -159,7 +144,7 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
     files: list[Path] = []
     for member in members:
         training = answers[member.name]
-        trained.append(TrainedMember(name=member.name, seed=member.request.seed, **dict(training)))
+        trained.append(TrainedMember(name=member.name, seed=member.seed, **dict(training)))
         files += member.files.paths
     answer_of_all = FinetunesAnswer(members=trained, warnings=log.warnings)
     return Outcome(answer_of_all, files=files)
@@ -199,8 +184,8 @@ def _free_memory(request: TrainingRequest) -> None:
 # --- before -----------------------------------------------------------------------------------------------------------
 
 
-def members_of(request: TrainingRequest) -> list[Member]:
-    """Return one member for each model and seed: ``request.trainings`` members of each model, with consecutive seeds.
+def members_of(request: TrainingRequest) -> list[TrainingRequest]:
+    """Return one training for each model and seed: ``request.trainings`` members of each model, with consecutive seeds.
 
     Raises:
         UsageError: two members would write the same file.
@@ -212,9 +197,7 @@ def members_of(request: TrainingRequest) -> list[Member]:
             path = output
             if request.trainings > 1:
                 path = numbered(output, index)
-            of_member = request.of_member(model, path, index)
-            files = RunFiles.of_output(path, request.log, request.outputs)
-            members.append(Member(stem(path), of_member, files))
+            members.append(request.of_member(model, path, index))
 
     times = Counter(member.name for member in members)
     repeated = sorted(name for name in times if times[name] > 1)
@@ -239,7 +222,9 @@ def _outputs(request: TrainingRequest) -> list[str]:
     return outputs
 
 
-def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, FinetuneAnswer], list[TrainedMember]]:
+def _check_members(
+    members: Sequence[TrainingRequest], log: Log
+) -> tuple[dict[str, FinetuneAnswer], list[TrainedMember]]:
     """Check every training before the first begins.
 
     Args:
@@ -256,11 +241,10 @@ def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, Finet
     planned: list[TrainedMember] = []
     plan_of_model: dict[ModelRef, TrainingPlan] = {}
     for member in members:
-        request = member.request
         files = member.files
-        model = request.models[0]
-        is_begun = request.resume and files.state.exists()
-        may_be_finished = request.resume and not is_begun and bool(files.weights())
+        model = member.models[0]
+        is_begun = member.resume and files.state.exists()
+        may_be_finished = member.resume and not is_begun and bool(files.weights())
 
         # New members of one model differ only in their seeds and files, so only the first of them is checked.
         is_checked = model in plan_of_model
@@ -269,7 +253,7 @@ def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, Finet
             plan = plan_of_model[model].model_copy(update=update)
         else:
             log_of_check = Log() if plan_of_model else log
-            prepared = prepare(request, log_of_check)
+            prepared = prepare(member, log_of_check)
             plan = plan_of_model[model] = prepared.plan
 
             # Compare a training to be resumed, or one that may be finished, with what the files say.
@@ -280,14 +264,14 @@ def _check_members(members: Sequence[Member], log: Log) -> tuple[dict[str, Finet
                 if earlier is not None:
                     finished_before[member.name] = earlier
         is_finished = True if member.name in finished_before else None  # None is left out of the answer
-        name_and_seed = {"name": member.name, "seed": request.seed}
+        name_and_seed = {"name": member.name, "seed": member.seed}
         planned.append(TrainedMember.partly(**name_and_seed, **dict(plan), finished=is_finished))
     to_train = [member for member in members if member.name not in finished_before]
     _check_files_of_members(to_train)
     return finished_before, planned
 
 
-def _check_files_of_members(members: Sequence[Member]) -> None:
+def _check_files_of_members(members: Sequence[TrainingRequest]) -> None:
     """Check for every member that its outputs can be written and that no unfinished run is in the way.
 
     Raises:
@@ -297,7 +281,7 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
     errors: list[HydraError] = []
     for member in members:
         try:
-            check_files(member.files, member.request)
+            check_files(member)
         except HydraError as error:
             errors.append(error)
     if len(errors) > 1:
@@ -310,7 +294,7 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
 # --- members that are not trained -------------------------------------------------------------------------------------
 
 
-def _raise_failures(members: Sequence[Member], failures: Mapping[str, Exception]) -> NoReturn:
+def _raise_failures(members: Sequence[TrainingRequest], failures: Mapping[str, Exception]) -> NoReturn:
     """Raise an error that names all members that failed, with the hint and the exit code of the first.
 
     Raises:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hydractl.expressions.models import ModelRef
 from hydractl.files.verb_answers import RecipeSetting
 from hydractl.methods import MethodOptions
 from hydractl.model.source import ModelOptions
 from hydractl.training.options import TrainOptions
+from hydractl.training.outputs import RunFiles, stem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,18 @@ class TrainingRequest(TrainOptions):
     def outputs(self) -> int | None:
         """The number of models that a training of an ensemble writes, e.g. of packed:3 three; None if it writes one."""
         return None if self.ensemble is None else self.ensemble.models()
+
+    @cached_property
+    def files(self) -> RunFiles:
+        """The paths that one training writes to; it has an output."""
+        assert self.output is not None
+        return RunFiles.of_output(self.output, self.log, self.outputs)
+
+    @property
+    def name(self) -> str:
+        """The name of the output of one training, without folder and ending."""
+        assert self.output is not None
+        return stem(self.output)
 
     def of_member(self, model: ModelRef, output: str, index: int) -> TrainingRequest:
         """Return the request of one of several trainings.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -28,7 +28,6 @@ from hydractl.training.data import report_all_cut, training_data
 from hydractl.training.grid import train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
-from hydractl.training.options import TrainOptions
 from hydractl.training.outputs import RunFiles, finished, write_all
 from hydractl.training.plausibility import warnings_of_course, warnings_of_data
 from hydractl.training.run_log import RunLog
@@ -51,13 +50,11 @@ class Prepared:
     Attributes:
         request: what the command asks for, with what the method changes.
         opened: the model and its data sets.
-        files: the paths that the training writes to.
         plan: what will be trained and written, as the answer shows it.
     """
 
     request: TrainingRequest
     opened: Opened
-    files: RunFiles
     plan: TrainingPlan
 
     @cached_property
@@ -118,31 +115,31 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
         The answer. In a team only the outcome of rank 0 is shown; those of the other processes are silent.
     """
     prepared = prepare(request, log)
-    source = prepared.opened.source
-    files = prepared.files
+    paths = prepared.request.files.paths
     log.warn_all(warnings_of_data(prepared.opened, in_passing=request.dry_run))
     if request.dry_run:
-        return _dry_run(prepared.plan, files, request, team, log)
+        return _dry_run(prepared, team, log)
     is_first = team.rank == 0
     if is_first and not request.resume:
-        check_files(files, request)
+        check_files(prepared.request)
 
-    announce_reading([source], log)
+    announce_reading([prepared.opened.source], log)
     if request.resume:
         answer = answer_of_finished(prepared, log)
         if answer is not None:
-            names = " ".join(map(str, files.paths))
+            names = " ".join(map(str, paths))
             log.info(f"the training of {names} is finished: nothing to do")
-            return Outcome(answer, files=list(files.paths), silent=not is_first)
+            return Outcome(answer, files=list(paths), silent=not is_first)
     return _train_and_write(prepared, log, team, signals)
 
 
-def check_files(files: RunFiles, request: TrainingRequest) -> None:
+def check_files(request: TrainingRequest) -> None:
     """Check that the outputs of one training can be written and that no unfinished run is in the way.
 
     Raises:
         OutputError: an output exists or cannot be written, or an unfinished run is there and may not be replaced.
     """
+    files = request.files
     is_resumed = request.resume and files.state.exists()
     may_replace_outputs = request.force or is_resumed
     may_replace_state = request.force or request.resume
@@ -150,16 +147,17 @@ def check_files(files: RunFiles, request: TrainingRequest) -> None:
     refuse_unfinished(files.state, force=may_replace_state)
 
 
-def _dry_run(plan: TrainingPlan, files: RunFiles, request: TrainingRequest, team: Processes, log: Log) -> Outcome:
+def _dry_run(prepared: Prepared, team: Processes, log: Log) -> Outcome:
     """Return the plan of the training, after a check that its outputs can be written.
 
     In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
     """
     if team.rank:
         return Outcome(None, silent=True)
+    request = prepared.request
     may_replace = request.force or request.resume
-    check_outputs(files.paths, force=may_replace, folder=files.folder)
-    return Outcome(FinetuneAnswer.planned(**dict(plan), recipe=request.recipe, warnings=log.warnings))
+    check_outputs(request.files.paths, force=may_replace, folder=request.files.folder)
+    return Outcome(FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings))
 
 
 def prepare(request: TrainingRequest, log: Log) -> Prepared:
@@ -178,7 +176,8 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
 
     # The files, and notes on settings that are not used.
     output = request.output or f"{source.name}.tuned{seed_mark(request.seed)}.st"
-    files = RunFiles.of_output(output, request.log, request.outputs)
+    request = replace(request, output=output)
+    request.files  # noqa: B018 - raises UsageError for a log that is another file of this training
     for note in request.notes:
         log.info(note)
 
@@ -190,8 +189,7 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         log.info(f"{source.name} has no classifier; drawn by --seed {request.seed}: {drawn}")
     _report_data(opened, log)
 
-    plan = _plan_training(opened, request, files, log)
-    return Prepared(request, opened, files, plan)
+    return Prepared(request, opened, _plan_training(opened, request, log))
 
 
 def _report_data(opened: Opened, log: Log) -> None:
@@ -221,35 +219,35 @@ def files_of_members(files: RunFiles) -> list[TrainedFile] | None:
     return [TrainedFile(output=str(path), member=number) for number, path in enumerate(files.paths, start=1)]
 
 
-def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
+def _plan_training(opened: Opened, request: TrainingRequest, log: Log) -> TrainingPlan:
     """Return what will be trained and written, and log the number of steps and of multiply-adds."""
     source = opened.source
     samples = len(opened.train_set)
-    steps = options.total_steps(samples)
+    steps = request.total_steps(samples)
     cost = cost_of(source.description, source.tensors)
-    options.begin_course(samples)  # raises an error if there are too few steps
+    request.begin_course(samples)  # raises an error if there are too few steps
     plan = TrainingPlan(
-        output=str(files.paths[-1]),
+        output=str(request.files.paths[-1]),
         model=source.name,
         samples=samples,
         steps=steps,
         cost=cost,
-        files=files_of_members(files),
+        files=files_of_members(request.files),
         val_left_out=opened.left_out or None,
     )
 
     # Log the amount of work.
-    if options.loss == "contrastive":
-        log.info(f"{steps} steps of {options.per_step} pairs")  # no mult-adds: they depend on the length of captions
+    if request.loss == "contrastive":
+        log.info(f"{steps} steps of {request.per_step} pairs")  # no mult-adds: they depend on the length of captions
         return plan
     # Every learning rate of a grid trains on all samples, and so may every member of a model trained together.
-    passes = len(options.lr)
-    if options.together is not None:
-        passes *= options.together.passes
+    passes = len(request.lr)
+    if request.together is not None:
+        passes *= request.together.passes
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
     macs_per_sample = 3 * cost["macs"] * passes
-    total_macs = macs_per_sample * steps * options.per_step
-    log.info(f"{steps} steps of {options.per_step} samples, about {total_macs:.2g} mult-adds")
+    total_macs = macs_per_sample * steps * request.per_step
+    log.info(f"{steps} steps of {request.per_step} samples, about {total_macs:.2g} mult-adds")
     return plan
 
 
@@ -266,9 +264,9 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
         The answer; in processes other than the first, a silent outcome.
     """
     opened = prepared.opened
-    files = prepared.files
     plan = prepared.plan
     request = prepared.request
+    files = request.files
     is_first = team.rank == 0
     state = StateFile(files.state, prepared.fingerprint, _environment(request, team))
     is_resumed = request.resume and state.exists()
@@ -290,7 +288,14 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
         if is_first:
             position = 0 if saved is None else saved.progress["log"]
             run_log = RunLog(log, files.log, position)
-            run_log.begin(_facts_of_run(plan, request), resumed=saved is not None)
+            facts = {
+                "model": plan.model,
+                "samples": plan.samples,
+                "steps": plan.steps,
+                "seed": request.seed,
+                "settings": {name: setting.value for name, setting in request.recipe.items()},
+            }
+            run_log.begin(facts, resumed=saved is not None)
         stack.callback(run_log.close)
 
         # Train, once for each learning rate; the best result is kept.
@@ -308,7 +313,10 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
         digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
 
-    log.warn_all(warnings_of_course(trained.outcome, opened.val_set, _classes_of_loss(prepared)))
+    # Only the cross-entropy of one model is compared with that of the uniform prediction.
+    has_classes = request.loss != "contrastive" and request.together is None
+    classes = opened.source.classes if has_classes else None
+    log.warn_all(warnings_of_course(trained.outcome, opened.val_set, classes))
     trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
     results = {**trained.outcome, "grid": trained.grid or None, "trained_params": trained_params}
     answer = _answer(plan, results, digests, log)
@@ -353,26 +361,6 @@ def _environment(request: TrainingRequest, team: Processes) -> dict[str, int | s
     }
 
 
-def _facts_of_run(plan: TrainingPlan, request: TrainingRequest) -> dict[str, object]:
-    """Return the header of the training log: the model, the size of the training, and the settings in effect."""
-    values = {name: setting.value for name, setting in request.recipe.items()}
-    return {
-        "model": plan.model,
-        "samples": plan.samples,
-        "steps": plan.steps,
-        "seed": request.seed,
-        "settings": values,
-    }
-
-
-def _classes_of_loss(prepared: Prepared) -> int | None:
-    """Return the number of classes if the loss is the cross-entropy of one model, else None."""
-    request = prepared.request
-    if request.loss == "contrastive" or request.together is not None:
-        return None
-    return prepared.opened.source.classes
-
-
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +372,7 @@ def answer_of_finished(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
     Raises:
         InputError: an output belongs to another training; all differences are listed.
     """
-    files = prepared.files
+    files = prepared.request.files
     if files.state.exists() or not files.weights():
         return None
     settings = finished(files, prepared.fingerprint, force=prepared.request.force)

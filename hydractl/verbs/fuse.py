@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hydractl.expressions.models import ModelRef
 from hydractl.families.base import MERGEABLE
-from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.atomic import Output, file_path
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.description import provenance
 from hydractl.files.fuse_answer import (
@@ -70,21 +70,15 @@ def run(
     refuse_posterior(sources, "fuse")
 
     # Plan the fusion from the headers alone, with the largest set of parts that may be averaged, and check the output.
-    default = "hydra.unmerged.st"
-    if merge:
-        default = "hydra.st"
-    path = file_path(output or default)
-    parts_to_merge = merge
-    if merge == AUTO:
-        parts_to_merge = MERGEABLE
+    path = file_path(output or ("hydra.st" if merge else "hydra.unmerged.st"))
+    parts_to_merge = MERGEABLE if merge == AUTO else merge
     plan_from_headers = plan_fusion(sources, parts_to_merge, headers_only=True)
-    check_outputs([path], force=force)
-    if dry_run:
-        return _dry_run(merge, plan_from_headers, sources, path)
-
-    # Read the weights, fuse them, and check the result.
-    announce_reading(sources, log)
     with Output(path, force=force) as file:
+        if dry_run:
+            return _dry_run(merge, plan_from_headers, sources, path)
+
+        # Read the weights, fuse them, and check the result.
+        announce_reading(sources, log)
         checked = plan_checked(sources, merge, torch_device, seed, log)
         return _report_and_write(checked, sources, seed, file, log)
 
@@ -165,42 +159,36 @@ def _answer_of(plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_r
         parameter_counts["equal"] = plan.tensors.elements(plan.shared)
         shared_towers = shared_parts(plan)
     parameter_counts["per_member"] = plan.tensors.elements(plan.own)
-    return FuseAnswer(
-        dry_run=dry_run or None,
-        output=str(path),
-        arch=plan.description.arch,
-        merge=list(plan.description.merge or []),
-        members=[_member_record(source, dry_run=dry_run) for source in sources],
-        parameters=parameter_counts,
-        shared=shared_towers,
-        cost=_costs(plan, sources),
-    )
+    members = []
+    for source in sources:
+        member = FusedMember(
+            name=source.name,
+            sha256=None if dry_run else source.sha256,
+            heads=source.description.mask.counts(),
+            kind=source.description.kind,
+        )
+        members.append(member)
 
-
-def _member_record(source: Source, *, dry_run: bool) -> FusedMember:
-    """Return what the answer says about one member; the digest is None in a dry run, which reads no weights."""
-    digest = None
-    if not dry_run:
-        digest = source.sha256
-    return FusedMember(
-        name=source.name,
-        sha256=digest,
-        heads=source.description.mask.counts(),
-        kind=source.description.kind,
-    )
-
-
-def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
-    """Return the sizes of the first member, of all members together, of the fused model, and of the unpruned one."""
+    # The sizes of the first member, of all members together, of the fused model, and of the unpruned one.
     first = sources[0]
     costs_of_members = [cost_of(source.description, source.tensors) for source in sources]
     fused = cost_of(plan.description, plan.tensors)
     macs_of_dense = dense_macs(plan.description)
-    return FusedSizes(
+    cost = FusedSizes(
         single=size_of(first.description, first.tensors),
         members=ModelSize(**total_cost(costs_of_members)),
         fused=ModelSize(**fused),
         dense_macs=macs_of_dense,
         dense_params=dense_parameters(plan.description),
         mac_ratio=fused["macs"] / macs_of_dense,
+    )
+    return FuseAnswer(
+        dry_run=dry_run or None,
+        output=str(path),
+        arch=plan.description.arch,
+        merge=list(plan.description.merge or []),
+        members=members,
+        parameters=parameter_counts,
+        shared=shared_towers,
+        cost=cost,
     )

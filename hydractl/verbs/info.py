@@ -121,22 +121,15 @@ def _describe_json(path: Path, content: bytes) -> InfoAnswer:
         rows = document.get("models", document.get("results"))
         if not isinstance(rows, list):
             raise InputError(f"{path} has no list of rows, as every {schema} has")
-        return info.model_copy(update={"rows": _row_names(rows)})
+        # In a broken file names may be values of any type.
+        names = [row.get("name", row.get("model")) for row in rows if isinstance(row, dict)]
+        return info.model_copy(update={"rows": names})
     return info
 
 
 def _known(facts: Mapping[str, object]) -> dict[str, Any]:
     """Return the facts that are not None."""
     return {key: value for key, value in facts.items() if value is not None}
-
-
-def _row_names(rows: Sequence[object]) -> list[Any]:
-    """Return the names of the rows of an eval or a bench. In a broken file they may be values of any type."""
-    names = []
-    for row in rows:
-        if isinstance(row, dict):
-            names.append(row.get("name", row.get("model")))
-    return names
 
 
 def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
@@ -225,7 +218,10 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         its provenance, and the heads that its members keep.
     """
     masks = description.masks
-    head_maps = [_kept_sites(mask) for mask in masks]
+    head_maps = []
+    for mask in masks:
+        sites = [KeptSite(site=path, heads=heads, kept=list(mask.kept[path])) for path, heads in mask.heads.items()]
+        head_maps.append(sites)
     notes = []
     drawn: dict[str, object] = {"source": dict(description.provenance)}
     if len(masks) == 1:
@@ -242,30 +238,18 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     foreign = foreign_tokens(description.preprocess)
     if foreign is not None:
         notes.append(foreign)
+
+    # Its trainings; for a fused model each line names the member.
+    trainings = []
+    for training in trainings_of([description]):
+        text = training_text(training)
+        if description.kind == "fused":
+            text = f"member {training.member}: {text}"
+        trainings.append(text)
+    seen = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
+
+    # As JSON has it: lists in place of tuples, and no text of a vocabulary.
     facts = {
-        **_model_facts(description),
-        "note": ". ".join(notes) or None,
-        "seen": _texts_of_seen(description) or None,
-        "training": _training_texts(description) or None,
-    }
-    results = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
-    return info.model_copy(update={**drawn, **_known(facts), **results})
-
-
-def _texts_of_seen(description: Description) -> list[str]:
-    """Return a line for each set of samples a model was fitted to: how many, for which purpose, by which command."""
-    texts = []
-    for entry in description.seen:
-        samples = entry["n"]
-        purpose = entry["as"]
-        verb = entry["by"]
-        texts.append(f"{samples} samples ({purpose}) by {verb}")
-    return texts
-
-
-def _model_facts(description: Description) -> dict[str, object]:
-    """Return what a model is, as JSON has it: lists in place of tuples, and no text of a vocabulary."""
-    return {
         "kind": description.kind,
         "family": f"{description.family} {description.family_version}",
         "arch": description.arch,
@@ -274,27 +258,12 @@ def _model_facts(description: Description) -> dict[str, object]:
         "preprocess": _preprocess_without_vocabulary(description.preprocess),
         "prompt": json_list(description.prompt),
         "merge": json_list(description.merge),
+        "note": ". ".join(notes) or None,
+        "seen": seen or None,
+        "training": trainings or None,
     }
-
-
-def _training_texts(description: Description) -> list[str]:
-    """Return a line for each training that the members came from; for a fused model the line names the member."""
-    texts = []
-    for training in trainings_of([description]):
-        text = training_text(training)
-        if description.kind == "fused":
-            text = f"member {training.member}: {text}"
-        texts.append(text)
-    return texts
-
-
-def _kept_sites(mask: HeadMask) -> list[KeptSite]:
-    """Return the heads of every site of a mask, in the form of the answer."""
-    sites = []
-    for path, heads in mask.heads.items():
-        kept = list(mask.kept[path])
-        sites.append(KeptSite(site=path, heads=heads, kept=kept))
-    return sites
+    results = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
+    return info.model_copy(update={**drawn, **_known(facts), **results})
 
 
 def _prediction_facts(path: Path) -> dict[str, object]:

@@ -117,7 +117,10 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         model = on_data.model
         calibration = on_data.calibration
     else:
-        model = _stored_heads(source, scoring)
+        check_finite_weights(source.name, source.tensors)
+        resolve_device(scoring.device)  # raises an error for one that is not there
+        dtype = resolve_dtype(scoring.dtype)
+        model = StoredHeads(source.tensors, source.description, source.family, dtype)
         calibration = Calibration(lambda: iter(()), 0, scoring.seed, log)
 
     # Score: a Decider scores and decides in one go; a sequential order scores one site after another.
@@ -176,14 +179,6 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
         heads_present = source.description.mask.kept[path]
         originals[path] = [heads_present[head_index] for head_index in head_indices]
     return originals
-
-
-def _stored_heads(source: Source, on: Measuring) -> Any:
-    """Return an object with the interface of a model that does not run: it reads the weights of one site at a time."""
-    check_finite_weights(source.name, source.tensors)
-    resolve_device(on.device)
-    dtype = resolve_dtype(on.dtype)
-    return StoredHeads(source.tensors, source.description, source.family, dtype)
 
 
 @dataclass(frozen=True)

@@ -481,7 +481,11 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     timing = [step.outputs[0] for step in steps if step.command.verb == "bench"]
     if timing:
         # Times are added only for the terminal; in the folder, only bench.json holds them.
-        answer = answer.model_copy(update={"latency": _latency(timing[0])})
+        latency = []
+        for row in BenchAnswer.read(str(timing[0])).results:
+            if row.model == "best":
+                latency.append(TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci))
+        answer = answer.model_copy(update={"latency": latency})
     names = ("best.st", "report.html", "study.json", "study.sh")
     return Outcome(answer, files=[folder / name for name in names])
 
@@ -490,19 +494,3 @@ def _write_bytes(path: Path, content: bytes) -> None:
     """Write a file in one go; an existing file is replaced."""
     with Output(path, force=True) as output:
         write_with(output, lambda handle: handle.write(content))
-
-
-def _latency(path: Path) -> list[TimeRatio]:
-    """Return the time of the best row as a ratio to the time of the single model, for each batch size.
-
-    Args:
-        path: the answer of the bench of both.
-
-    Returns:
-        An entry for each batch size, with its ``ratio`` and the interval ``ratio_ci``.
-    """
-    return [
-        TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci)
-        for row in BenchAnswer.read(str(path)).results
-        if row.model == "best"
-    ]
