@@ -81,7 +81,10 @@ def train_each(
     # Resume: take over what is known, and begin with the training that was running.
     if saved is not None:
         results = saved.progress["results"]
-        kept = _kept_before(saved)
+        record = saved.progress.get(_BEST, _NOTHING.progress[_BEST])  # older versions had nothing but weights
+        prefixes = (f"{_BEST}.", f"{_LEFT}.")
+        kept = Saved({_BEST: record})
+        kept.tensors |= {name: tensor for name, tensor in saved.tensors.items() if name.startswith(prefixes)}
         first_index = saved.progress["candidate"]
 
     # Train with one learning rate after another.
@@ -155,13 +158,3 @@ def _left_by(run: Training) -> Saved:
         for name, tensor in model.weights.items():
             tensors[f"{_LEFT}.{place}.{name}"] = tensor
     return Saved({_BEST: {"models": models, "facts": dict(run.course.facts())}}, tensors)
-
-
-def _kept_before(saved: Saved) -> Saved:
-    """Return what of a saved run is kept of the best training so far, from :func:`_left_by`."""
-    tensors = {}
-    for name, tensor in saved.tensors.items():
-        if name.startswith((f"{_BEST}.", f"{_LEFT}.")):
-            tensors[name] = tensor
-    record = saved.progress.get(_BEST, _NOTHING.progress[_BEST])  # older versions had nothing but weights
-    return Saved({_BEST: record}, tensors)

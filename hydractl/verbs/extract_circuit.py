@@ -94,21 +94,6 @@ def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
     return paths
 
 
-def _announce_search(scope: Scope, options: SearchOptions, log: Log) -> None:
-    """Log how many heads are removed, and how many evaluations that takes."""
-    heads = len(scope.heads)
-    if options.algorithm == "greedy":
-        count = evaluations(heads, scope.budget)
-    else:
-        count = heads  # headmap measures each head once
-    up_to = "up to " if options.max_drop is not None else ""
-    objectives = ", ".join(options.objective)
-    log.info(
-        f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "
-        f"objective, {objectives}; steps that objectives share are measured once"
-    )
-
-
 def _search_and_write(
     scope: Scope,
     options: SearchOptions,
@@ -129,7 +114,15 @@ def _search_and_write(
     Returns:
         The document of the circuit, or a ``hydractl.circuits/1`` document for several, and the files written.
     """
-    _announce_search(scope, options, log)
+    heads = len(scope.heads)
+    count = heads  # headmap measures each head once
+    if options.algorithm == "greedy":
+        count = evaluations(heads, scope.budget)
+    up_to = "up to " if options.max_drop is not None else ""
+    log.info(
+        f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "
+        f"objective, {', '.join(options.objective)}; steps that objectives share are measured once"
+    )
     with ExitStack() as stack:
         # Claim the output files before anything is computed.
         outputs: dict[str, Output] = {}

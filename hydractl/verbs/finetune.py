@@ -191,8 +191,17 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
         UsageError: two members would write the same file.
         InputError: a model cannot be opened.
     """
+    # --output is a file for one model, and the folder for several. Without it, the outputs have the names that the
+    # command for each model alone would give them.
+    if request.output is not None and len(request.models) == 1:
+        outputs = [request.output]
+    else:
+        ending = f"tuned{seed_mark(request.seed)}.st"
+        sources = open_sources(request.models, request.opening)
+        outputs = [f"{request.output or ''}{source.name}.{ending}" for source in sources]
+
     members = []
-    for model, output in zip(request.models, _outputs(request), strict=True):
+    for model, output in zip(request.models, outputs, strict=True):
         for index in range(request.trainings):
             path = output
             if request.trainings > 1:
@@ -205,21 +214,6 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
         names = ", ".join(repeated)
         raise UsageError(f"several trainings would write {names}", hint="give MODELs with different file names")
     return members
-
-
-def _outputs(request: TrainingRequest) -> list[str]:
-    """Return the output path of each model.
-
-    ``--output`` is a file for one model, and the folder for several. Without it, the outputs have the names that the
-    command for each model alone would give them.
-    """
-    if request.output is not None and len(request.models) == 1:
-        return [request.output]
-    folder = request.output or ""
-    outputs = []
-    for source in open_sources(request.models, request.opening):
-        outputs.append(f"{folder}{source.name}.tuned{seed_mark(request.seed)}.st")
-    return outputs
 
 
 def _check_members(
@@ -266,22 +260,13 @@ def _check_members(
         is_finished = True if member.name in finished_before else None  # None is left out of the answer
         name_and_seed = {"name": member.name, "seed": member.seed}
         planned.append(TrainedMember.partly(**name_and_seed, **dict(plan), finished=is_finished))
-    to_train = [member for member in members if member.name not in finished_before]
-    _check_files_of_members(to_train)
-    return finished_before, planned
 
-
-def _check_files_of_members(members: Sequence[TrainingRequest]) -> None:
-    """Check for every member that its outputs can be written and that no unfinished run is in the way.
-
-    Raises:
-        OutputError: several members have a problem; it lists all of them.
-        HydraError: one member has a problem; the error of that member.
-    """
+    # Check that the outputs of each can be written and that no unfinished run is in the way.
     errors: list[HydraError] = []
     for member in members:
         try:
-            check_files(member)
+            if member.name not in finished_before:
+                check_files(member)
         except HydraError as error:
             errors.append(error)
     if len(errors) > 1:
@@ -289,6 +274,7 @@ def _check_files_of_members(members: Sequence[TrainingRequest]) -> None:
         raise OutputError(f"{len(errors)} outputs are in the way", hint=errors[0].hint, problems=problems)
     if errors:
         raise errors[0]
+    return finished_before, planned
 
 
 # --- members that are not trained -------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from hydractl.log import Log
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
-from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source, open_sources
+from hydractl.model.source import open_sources
 from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile, refuse_unfinished
 from hydractl.training.data import report_all_cut, training_data
 from hydractl.training.grid import train_each
@@ -268,7 +267,16 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
     request = prepared.request
     files = request.files
     is_first = team.rank == 0
-    state = StateFile(files.state, prepared.fingerprint, _environment(request, team))
+    # What may change the rounding of a training, and so its weights by a little.
+    environment = {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "hydractl": __version__,
+        "device": resolve_device(local_device(request.device)).type,
+        "processes": team.size,
+        "compile": request.compile,
+    }
+    state = StateFile(files.state, prepared.fingerprint, environment)
     is_resumed = request.resume and state.exists()
     with ExitStack() as stack:
         # Claim the output files, and read what an unfinished run saved.
@@ -327,38 +335,22 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
 
 
 def _build_model(prepared: Prepared) -> AnyModel:
-    """Return the model to train; members that are trained together are built as one model."""
+    """Return the model to train, on its device: with dropout and adapters, and compiled, as the settings say.
+
+    Members that are trained together are built as one model.
+    """
     opened = prepared.opened
     request = prepared.request
-    models = [_build_member(request, source) for source in opened.members]
+    device = resolve_device(local_device(request.device))
+    models = []
+    for source in opened.members:
+        model = build_model(with_dropout(source, request.dropout), str(device), request.dtype)
+        adapt(model, request)
+        speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
+        models.append(model)
     if request.together is None:
         return models[0]
     return request.together.model(models, opened.source, request.seed)
-
-
-def _build_member(request: TrainingRequest, source: Source) -> HydraModel:
-    """Return one model on its device: with dropout and adapters, and compiled, as the settings say."""
-    source_with_dropout = with_dropout(source, request.dropout)
-    device = resolve_device(local_device(request.device))
-    model = build_model(source_with_dropout, str(device), request.dtype)
-    adapt(model, request)
-    speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
-    return model
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
-
-
-def _environment(request: TrainingRequest, team: Processes) -> dict[str, int | str | bool | None]:
-    """Return what may change the rounding of a training, and so its weights by a little: versions, threads, devices."""
-    return {
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "hydractl": __version__,
-        "device": resolve_device(local_device(request.device)).type,
-        "processes": team.size,
-        "compile": request.compile,
-    }
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------

@@ -120,7 +120,14 @@ def choose_within(
     """
     max_drop = wanted.max_drop
     assert max_drop is not None
-    source, dataset = _samples_to_measure_on(source, wanted, log)
+    # The samples that accuracy is measured on: --val, or else those that choose the heads.
+    if wanted.val is None:
+        source, dataset = open_samples(source, wanted, Log())  # silent: scoring says what is odd about them
+    else:
+        source, dataset = open_labelled(source, wanted.val, wanted.limit, wanted.seed)
+        log.warn_all(left_out_warnings(dataset))
+        log.warn_all([one_class_warning(dataset)])
+        log.warn_all([cut_warning(dataset, source.family.collate(source.description.preprocess))])
     samples = len(dataset)
     choices_tried: list[HeadChoice] = []
 
@@ -164,21 +171,6 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
     """
     measured = {"on": measured_on, "n": samples, "correct": list(correct)}
     return {"max_drop": max_drop, "measured": measured}
-
-
-def _samples_to_measure_on(source: Source, wanted: Selection, log: Log) -> tuple[Source, Dataset]:
-    """Open the labelled data set that accuracy is measured on: ``--val``, or else the samples that choose the heads.
-
-    Returns:
-        The model, with its classes named by the data; all samples of ``--val``, or the drawn ones of ``--data``.
-    """
-    if wanted.val is None:
-        return open_samples(source, wanted, Log())  # silent: scoring says what is odd about them
-    named, dataset = open_labelled(source, wanted.val, wanted.limit, wanted.seed)
-    log.warn_all(left_out_warnings(dataset))
-    log.warn_all([one_class_warning(dataset)])
-    log.warn_all([cut_warning(dataset, named.family.collate(named.description.preprocess))])
-    return named, dataset
 
 
 def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuring) -> int:

@@ -170,8 +170,12 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
 
     # Scores: measure at every budget from 0 on.
     if wanted.circuit is None:
-        budgets = range(_most_removable(source, wanted) + 1)
-        return choose_within(source, wanted, budgets, choose_for_budget, log)
+        present = source.description.mask.at(site_paths(source, wanted.tower))
+        if wanted.scope == "global":
+            most = len(present.kept_heads) - 1  # heads of the whole model, of which one must stay
+        else:
+            most = min(map(len, present.kept.values()))  # heads of each site (attention module), which may lose all
+        return choose_within(source, wanted, range(most + 1), choose_for_budget, log)
 
     # A circuit: its search may have started from a pruned model, with ``gone_at_start`` heads fewer than this one.
     ranking = ranking_from_json(wanted.circuit.content, source.sites, wanted.circuit.text)
@@ -189,19 +193,6 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
     removals_within_drop, measured = removals_of_circuit(wanted.circuit, max_drop)
     choice = choose_for_budget(gone_at_start + removals_within_drop, log)
     return replace(choice, details={**choice.details, **measured})
-
-
-def _most_removable(source: Source, wanted: Selection) -> int:
-    """Return the largest number that ``--remove`` may have.
-
-    With the scope ``global`` it counts heads of the whole model, of which one must stay. With the scope ``site`` it
-    counts heads of each site (attention module), which may lose all, so the site with the fewest heads is the limit.
-    """
-    present = source.description.mask.at(site_paths(source, wanted.tower))
-    if wanted.scope == "global":
-        return len(present.kept_heads) - 1
-    heads_by_site = map(len, present.kept.values())
-    return min(heads_by_site)
 
 
 def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadScores | None = None) -> HeadChoice:
@@ -274,7 +265,9 @@ def _choose_by_scores(
     """
     # The scores, and where they come from.
     if wanted.scores:
-        scores = _read_scores(wanted.scores, source, wanted, log)
+        scores = scores_from_json(wanted.scores.content, source.sites, wanted.scores.text)
+        _check_same_base(wanted.scores, source, wanted, log)
+        _check_order(scores, wanted, log)
         origin = {}
         for key in ("method", "source"):
             if key in scores.info:
@@ -314,14 +307,6 @@ def _choose_by_scores(
         removals_by_path = site_budget(mask_of_scored_sites, wanted.keep, wanted.remove)
         mask = select_per_site(scores, mask_of_scored_sites, removals_by_path).updated(shared)
     return HeadChoice(mask_of_model.updated(mask), details, seen)
-
-
-def _read_scores(file: Document, source: Source, wanted: Selection, log: Log) -> HeadScores:
-    """Return the scores in a file, after a check that they belong to this model and fit the budget."""
-    scores = scores_from_json(file.content, source.sites, file.text)
-    _check_same_base(file, source, wanted, log)
-    _check_order(scores, wanted, log)
-    return scores
 
 
 def _check_same_base(file: Document, source: Source, wanted: Selection, log: Log) -> None:
@@ -549,7 +534,11 @@ def _write(
         mask=MaskRecord.model_validate(mask_document),
         cost=cost,
     )
-    log.info(_saving(source.description.mask, mask, cost))
+    heads = len(source.description.mask.kept_heads)
+    removed = heads - len(mask.kept_heads)
+    fewer_parameters = signed_change(cost.before.params, cost.after.params)
+    fewer_mult_adds = signed_change(cost.before.macs, cost.after.macs)
+    log.info(f"{removed} of {heads} heads removed: parameters {fewer_parameters}, mult-adds {fewer_mult_adds}")
 
     # Write a folder in the library's format, with the mask in it.
     if mask_output is None:
@@ -629,16 +618,6 @@ def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]
         library = f"{source.description.family}'s {source.description.arch}"
         raise UsageError(f"--layout sliced: a folder of {library} cannot say how wide fewer heads are", hint=hint)
     return config
-
-
-def _saving(before: HeadMask, after: HeadMask, cost: SizeChange) -> str:
-    """Return a sentence that says how many heads were removed, and how many parameters and multiply-adds that saves."""
-    heads = len(before.kept_heads)
-    heads_left = len(after.kept_heads)
-    removed = heads - heads_left
-    parameters = signed_change(cost.before.params, cost.after.params)
-    mult_adds = signed_change(cost.before.macs, cost.after.macs)
-    return f"{removed} of {heads} heads removed: parameters {parameters}, mult-adds {mult_adds}"
 
 
 def _costs(source: Source, mask: HeadMask) -> SizeChange:

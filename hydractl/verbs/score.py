@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from hydractl.data.part import dataset_part
 from hydractl.data.text import cut_warning
 from hydractl.errors import NonFiniteError
 from hydractl.expressions.models import ModelRef
-from hydractl.files.atomic import Output, check_outputs, file_path, seed_mark, write_json
+from hydractl.files.atomic import Output, file_path, seed_mark, write_json
 from hydractl.files.circuit_answer import ScoresAnswer
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -61,25 +62,22 @@ def run(
     assert scoring.criterion is not None
     default_name = f"{source.name}.{scoring.criterion.name}{seed_mark(scoring.seed)}.scores.json"
     path = file_path(output or default_name)
-    # A dry run checks the output and the criterion.
-    if dry_run:
-        outputs = [] if to_stdout else [path]
-        check_outputs(outputs, force=force)
-        check_criterion(source, scoring.criterion, scoring.tower)
-        heads = source.description.mask.counts()
-        plan = ScoresAnswer.planned(model=source.name, output=str(path), heads=heads, method=str(scoring.criterion))
-        return Outcome(plan)
-    announce_reading([source], log)
-    if to_stdout:
-        return Outcome(_scored(source, scoring, log))
-    with Output(path, force=force) as target:
-        scores = _scored(source, scoring, log)
-        return Outcome(scores, files=[write_json(target, scores.to_dict())])
-
-
-def _scored(source: Source, scoring: Scoring, log: Log) -> ScoresAnswer:
-    scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
-    return scores.model_copy(update={"warnings": log.warnings})
+    with ExitStack() as stack:
+        target = None
+        if not to_stdout:
+            target = stack.enter_context(Output(path, force=force))
+        if dry_run:
+            check_criterion(source, scoring.criterion, scoring.tower)
+            heads = source.description.mask.counts()
+            plan = ScoresAnswer.planned(model=source.name, output=str(path), heads=heads, method=str(scoring.criterion))
+            return Outcome(plan)
+        announce_reading([source], log)
+        scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
+        scores = scores.model_copy(update={"warnings": log.warnings})
+        files = []
+        if target is not None:
+            files.append(write_json(target, scores.to_dict()))
+    return Outcome(scores, files=files)
 
 
 def check_criterion(source: Source, criterion: Criterion, tower: str | None) -> None:
