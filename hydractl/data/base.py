@@ -9,7 +9,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -289,25 +289,12 @@ def left_out_warnings(dataset: Dataset) -> list[str]:
     return [f"{dataset.where}: {files} left out, as no ending of an image that is read: {listed}"]
 
 
-class SkippedSamples(TypedDict):
-    """The skipped samples as an artefact records them.
-
-    Attributes:
-        n: the number of skipped samples.
-        ids: the ids of the first :data:`MOST_LISTED` skipped samples, in the order of the set.
-    """
-
-    n: int
-    ids: list[str]
-
-
-def skipped_document(dataset: Dataset) -> SkippedSamples | None:
-    """Return the record of the skipped samples for an artefact, or None if no sample was skipped."""
+def skipped_document(dataset: Dataset) -> dict[str, object] | None:
+    """Return how many samples were skipped, and the ids of the first :data:`MOST_LISTED`; None if none was."""
     if not dataset.skipped:
         return None
     indices = sorted(dataset.skipped)
-    first_ids = [dataset.ids[i] for i in indices[:MOST_LISTED]]
-    return {"n": len(indices), "ids": first_ids}
+    return {"n": len(indices), "ids": [dataset.ids[i] for i in indices[:MOST_LISTED]]}
 
 
 def report_skipped(dataset: Dataset, log: Log) -> None:

@@ -25,14 +25,8 @@ from hydractl.expressions.data_sets import DataSpec
 
 Images = npt.NDArray[np.uint8]
 
-SPLITS: dict[str, tuple[str, ...]] = {
-    "digits": ("train", "val", "test"),
-    "symbols": (),
-    "letters": (),
-    "photos": (),
-    "docstrings": (),
-}
-"""The sets and their splits; () means that the set has no splits."""
+BUILTIN = ("digits/train", "digits/val", "digits/test", "symbols", "letters", "photos", "docstrings")
+"""The sets, each split by itself."""
 
 _OF_SKLEARN = ("digits", "photos")
 
@@ -111,32 +105,17 @@ def _check_name(spec: DataSpec, name: str, split: str) -> None:
     Raises:
         UsageError: saying which sets or splits there are.
     """
-    if name not in SPLITS:
-        all_names = []
-        for known in SPLITS:
-            all_names += _full_names(known)
-        listed = ", ".join(all_names)
-        raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {listed}")
-
-    # A set with splits needs one of them; a set without has none.
-    splits = SPLITS[name]
-    full_names = " or ".join(_full_names(name))
-    has_splits = len(splits) > 0
-    if has_splits and split not in splits:
-        raise UsageError(f"{spec.where}: builtin:{name} has no split {split!r}", hint=f"write {full_names}")
-    if not has_splits and split:
-        raise UsageError(f"{spec.where}: builtin:{name} has no splits", hint=f"write {full_names}")
+    if spec.path not in BUILTIN:
+        splits = [known for known in BUILTIN if known.partition("/")[0] == name]
+        if not splits:
+            listed = ", ".join(f"builtin:{known}" for known in BUILTIN)
+            raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {listed}")
+        lacks = "no splits" if splits == [name] else f"no split {split!r}"
+        full_names = " or ".join(f"builtin:{known}" for known in splits)
+        raise UsageError(f"{spec.where}: builtin:{name} has {lacks}", hint=f"write {full_names}")
     if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
         message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
         raise UsageError(message, hint=install_hint("sklearn"))
-
-
-def _full_names(name: str) -> list[str]:
-    """Return the possible SPECs of a set: one for each split, or a single SPEC if the set has no splits."""
-    splits = SPLITS[name]
-    if not splits:
-        return [f"builtin:{name}"]
-    return [f"builtin:{name}/{split}" for split in splits]
 
 
 @lru_cache(maxsize=3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -48,41 +48,23 @@ HeldSet = HeldSamples | Table
 
 
 class LazySamples(Sequence[Any]):
-    """A sequence whose samples are read again at every access.
+    """The samples of a torch data set, which are read again at every access.
 
     Args:
-        read: returns the sample of a row.
-        rows: the rows that this sequence holds, in order.
+        dataset: its items are samples, or ``(sample, label)``.
+        are_pairs: whether they are the latter.
     """
 
-    def __init__(self, read: Callable[[int], Any], rows: Sequence[int]) -> None:
-        self._read = read
-        self._rows = rows
+    def __init__(self, dataset: Any, *, are_pairs: bool) -> None:
+        self._dataset = dataset
+        self._are_pairs = are_pairs
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._dataset)
 
-    def __getitem__(self, index: Any) -> Any:
-        row = self._rows[index]
-        return self._read(row)
-
-    def __iter__(self) -> Iterator[Any]:
-        for row in self._rows:
-            yield self._read(row)
-
-
-class _SampleOfPair:
-    """Callable that returns the sample of an item ``(sample, label)``.
-
-    It is a class and not a closure, because it is pickled for processes that read data.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __call__(self, row: int) -> Any:
+    def __getitem__(self, row: Any) -> Any:
         item = self._dataset[row]
-        return item[0]
+        return item[0] if self._are_pairs else item
 
 
 def held_set(value: Any, argument: str) -> HeldSet:
@@ -142,12 +124,12 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
             hint="give one of (sample, label), or (samples, labels)",
         )
     if not isinstance(first, tuple | list):
-        return HeldSamples(LazySamples(dataset.__getitem__, range(count)), None)
+        return HeldSamples(LazySamples(dataset, are_pairs=False), None)
     if len(first) != 2:
         raise InputError(f"{argument} is a data set whose items have {len(first)} parts: (sample, label) is needed")
 
     # The items are (sample, label).
-    samples = LazySamples(_SampleOfPair(dataset), range(count))
+    samples = LazySamples(dataset, are_pairs=True)
     labels = _labels_of(dataset, count)
 
     # Use its list of class names, if it has one.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import yaml
 
 from hydractl.data.base import Dataset, UnreadableSample, reason
@@ -31,74 +31,48 @@ _SETTINGS = ("image", "label")
 
 _NAMES = ("image", "img")  # a column of plain bytes counts as images only under one of these names
 _HERE = ("/", "./", "../", "~")  # a path that begins so is a folder, any other is a name on the hub
-_NO_BYTES = "the row holds no bytes"
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
-class _RowGroup(NamedTuple):
-    """The images of one row group of a Parquet file.
-
-    Attributes:
-        process: id of the process that read them; a forked process must read its own.
-        number: the index of the row group in the file.
-        images: the values of the column of images.
-    """
-
-    process: int
-    number: int
-    images: list[Any]
-
-
-class ParquetImages(EncodedImages):
+class _ParquetColumn:
     """The images in one Parquet file; one row group of the file is in memory at a time.
 
     Args:
-        spec: the SPEC from which the set was opened.
-        where: the name of the set in messages.
-        ids: one id for each image.
         path: the file.
         column: the name of the column of images.
+        where: the name of the set in messages.
         starts: the first row of each row group, ascending, and at the end the number of rows in the file.
     """
 
-    nothing = _NO_BYTES
+    def __init__(self, path: str, column: str, where: str, starts: list[int]) -> None:
+        self._path = path
+        self._column = column
+        self._where = where
+        self._starts = starts
+        # Which process read the row group in memory, as a forked one reads its own, and its number.
+        self._key = (0, -1)
+        self._images: list[Any] = []
 
-    def __init__(self, spec: str, where: str, ids: list[str], path: str, column: str, starts: list[int]) -> None:
-        super().__init__(spec, where, ids)
-        self.path = path
-        self.column = column
-        self._starts = np.array(starts)
-        self._group: _RowGroup | None = None
-
-    def read(self, i: int) -> bytes:
-        """Return the bytes of image ``i``; they are empty if its row holds none.
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """Return the bytes of an image; None if its row holds none.
 
         Raises:
             UnreadableSample: if the file is damaged, or was removed.
         """
-        # Find the row group that has this row, and the row's index in the group. If groups start at the rows 0, 100 and
-        # 200, row 100 is the first of group 1.
-        groups_begun = np.searchsorted(self._starts, i, side="right")
-        number = int(groups_begun) - 1
-        images = self._images_of_group(number)
-        row_in_group = i - int(self._starts[number])
-        if row_in_group >= len(images):  # a damaged file may hold fewer rows than it states
-            return b""
-        value = images[row_in_group]
-        content = value.get("bytes") if isinstance(value, dict) else value
-        return content if isinstance(content, bytes) else b""
-
-    def _images_of_group(self, number: int) -> list[Any]:
-        """Return the images of a row group; also keep them, so that the next image of the group needs no reading."""
-        process = os.getpid()
-        group = self._group
-        if group is not None and group.process == process and group.number == number:
-            return group.images
-        images = self._read_group(number)
-        self._group = _RowGroup(process, number, images)
-        return images
+        # Find the row group that has this row. If groups start at the rows 0, 100 and 200, row 100 is the first of
+        # group 1.
+        number = bisect_right(self._starts, row) - 1
+        key = (os.getpid(), number)
+        if key != self._key:
+            self._images = self._read_group(number)
+            self._key = key
+        row_in_group = row - self._starts[number]
+        if row_in_group >= len(self._images):  # a damaged file may hold fewer rows than it states
+            return {}
+        value = self._images[row_in_group]
+        return {"bytes": value.get("bytes") if isinstance(value, dict) else value}
 
     def _read_group(self, number: int) -> list[Any]:
         """Read the images of a row group from the file.
@@ -110,12 +84,12 @@ class ParquetImages(EncodedImages):
         import pyarrow.parquet
 
         try:
-            with pyarrow.parquet.ParquetFile(self.path) as file:
-                table = file.read_row_group(number, columns=[self.column], use_threads=False)
+            with pyarrow.parquet.ParquetFile(self._path) as file:
+                table = file.read_row_group(number, columns=[self._column], use_threads=False)
             return list(table.column(0).to_pylist())
         except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
             raise UnreadableSample(
-                f"cannot read rows {self._starts[number]}.. of {printable(self.path)}: {reason(error)} ({self.where})"
+                f"cannot read rows {self._starts[number]}.. of {printable(self._path)}: {reason(error)} ({self._where})"
             ) from error
 
 
@@ -154,7 +128,7 @@ def _image_columns(schema: Any) -> list[str]:
     return columns
 
 
-def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[EncodedImages, RawLabels]:
+def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
 
     Labels are integers or names. Integers index the names of the published ``ClassLabel``, if the file has them.
@@ -190,13 +164,12 @@ def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[EncodedImage
         if len(labels) != total:
             raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
 
-    file_name = printable(Path(path).name)
-    ids = [f"{file_name}#{row}" for row in range(total)]
     starts = [0, *itertools.accumulate(group_sizes)]
-    dataset = ParquetImages(spec.text, spec.where, ids, path, image_column, starts)
-    if labels is None:
-        return dataset, _unlabelled(schema.names)
-    return dataset, labels_of_column(labels, class_label_names(schema.metadata).get(str(label_column)))
+    column = _ParquetColumn(path, image_column, spec.where, starts)
+    dataset = HubImages(spec.text, spec.where, _ids(printable(Path(path).name), total), column, [])
+    dataset.turns = False
+    class_names = class_label_names(schema.metadata).get(str(label_column))
+    return dataset, _labels(labels, class_names, schema.names)
 
 
 def _choose_columns(spec: DataSpec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
@@ -218,17 +191,23 @@ def _choose_columns(spec: DataSpec, image_columns: Sequence[str], available: Seq
     return columns["image"], columns.get("label")
 
 
-def _unlabelled(available: Sequence[str]) -> RawLabels:
-    """Return the labels of a set that has no column of labels: no values, but a hint that lists its columns."""
-    listed = ", ".join(available)
-    return RawLabels(hint=f"the columns are {listed}: name that of the labels with ?label=NAME")
+def _ids(name: str, total: int) -> list[str]:
+    """Return the ids of all rows of a set of this name."""
+    return [f"{name}#{row}" for row in range(total)]
+
+
+def _labels(labels: list[Any] | None, class_names: list[str] | None, available: Sequence[str]) -> RawLabels:
+    """Return the labels in a column; if a set has none, a hint that lists its columns."""
+    if labels is None:
+        return RawLabels(hint=f"the columns are {', '.join(available)}: name that of the labels with ?label=NAME")
+    return labels_of_column(labels, class_names)
 
 
 # --- the datasets library ---------------------------------------------------------------------------------------------
 
 
 class HubImages(EncodedImages):
-    """The images of a set of the ``datasets`` library.
+    """The images of a set of the ``datasets`` library, or of a Parquet file.
 
     Args:
         spec: the SPEC from which the set was opened.
@@ -239,6 +218,7 @@ class HubImages(EncodedImages):
             means from anywhere.
     """
 
+    nothing = "the row holds no bytes"
     turns = True  # as the library does
 
     def __init__(self, spec: str, where: str, ids: list[str], column: Any, folders: Sequence[str] | None) -> None:
@@ -247,10 +227,10 @@ class HubImages(EncodedImages):
         self._folders_of_images = folders
 
     def read(self, i: int) -> bytes:
-        """Return the bytes of image ``i``, from its row or from the file that the row names.
+        """Return the bytes of image ``i``, from its row or from the file that the row names; empty if it has none.
 
         Raises:
-            UnreadableSample: if the row has no image, its file lies outside the set, or the file cannot be read.
+            UnreadableSample: if the file of the image lies outside the set, or cannot be read.
         """
         value = self.column[i] or {}  # the value is None if the image is missing
         content = value.get("bytes")
@@ -264,9 +244,7 @@ class HubImages(EncodedImages):
                 content = read_whole(path)
             except OSError as error:
                 raise self.unreadable(i, reason(error)) from error
-        if not content:
-            raise self.unreadable(i, _NO_BYTES)
-        return bytes(content)
+        return content if isinstance(content, bytes) else b""
 
 
 def read_hub_set(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
@@ -345,15 +323,11 @@ def _read_loaded(
     image_column, label_column = _choose_columns(spec, image_columns, available)
     from datasets import Image
 
-    labels = None if label_column is None else list(table[label_column])
-    ids = [f"{name}#{row}" for row in range(total)]
-
     # The images are decoded when they are read, and not by the library.
     undecoded = table.cast_column(image_column, Image(decode=False))
-    dataset = HubImages(spec.text, spec.where, ids, undecoded[image_column], folders)
-    if labels is None:
-        return dataset, _unlabelled(available)
-    return dataset, labels_of_column(labels, _class_names(table).get(str(label_column)))
+    dataset = HubImages(spec.text, spec.where, _ids(name, total), undecoded[image_column], folders)
+    labels = None if label_column is None else list(table[label_column])
+    return dataset, _labels(labels, _class_names(table).get(str(label_column)), available)
 
 
 def _class_names(table: Any) -> dict[str, list[str]]:

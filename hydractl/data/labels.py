@@ -134,37 +134,25 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
         values: integers of 64 bits, or names. Anything else, None, and a mixture of integers and names are problems.
         ids: the ids of the samples, for messages.
     """
-    # Find the first label of each kind, and count those that are missing.
-    first_of_kind: dict[str, int] = {}
-    missing_count = 0
+    places: dict[str, list[int]] = {}  # of the labels of each kind
     for i, value in enumerate(values):
-        kind = _kind_of_label(value)
-        first_of_kind.setdefault(kind, i)
-        if kind == "missing":
-            missing_count += 1
-
-    # The index of the first label of each kind, or None if there is no such label.
-    first_missing = first_of_kind.get("missing")
-    first_other = first_of_kind.get("other")
-    first_too_large = first_of_kind.get("too large")
-    first_name = first_of_kind.get("name")
-    has_integers = "integer" in first_of_kind or first_too_large is not None
+        places.setdefault(_kind_of_label(value), []).append(i)
 
     # One line for each kind of problem, with its first sample.
     problems = []
-    if first_missing is not None:
-        problem = f"no label for sample {ids[first_missing]}"
-        if missing_count > 1:
-            problem += f", and for {missing_count - 1} more"
-        problems.append(problem)
-    if first_other is not None:
-        label = shown(values[first_other])
-        problems.append(f"label {label} of sample {ids[first_other]} is neither an integer nor a name")
-    if first_too_large is not None:
-        problems.append(f"the label of sample {ids[first_too_large]} is beyond 2^63")
-    if first_name is not None and has_integers:
-        name = shown(values[first_name])
-        problems.append(f"label {name} of sample {ids[first_name]} is a name, others are numbers")
+    if "missing" in places:
+        first, *others = places["missing"]
+        more = f", and for {len(others)} more" if others else ""
+        problems.append(f"no label for sample {ids[first]}{more}")
+    if "other" in places:
+        first = places["other"][0]
+        problems.append(f"label {shown(values[first])} of sample {ids[first]} is neither an integer nor a name")
+    if "too large" in places:
+        first = places["too large"][0]
+        problems.append(f"the label of sample {ids[first]} is beyond 2^63")
+    if "name" in places and ("integer" in places or "too large" in places):
+        first = places["name"][0]
+        problems.append(f"label {shown(values[first])} of sample {ids[first]} is a name, others are numbers")
     return problems
 
 

@@ -206,7 +206,7 @@ def read_labels(labels: str | Document, option: str = "--labels") -> list[str]:
     """
     if isinstance(labels, Document) and labels.held is not None:
         held_names = _listed_names(labels.held, option)
-        return _checked_names(held_names, option, "class name", "class names")
+        return _checked_names(held_names, option, "class name")
     text = str(labels)
     where = f"{option} {text}"
     if _is_built_in(text, LABEL_SETS, where):
@@ -224,7 +224,7 @@ def read_labels(labels: str | Document, option: str = "--labels") -> list[str]:
         if near:
             hint = f"did you mean {near[0]}? {hint}"
         raise InputError(f"{where}: neither a file nor a list of class names", hint=hint)
-    return _read_lines(text, where, "class name", "class names")
+    return _checked_names(_lines_of(text, where), where, "class name")
 
 
 def _class_folders(folder: Path, where: str) -> list[str]:
@@ -313,7 +313,7 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
 
             prompts += templates(text.removeprefix(_SCHEME))
         elif os.path.isfile(os.path.expanduser(text)):
-            prompts += _read_lines(text, where, "template", "templates")
+            prompts += _checked_names(_lines_of(text, where), where, "template")
         else:
             prompts.append(text)
     return prompts
@@ -338,21 +338,6 @@ def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
     return True
 
 
-def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
-    """Return the names in a file, which is a text with a name per line, or a JSON list.
-
-    Args:
-        path: the file.
-        where: the name of the file in messages.
-        singular, plural: how messages call the names.
-
-    Raises:
-        InputError: if the file cannot be read, has no names, or has a name twice.
-    """
-    names = _lines_of(path, where)
-    return _checked_names(names, where, singular, plural)
-
-
 def _lines_of(path: str, where: str) -> list[str]:
     """Return the lines of a text file that are not blank, or the entries of a JSON list.
 
@@ -373,25 +358,25 @@ def _lines_of(path: str, where: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _checked_names(names: list[str], where: str, singular: str, plural: str) -> list[str]:
+def _checked_names(names: list[str], where: str, kind: str) -> list[str]:
     """Check that there are names, that none is empty and none occurs twice; return them unchanged.
 
     Args:
         names: class names, or templates.
         where: the name of the file in messages.
-        singular, plural: how messages call the names.
+        kind: how messages call one of the names.
 
     Raises:
         InputError: if one of these conditions is not met.
     """
     if not names:
-        raise InputError(f"{where}: no {plural} in the file")
+        raise InputError(f"{where}: no {kind}s in the file")
     if not all(names):
-        raise InputError(f"{where}: an empty {singular}")
+        raise InputError(f"{where}: an empty {kind}")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         problems = [shown(name) for name in sorted(repeated)]
-        raise InputError(f"{where}: {plural} given more than once", problems=problems)
+        raise InputError(f"{where}: {kind}s given more than once", problems=problems)
     return names
 
 

@@ -305,10 +305,10 @@ def _reader_key(spec: DataSpec) -> str:
 
 def _not_found(spec: DataSpec, path: Path) -> InputError:
     """Return the error for a path that does not exist, with a hint at what may have been meant."""
-    from hydractl.data.builtin import SPLITS
+    from hydractl.data.builtin import BUILTIN
 
     first_part, _, _ = spec.path.partition("/")
-    if first_part in SPLITS:
+    if first_part in {known.partition("/")[0] for known in BUILTIN}:
         hint = f"did you mean builtin:{spec.path}?"
     else:
         hint = near_path(path) or f"nothing in {os.path.join(path.parent, '')} has a name like it; {SUPPORTED}"

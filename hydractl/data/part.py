@@ -4,12 +4,11 @@ SPEC of any set.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,22 +22,25 @@ _SHARE = r"[0-9]*\.?[0-9]+"
 _SPAN = f"{_NUMBER}(?:-{_NUMBER})?"
 
 
-class _Form(NamedTuple):
-    """The form that the value of one setting must have, as a regular expression and in words for messages."""
-
-    pattern: str
-    words: str
-
-
-_FORMS = {
-    "from": _Form(_NUMBER, "a number of samples to leave out at the start, 0 or more"),
-    "take": _Form(_NUMBER, "a number of samples, 1 or more"),
-    "fraction": _Form(f"({_SHARE}):({_SHARE})", "A:B with 0 <= A < B <= 1, for example 0:0.01 and 0.01:1"),
-    "seed": _Form(_NUMBER, "a seed, 0 or more"),
-    "part": _Form(f"({_NUMBER})/({_NUMBER})", "K/N with K from 1 to N, for example 1/2"),
-    "without": _Form(f"{_SPAN}(?:,{_SPAN})*", "places from 0 on, for example 3,7-9"),
+_PATTERNS = {
+    "from": _NUMBER,
+    "take": _NUMBER,
+    "fraction": f"({_SHARE}):({_SHARE})",
+    "seed": _NUMBER,
+    "part": f"({_NUMBER})/({_NUMBER})",
+    "without": f"{_SPAN}(?:,{_SPAN})*",
 }
-"""The form of each setting, by its key in the query."""
+"""The form that the value of each setting must have."""
+
+_WORDS = {
+    "from": "a number of samples to leave out at the start, 0 or more",
+    "take": "a number of samples, 1 or more",
+    "fraction": "A:B with 0 <= A < B <= 1, for example 0:0.01 and 0.01:1",
+    "seed": "a seed, 0 or more",
+    "part": "K/N with K from 1 to N, for example 1/2",
+    "without": "places from 0 on, for example 3,7-9",
+}
+"""The same in words."""
 
 
 class DatasetPart(Dataset):
@@ -262,12 +264,12 @@ def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
     Raises:
         UsageError: for settings that make no sense.
     """
-    whole_spec, asked = spec.split_query(_FORMS)
+    whole_spec, asked = spec.split_query(_PATTERNS)
     if not asked:
         return spec, None
     for key, text in asked.items():
         if not _is_sound(key, text):
-            raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key].words}")
+            raise UsageError(f"{spec.where}: {key} {text!r} is not {_WORDS[key]}")
     if "seed" in asked and "fraction" not in asked:
         raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
 
@@ -331,13 +333,9 @@ def _indices_in_whole(indices: Collection[int], missing: Collection[int]) -> set
         indices: the indices among the samples that are not missing.
         missing: the indices in the whole set of the samples that are missing.
     """
-    indices_in_whole = set()
-    not_missing = (index for index in itertools.count() if index not in missing)
-    last = max(indices, default=-1)
-    for index, index_in_whole in enumerate(itertools.islice(not_missing, last + 1)):
-        if index in indices:
-            indices_in_whole.add(index_in_whole)
-    return indices_in_whole
+    beyond_last = max(indices, default=-1) + len(missing) + 1
+    still_there = np.setdiff1d(np.arange(beyond_last), list(missing))
+    return set(still_there[list(indices)].tolist())
 
 
 def _spans_text(indices: Iterable[int]) -> str:
@@ -360,7 +358,7 @@ def _spans_text(indices: Iterable[int]) -> str:
 
 def _two_numbers(key: str, text: str) -> tuple[Fraction, Fraction]:
     """Return the two numbers in a value of ``fraction`` or ``part``, whose form was checked before."""
-    match = re.fullmatch(_FORMS[key].pattern, text)
+    match = re.fullmatch(_PATTERNS[key], text)
     assert match is not None
     first, second = match.groups()
     return Fraction(first), Fraction(second)
@@ -368,7 +366,7 @@ def _two_numbers(key: str, text: str) -> tuple[Fraction, Fraction]:
 
 def _is_sound(key: str, text: str) -> bool:
     """Return whether the value of a setting has the form of the setting, and its numbers are in range."""
-    if re.fullmatch(_FORMS[key].pattern, text) is None:
+    if re.fullmatch(_PATTERNS[key], text) is None:
         return False
 
     # Its numbers must make sense: ascending spans, shares from 0 to 1, a part that exists, at least one sample.
