@@ -34,16 +34,14 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow, rounds: in
 
     of_best = test.errors_resampled(best, rounds, seed)
     of_msp = test.errors_resampled(REFERENCE, rounds, seed)
-    difference = paired_differences(of_msp, of_best)[_AUROC]
-    if difference["value"] is None:
-        return MistakesRecord(row=row, score=REFERENCE, best=best)
+    ci = paired_differences(of_msp, of_best)[_AUROC]["ci"]
     return MistakesRecord(
         row=row,
-        score=trusted(best, difference["ci"]),
+        score=trusted(best, ci),
         best=best,
         auroc=of_best.values[_AUROC],
         auroc_msp=of_msp.values[_AUROC],
-        ci=difference["ci"],
+        ci=ci,
     )
 
 
@@ -83,14 +81,12 @@ def _figures(mistakes: MistakesRecord) -> str:
 
 def _best_on(validation: MeasuredRow) -> str | None:
     """Return the score with the highest AUROC of wrong answers (MSP if several are equal); None without any AUROC."""
-    best = None
-    highest = -1.0
+    aurocs = {}
     # MSP comes first, so that it wins against equal scores.
     for name in dict.fromkeys([REFERENCE, *validation.scores]):
         answers = answers_by_score(validation.inside, name, validation.inside.scores[name])
         assert answers is not None  # the validation data of a study have labels
         value = auroc(answers)
-        if value is not None and value > highest:
-            best = name
-            highest = value
-    return best
+        if value is not None:
+            aurocs[name] = value
+    return max(aurocs, key=lambda name: aurocs[name], default=None)

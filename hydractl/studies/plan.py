@@ -12,7 +12,7 @@ from hydractl.methods import MethodOptions
 from hydractl.methods.study_rows import MEMBERS
 from hydractl.metrics.ood_scores import HEDGE, ON_FEATURES
 from hydractl.options.command import Command
-from hydractl.studies.request import StudyRequest
+from hydractl.studies.request import Options, StudyRequest
 from hydractl.studies.scale import Scale
 from hydractl.studies.steps import Step
 
@@ -53,7 +53,7 @@ class Row:
 
     name: str
     model: ModelRef
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     stored: bool = True
     trained: Sequence[Path] = ()
 
@@ -85,7 +85,7 @@ class Plan:
     heads: Mapping[int, int]
     late: Sequence[int]
     has_classifier: bool = True
-    fitted: Mapping[str, object] = field(default_factory=dict)
+    fitted: Options = field(default_factory=dict)
     allow_seen: bool = False
     steps: list[Step] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Plan:
         self,
         verb: str,
         models: Sequence[str | ModelRef],
-        arguments: Mapping[str, object],
+        arguments: Options,
         outputs: Sequence[str],
         *,
         output: str | None = None,
@@ -219,7 +219,7 @@ class Plan:
         }
         return self._pruned(name, arguments)
 
-    def _pruned(self, name: str, arguments: Mapping[str, object], shared: Sequence[str] | None = None) -> ModelRef:
+    def _pruned(self, name: str, arguments: Options, shared: Sequence[str] | None = None) -> ModelRef:
         """Plan a step that removes heads, and return the file of the model."""
         outputs = [f"{name}.mask.json", f"{name}.st"]
         return self._made(self.step("prune", [self.model], {**arguments, "force": True}, outputs, shared=shared))[-1]
@@ -245,7 +245,7 @@ class Plan:
     def trained(
         self,
         name: str,
-        arguments: Mapping[str, object],
+        arguments: Options,
         *,
         members: int | None = None,
         model: ModelRef | None = None,
@@ -276,7 +276,7 @@ class Plan:
         (model,) = self._made(self.step("finetune", [self.model], options, [f"{name}.st"]))
         return model
 
-    def trained_by_seeds(self, name: str, arguments: Mapping[str, object], members: int = MEMBERS) -> list[ModelRef]:
+    def trained_by_seeds(self, name: str, arguments: Options, members: int = MEMBERS) -> list[ModelRef]:
         """Plan trainings of the studied model that differ only in their seeds, and return the files of the models.
 
         Args:
@@ -356,14 +356,14 @@ class Plan:
         data = self._test_data()
         return [self._eval_step(row, "test", data) for row in rows]
 
-    def _test_data(self) -> dict[str, object]:
+    def _test_data(self) -> Options:
         """Return the options of ``eval`` that name the test data."""
         data: dict[str, object] = {"test": self.request.test, "ood": self.request.ood}
         if self.allow_seen:
             data["allow_seen"] = True
         return data
 
-    def _eval_step(self, row: Row, purpose: str, data: Mapping[str, object]) -> Step:
+    def _eval_step(self, row: Row, purpose: str, data: Options) -> Step:
         """Return the step that evaluates a row and stores its predictions.
 
         Args:
@@ -383,7 +383,7 @@ class Plan:
         model = ModelRef.of_row(row.name, [row.model])
         return self.step("eval", [model], arguments, [predictions, document])
 
-    def _feature_arguments(self, row: Row) -> dict[str, object]:
+    def _feature_arguments(self, row: Row) -> Options:
         """Return the options of ``eval`` for OOD scores on features; empty if the row has none."""
         if not self.fitted or not row.stored:
             return {}
@@ -447,15 +447,15 @@ class Plan:
         last_steps = self.last_steps(self.rows[-1], "SCORE", "", "SCORE", self.rows)
         return [*self.steps, *self.testing_steps(self.rows), *last_steps]
 
-    def calibration(self, row: Row, score: str) -> dict[str, object]:
+    def calibration(self, row: Row, score: str) -> Options:
         """Return the options of ``calibrate`` that fit temperature and threshold of a row with this OOD score."""
         return {**self._calibration_data(), **self._score_arguments(row, score)}
 
-    def _calibration_data(self) -> dict[str, object]:
+    def _calibration_data(self) -> Options:
         """Return the options that fit temperature and threshold on the second half of the validation data."""
         return {"val": half(self.request.val, 2), "temperature": "fit", "threshold": self.request.threshold}
 
-    def _score_arguments(self, row: Row, score: str) -> dict[str, object]:
+    def _score_arguments(self, row: Row, score: str) -> Options:
         """Return the options that give a row an OOD score, with those of features where it is on features."""
         of_features = self._feature_arguments(row) if score in ON_FEATURES else {}
         return {**of_features, "ood_score": score}  # the other options name all scores

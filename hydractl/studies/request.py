@@ -12,6 +12,9 @@ from hydractl.jsonio import Document
 from hydractl.metrics.requested import Threshold
 from hydractl.options.signature import OF_A_TERMINAL
 
+Options = Mapping[str, object]
+"""The values of options of a verb, by the names of its parameters."""
+
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
@@ -30,7 +33,7 @@ _OF_A_RUN = {"model", "output", "force", "device", "workers", "batch_size", "tim
 """The options that do not change what a study finds, or that the plan keeps in another way."""
 
 
-def decisive_settings(values: Mapping[str, object]) -> dict[str, object]:
+def decisive_settings(values: Options) -> Options:
     """Return those options of a study that decide its findings, as its plan has them: data and files by their texts.
 
     Args:
@@ -100,8 +103,8 @@ class StudyRequest:
     timed: bool
     has_ood_val: bool
     has_ood: bool
-    decisive: Mapping[str, object]
-    given: Mapping[str, object]
+    decisive: Options
+    given: Options
 
     def in_memory(self) -> list[str]:
         """Return the names of the model and the data that a Python program holds in memory."""
@@ -138,6 +141,6 @@ class StudyRequest:
             return None
         return float(self.time[:-1]) * _UNITS[self.time[-1]]
 
-    def given_of(self, names: Iterable[str]) -> dict[str, object]:
+    def given_of(self, names: Iterable[str]) -> Options:
         """Return the values of those of the named options that somebody gave."""
         return {name: self.given[name] for name in names if name in self.given}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,25 +51,37 @@ class FitSamples:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class StudySets:
-    """The data of a study after all checks.
+    """The data of a study after all checks. Each set is a :class:`GivenSet`: a data set with the option that named it.
 
     Attributes:
-        request: what is asked of the study; its validation data lack the samples that would be in both halves.
+        request: what is asked of the study; its training and validation data lack the samples that cannot be read, its
+            validation data those that would be in both halves, too.
+        val, test, train: the ID (in-distribution) sets; ``train`` is None without training data.
+        ood_val: the OOD validation sets by name, without those that are made from ``val``.
+        ood: the OOD test sets.
         fit: the samples that OOD scores on features are fitted to; None to leave these scores out.
-        fingerprints: the fingerprint of each set, by its option.
+        layers_fit: whether there is memory for the scores of all layers, in every row.
         notes: sentences on samples that were left out.
         warnings: sentences on what is odd about the data.
-        layers_fit: whether there is memory for the scores of all layers, in every row.
     """
 
     request: StudyRequest
-    fit: FitSamples | None
-    fingerprints: Mapping[str, str]
-    notes: Sequence[str] = ()
-    warnings: Sequence[str] = ()
+    val: GivenSet
+    test: GivenSet
+    train: GivenSet | None = None
+    ood_val: dict[str, GivenSet] = field(default_factory=dict)
+    ood: list[GivenSet] = field(default_factory=list)
+    fit: FitSamples | None = None
     layers_fit: bool = True
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each set, by its option."""
+        return {given_set.option: given_set.dataset.fingerprint() for given_set in self.every}
 
     def changes(self, before: Any) -> list[str]:
         """Return a line for every set that has changed since the study was begun.
@@ -83,23 +95,6 @@ class StudySets:
             if fingerprints_before.get(option) != fingerprint:
                 lines.append(f"{option}: other samples or labels than when the study was begun")
         return lines
-
-
-@dataclass
-class _Sets:
-    """The data sets of a study by their roles. Each is a :class:`GivenSet`: a data set with the option that named it.
-
-    Attributes:
-        val, test, train: the ID (in-distribution) sets; ``train`` is None without training data.
-        ood_val: the OOD validation sets by name, without those that are made from ``val``.
-        ood: the OOD test sets.
-    """
-
-    val: GivenSet
-    test: GivenSet
-    train: GivenSet | None = None
-    ood_val: dict[str, GivenSet] = field(default_factory=dict)
-    ood: list[GivenSet] = field(default_factory=list)
 
     @property
     def choosing(self) -> list[GivenSet]:
@@ -159,16 +154,15 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
         UsageError: a SPEC or a setting is wrong.
     """
     # Refuse data that cannot be right. Leave training samples, and samples of both halves, out of the validation data.
-    request, sets, unreadable = _open_sets(request, source)
+    sets = _open_sets(request, source)
     _check_apart(sets, source)
     overlaps = _overlaps(sets)
-    val, notes = _val_without_repeats(request, sets)
-    request = replace(request, val=val, ood_val=_ood_val_without_repeats(request, sets))
-    fit = _samples_to_fit_to(request, sets.train)
+    val = _val_without_repeats(sets)
+    sets.request = request = replace(sets.request, val=val, ood_val=_ood_val_without_repeats(sets))
+    sets.fit = _samples_to_fit_to(sets)
 
     # Collect warnings: what the study does not use of the model, and data that are odd.
-    warnings = [_set_aside(source), *unreadable]
-    warnings += overlaps.warnings
+    warnings = [_set_aside(source), *sets.warnings, *overlaps.warnings]
     older = incomparable(source.description.seen)
     if older is not None:
         warnings.append(f"{source.name}: {older}")
@@ -178,23 +172,20 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
         warnings += sample_warnings(given_set.dataset)
     for given_set in sets.choosing:
         warnings.append(trained_on_warning(source.name, source.description.seen, given_set))
-    layers_fit = not layers_may_not_fit([named_by_data(source, request.val, None)] * _MOST_MEMBERS)
-    if fit is not None and not layers_fit:
+    sets.layers_fit = not layers_may_not_fit([named_by_data(source, request.val, None)] * _MOST_MEMBERS)
+    if sets.fit is not None and not sets.layers_fit:
         warnings.append(f"{LAYERS} is left out: its sums over all layers may need too much memory")
-
-    fingerprints = {given_set.option: given_set.dataset.fingerprint() for given_set in sets.every}
-    found = [warning for warning in warnings if warning is not None]
-    return StudySets(request, fit, fingerprints, notes, found, layers_fit)
+    sets.warnings = [warning for warning in warnings if warning is not None]
+    return sets
 
 
-def _open_sets(request: StudyRequest, source: Source) -> tuple[StudyRequest, _Sets, list[str]]:
+def _open_sets(request: StudyRequest, source: Source) -> StudySets:
     """Open every data set that the request names, the test sets with ``--limit``, and read all their samples.
 
     The ID sets must have the classes of the model; a zero-shot model without class names gets those of ``--val``.
 
     Returns:
-        The request without the training and validation samples that cannot be read, the sets, and a sentence for each
-        set of which samples cannot be read.
+        The sets, with a warning for each set of which samples cannot be read.
 
     Raises:
         InputError: there are such samples, and ``--on-bad`` is ``error``; it names them.
@@ -224,17 +215,18 @@ def _open_sets(request: StudyRequest, source: Source) -> tuple[StudyRequest, _Se
 
     # Open the ID sets.
     made_of_val = (AUTO, request.made_of_val.text)
-    spec, val = readable(request.val, labels=labels, need_labels=True)
-    request = replace(request, val=spec)
+    val_spec, val = readable(request.val, labels=labels, need_labels=True)
     test = opened(request.test, labels=labels, limit=limit)
     check_labels_are_classes(val, named_source)
     check_labels_are_classes(test, named_source)
-    sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
-    if request.train is not None:
-        need_labels = _needs_labels(request)
+    sets = StudySets(request, GivenSet("--val", val), GivenSet("--test", test))
+    train_spec = request.train
+    if train_spec is not None:
+        # A Laplace approximation, and OOD scores on features, use training data without labels.
+        kinds = asked_for(request.rows).values()
+        need_labels = any(kind.needs_training_data and kind.needs_labels for kind in kinds)
         how = {"labels": labels, "need_labels": need_labels, "ignore_labels": not need_labels}
-        spec, train = readable(request.train, **how)
-        request = replace(request, train=spec)
+        train_spec, train = readable(train_spec, **how)
         sets.train = GivenSet("--train", train)
 
     # Open the OOD validation sets, except those that are made from the validation data.
@@ -247,15 +239,16 @@ def _open_sets(request: StudyRequest, source: Source) -> tuple[StudyRequest, _Se
             ood_set = ood_set.with_spec(spec)
             sets.ood_val[ood_set.name] = GivenSet(option, dataset)
         ood_val.append(ood_set)
-    request = replace(request, ood_val=ood_val)
+    sets.request = replace(request, val=val_spec, train=train_spec, ood_val=ood_val)
 
     # Open the OOD test sets.
     for ood_set in request.ood:
         dataset = opened(ood_set.spec, ignore_labels=True, limit=limit)
         sets.ood.append(GivenSet(ood_set.spec.option, dataset))
-    if unreadable and request.on_bad == "error":
-        raise InputError(unreadable[0], hint="--on-bad skip leaves such samples out", problems=unreadable[1:])
-    return request, sets, unreadable
+    if request.on_bad == "error":
+        Findings(problems=unreadable).refuse("--on-bad skip leaves such samples out")
+    sets.warnings = unreadable
+    return sets
 
 
 def _sentence_on_unreadable(option: str, dataset: Dataset) -> str:
@@ -268,15 +261,7 @@ def _sentence_on_unreadable(option: str, dataset: Dataset) -> str:
     return f"{len(ids)} of {len(dataset)} {dataset.kind}s of {option} cannot be read: {listed}"
 
 
-def _needs_labels(request: StudyRequest) -> bool:
-    """Return whether any row needs labels of the training data.
-
-    A Laplace approximation, and OOD scores on features, use training data without labels.
-    """
-    return any(kind.needs_training_data and kind.needs_labels for kind in asked_for(request.rows).values())
-
-
-def _check_apart(sets: _Sets, source: Source) -> None:
+def _check_apart(sets: StudySets, source: Source) -> None:
     """Refuse test samples that are also training or validation samples of this study, or that the model has seen.
 
     Args:
@@ -303,7 +288,7 @@ def _check_apart(sets: _Sets, source: Source) -> None:
     findings.refuse(_APART)
 
 
-def _overlaps(sets: _Sets) -> Findings:
+def _overlaps(sets: StudySets) -> Findings:
     """Compare the pairs of sets that may share a few samples; return warnings about shared samples.
 
     These are pairs of validation sets, pairs of test sets, and training data with OOD validation sets. Training data
@@ -312,13 +297,13 @@ def _overlaps(sets: _Sets) -> Findings:
     Raises:
         InputError: two sets share most of their samples; it lists the pairs.
     """
-    comparisons = [compare_sets(sets.choosing), compare_sets(sets.tested)]
+    groups = [sets.choosing, sets.tested]
     if sets.train is not None:
-        for ood_val in sets.ood_val.values():
-            comparisons.append(compare_sets([ood_val, sets.train]))
+        groups += [[ood_val, sets.train] for ood_val in sets.ood_val.values()]
 
     findings = Findings()
-    for compared in comparisons:
+    for group in groups:
+        compared = compare_sets(group)
         findings.warnings += compared.warnings
         findings.problems += compared.problems
     findings.refuse(_APART)
@@ -328,18 +313,14 @@ def _overlaps(sets: _Sets) -> Findings:
 # --- halves -----------------------------------------------------------------------------------------------------------
 
 
-def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[DataSpec, list[str]]:
-    """Leave training samples, and samples that would be in both halves, out of ``--val``.
-
-    Returns:
-        The SPEC without these samples, and a sentence for each of the two kinds if any were left out.
+def _val_without_repeats(sets: StudySets) -> DataSpec:
+    """Return ``--val`` without training samples and samples that would be in both halves; note how many these are.
 
     Raises:
         InputError: more than half of the validation samples are training samples, a half becomes empty, or temperatures
             cannot be fitted to the second half.
     """
     val = sets.val
-    notes = []
 
     # Samples of the training data.
     training_digests: set[str] = set()
@@ -349,12 +330,12 @@ def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[DataSpec, 
             raise InputError(str(shared), hint="give a validation set of its own with --val")
         if shared:
             training_digests.update(sets.train.dataset.sample_fingerprints())
-            notes.append(f"{shared}, and left out of --val")
+            sets.notes.append(f"{shared}, and left out of --val")
 
     # Samples that are in both halves.
     left_out = _indices_repeated_across_halves(val.dataset)
     if left_out:
-        notes.append(
+        sets.notes.append(
             f"{len(left_out)} samples of --val are in one half of it and again in the other, and left out there"
         )
 
@@ -362,13 +343,13 @@ def _val_without_repeats(request: StudyRequest, sets: _Sets) -> tuple[DataSpec, 
     left_out.update(index for index, digest in enumerate(digests) if digest in training_digests)
     _check_halves(val, left_out)
     _check_labels_to_fit(val, left_out)
-    return _without(request.val, left_out), notes
+    return _without(sets.request.val, left_out)
 
 
-def _ood_val_without_repeats(request: StudyRequest, sets: _Sets) -> list[OodSet]:
+def _ood_val_without_repeats(sets: StudySets) -> list[OodSet]:
     """Return the values of ``--ood-val`` without samples that would be in both halves."""
     remaining = []
-    for ood_set in request.ood_val:
+    for ood_set in sets.request.ood_val:
         given_set = sets.ood_val.get(ood_set.name)
         if given_set is None:  # this set is made from --val
             remaining.append(ood_set)
@@ -430,28 +411,25 @@ def _check_labels_to_fit(val: GivenSet, left_out: set[int]) -> None:
 # --- training data ----------------------------------------------------------------------------------------------------
 
 
-def _samples_to_fit_to(request: StudyRequest, train: GivenSet | None) -> FitSamples | None:
+def _samples_to_fit_to(sets: StudySets) -> FitSamples | None:
     """Return the samples that OOD scores on features are fitted to; None if ``--fit-samples`` is 0.
 
     These are at most ``--fit-samples`` training samples, evenly spaced. Without training data, they are the half of the
     validation data that the search uses. ``--limit`` reduces either of them.
 
-    Args:
-        request: what is asked of the study; its validation data lack repeated samples.
-        train: the training data; None without them.
-
     Raises:
         UsageError: they give no covariance within a class, because no two of them have the same class. Samples without
             labels count as one class.
     """
+    request = sets.request
     if not request.fit_samples:
         return None
-    if train is None or request.train is None:
+    if sets.train is None or request.train is None:
         spec = request.val.with_setting("part=1/2")
     else:
         # Take every n-th training sample, with the smallest n that gives at most --fit-samples.
         spec = request.train
-        every_nth = math.ceil(len(train.dataset) / request.fit_samples)
+        every_nth = math.ceil(len(sets.train.dataset) / request.fit_samples)
         if every_nth > 1:
             spec = spec.with_setting(f"part=1/{every_nth}")
 

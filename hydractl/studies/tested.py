@@ -37,7 +37,7 @@ from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Row
 from hydractl.studies.rule import REFERENCE, SINGLE
 from hydractl.studies.verdict import AgainstSingle, Facts, Rung, end_of, next_best_record, verdict
-from hydractl.studies.words import AUROC, KINDS, Finding, judge, judge_all, smallest_set_behind
+from hydractl.studies.words import AUROC, KINDS, Finding, Findings, judge, judge_all, smallest_set_behind
 
 MADE_OF_TEST = (
     "No OOD test data were given, so these are made of the ID test data: the figures say little of samples to come."
@@ -45,35 +45,33 @@ MADE_OF_TEST = (
 
 
 @dataclass(frozen=True)
-class Tested:
-    """The rows of a study on the test data.
+class Tested(Chosen):
+    """What was chosen, and the rows of a study on the test data.
 
     A rung is a row with an OOD score. The rungs of the ladder are the choice, the single model with its own score, and
     the single model with MSP.
 
     Attributes:
-        chosen: what was chosen on the validation data.
-        rows: by name, the rows that are not ruled out, with their temperature, measured on the test data.
+        tested: by name, the rows that are not ruled out, with their temperature, measured on the test data.
         uncalibrated: the single model without a temperature.
     """
 
-    chosen: Chosen
-    rows: Mapping[str, MeasuredRow]
+    tested: Mapping[str, MeasuredRow]
     uncalibrated: MeasuredRow
 
     @property
     def _single(self) -> MeasuredRow:
         """The single model with its temperature."""
-        return self.rows[SINGLE]
+        return self.tested[SINGLE]
 
     @property
     def note(self) -> str:
         """The sentence about the choice in ``best.st``, if test data changed it; else empty."""
         if self._final_index == 0:
             return ""
-        chosen = self.chosen.taken
+        taken = self.taken
         return (
-            f"Chosen on validation data was {chosen.row} with {chosen.score}; the test data reported here led from "
+            f"Chosen on validation data was {taken.row} with {taken.score}; the test data reported here led from "
             "there to this one, so they are no longer untouched."
         )
 
@@ -82,13 +80,13 @@ class Tested:
     @cached_property
     def _figures(self) -> list[Resampled]:
         """The metrics of each rung of the ladder."""
-        return [self._on_resamples(self.rows[rung.row], rung.score) for rung in self.chosen.ladder]
+        return [self._on_resamples(self.tested[rung.row], rung.score) for rung in self.ladder]
 
     @cached_property
-    def _differences_to_next(self) -> list[dict[str, Finding]]:
+    def _differences_to_next(self) -> list[Findings]:
         """For each rung of the ladder except the last, its differences to the next rung, by metric."""
         differences = []
-        rungs = zip(self.chosen.ladder, self._figures, strict=True)
+        rungs = zip(self.ladder, self._figures, strict=True)
         for (upper, figures), (lower, figures_of_lower) in pairwise(rungs):
             differences.append(self._findings(figures, figures_of_lower, upper.row == lower.row))
         return differences
@@ -101,16 +99,15 @@ class Tested:
     @property
     def used(self) -> Rung:
         """The row and the score to use: the final rung."""
-        return self.chosen.ladder[self._final_index]
+        return self.ladder[self._final_index]
 
     def _facts(self, threshold: MeasuredThreshold | None) -> Facts:
         """Return the comparisons that the verdict is based on; the threshold is that of ``best.st``."""
-        chosen = self.chosen
         used = self.used
-        request = chosen.plan.request
+        request = self.plan.request
         is_single = used.row == SINGLE
 
-        def findings_against(measured: MeasuredRow, score: str) -> dict[str, Finding]:
+        def findings_against(measured: MeasuredRow, score: str) -> Findings:
             """Return the differences of the rung to use to the single model, by metric."""
             figures = self._figures[self._final_index]
             return self._findings(figures, self._on_resamples(measured, score), is_single)
@@ -122,24 +119,24 @@ class Tested:
         against = self._against_single(aurocs_of_used, aurocs_of_single)
 
         # Compare it with its hardest rival in every metric and on every set.
-        against_hardest: dict[str, Finding] = {}
-        by_test_set: dict[str, Finding] = {}
+        against_hardest: Findings = {}
+        by_test_set: Findings = {}
         if against.hardest is not None:
             against_hardest = findings_against(self._single, against.hardest)
             by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
 
         # The same with the best of the other scores, where the rung does not beat that one for certain.
-        against_unbeaten: dict[str, Finding] = {}
+        against_unbeaten: Findings = {}
         if against.unbeaten is not None and not is_single:
             against_unbeaten = findings_against(self._single, against.unbeaten)
 
         # If the choice was the single model, explain why no other row was taken.
-        has_vote = bool(chosen.choice.telling)
+        has_vote = bool(self.choice.telling)
         reasons_for_single: list[str] = []
-        if chosen.taken.row == SINGLE and has_vote:
+        if self.taken.row == SINGLE and has_vote:
             reasons_for_single = self._why_no_other_row()
         return Facts(
-            ladder=chosen.ladder,
+            ladder=self.ladder,
             differences_to_next=self._differences_to_next,
             final_index=self._final_index,
             against=against,
@@ -151,23 +148,23 @@ class Tested:
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
             has_ood_val=request.has_ood_val,
-            has_other_rows=len(chosen.rows) > 1,
+            has_other_rows=len(self.rows) > 1,
             reasons_for_single=reasons_for_single,
             next_best=self._next_best,
-            uncertain=" ".join(doubts.of_stability(chosen.choice.stability)) if has_vote else "",
+            uncertain=" ".join(doubts.of_stability(self.choice.stability)) if has_vote else "",
             doubts=[*self._sentences_of_doubt(), *self._doubts_of_threshold(threshold)],
-            mistakes=mistakes_of(used.row, chosen.rows[used.row], self.rows[used.row], request.bootstrap, request.seed),
+            mistakes=mistakes_of(used.row, self.rows[used.row], self.tested[used.row], request.bootstrap, request.seed),
         )
 
     @property
     def _next_best(self) -> NextBestRecord | None:
         """What comes next to the choice on validation data, compared with what is to be used; None without any."""
-        rung = self.chosen.next_best(self.used)
+        rung = self.next_best(self.used)
         if rung is None:
             return None
-        figures = self._on_resamples(self.rows[rung.row], rung.score)
+        figures = self._on_resamples(self.tested[rung.row], rung.score)
         findings = self._findings(figures, self._figures[self._final_index], same_row=False)
-        return next_best_record(rung, self._mac_ratio(self.rows[rung.row]), findings, self.used)
+        return next_best_record(rung, self._mac_ratio(self.tested[rung.row]), findings, self.used)
 
     @property
     def _samples_by_metric(self) -> dict[str, int]:
@@ -178,10 +175,10 @@ class Tested:
 
     def _on_resamples(self, measured: MeasuredRow, score: str) -> Resampled:
         """Return the metrics that the verdict judges, on the test data and on their resamples."""
-        request = self.chosen.plan.request
+        request = self.plan.request
         return measured.resampled(score, request.bootstrap, request.seed)
 
-    def _findings(self, figures: Resampled, other: Resampled, same_row: bool) -> dict[str, Finding]:
+    def _findings(self, figures: Resampled, other: Resampled, same_row: bool) -> Findings:
         """Return the findings for the paired differences ``figures`` minus ``other``, by metric.
 
         Args:
@@ -201,7 +198,7 @@ class Tested:
             The differences (rung minus single model) in two groups: scores that were fixed before, and all others.
         """
         mean_of_used = mean_over_sets(aurocs_of_used, AUROC)
-        fixed_beforehand = self.chosen.rivals_of(self.used)
+        fixed_beforehand = self.rivals_of(self.used)
         against = AgainstSingle({}, {})
         for score, aurocs in aurocs_of_single.items():
             if Rung(SINGLE, score) == self.used:  # it is not compared with itself
@@ -213,10 +210,10 @@ class Tested:
 
     def _aurocs(self, row: str, scores: Sequence[str]) -> dict[str, Resampled]:
         """Return, by score, the AUROC of a row against each OOD test set, on the test data and on their resamples."""
-        request = self.chosen.plan.request
-        return self.rows[row].aurocs(scores, request.bootstrap, request.seed)
+        request = self.plan.request
+        return self.tested[row].aurocs(scores, request.bootstrap, request.seed)
 
-    def _findings_by_set(self, aurocs_of_used: Resampled, aurocs_of_rival: Resampled) -> dict[str, Finding]:
+    def _findings_by_set(self, aurocs_of_used: Resampled, aurocs_of_rival: Resampled) -> Findings:
         """Return, by the name of each test set, the finding for the AUROC of the rung to use minus a rival's."""
         findings = {}
         for name, difference in paired_differences(aurocs_of_rival, aurocs_of_used).items():
@@ -228,26 +225,25 @@ class Tested:
 
     def _sentences_of_doubt(self) -> list[str]:
         """Return the sentences on what makes the verdict less certain."""
-        chosen = self.chosen
         row = self.used.row
         sentences = []
-        if chosen.plan.request.has_ood_val:
-            has_circuits = any(step.command.verb == "extract-circuit" for step in chosen.plan.steps)
-            first_set = chosen.choice.evidence.sets[0]  # a search takes the first OOD validation set
+        if self.plan.request.has_ood_val:
+            has_circuits = any(step.command.verb == "extract-circuit" for step in self.plan.steps)
+            first_set = self.choice.evidence.sets[0]  # a search takes the first OOD validation set
             searched = first_set if has_circuits else None
-            sentences += doubts.of_blind_sets(chosen.choice.telling, chosen.choice.blind, searched)
-        if not chosen.plan.request.has_ood:
+            sentences += doubts.of_blind_sets(self.choice.telling, self.choice.blind, searched)
+        if not self.plan.request.has_ood:
             sentences.append(MADE_OF_TEST)
-        losses = chosen.choice.doubtful_losses(row)
-        sentences += doubts.of_limits(row, losses, chosen.choice.limits)
+        losses = self.choice.doubtful_losses(row)
+        sentences += doubts.of_limits(row, losses, self.choice.limits)
         if self.uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(row)
         return sentences
 
     def _doubts_of_labelled(self, row: str) -> list[str]:
         """Return the doubts about the row to use that need labels of the test data: accuracy, and temperature."""
-        request = self.chosen.plan.request
-        validation = self.chosen.rows[SINGLE].inside
+        request = self.plan.request
+        validation = self.rows[SINGLE].inside
         test = self.uncalibrated.inside
         sentences = doubts.of_accuracies(
             right=int(validation.correct.sum()),
@@ -257,7 +253,7 @@ class Tested:
         )
 
         # The row with its temperature and without, on the validation data and on the test data.
-        validated, tested = self.chosen.rows[row], self.rows[row]
+        validated, tested = self.rows[row], self.tested[row]
         log_probs, log_probs_before = (
             one.inside.label_log_probs for one in (validated, measure_row(validated.source, None))
         )
@@ -266,21 +262,20 @@ class Tested:
             one.accuracy_and_nll(request.bootstrap, request.seed) for one in (tested, measure_row(tested.source, None))
         )
         gain = float(log_probs.sum() - log_probs_before.sum())
-        return sentences + doubts.of_temperature(self.chosen.rows[row].temperature, gain, calibrated, raw)
+        return sentences + doubts.of_temperature(self.rows[row].temperature, gain, calibrated, raw)
 
     def _why_no_other_row(self) -> list[str]:
         """Return a sentence on why the best other row was not taken; empty without another row that has the score."""
-        chosen = self.chosen
-        choice = chosen.choice
+        choice = self.choice
         # The best of them, under the single model's score.
-        under_common = [choice.evidence.under(name, chosen.common_score) for name in chosen.rows if name != SINGLE]
+        under_common = [choice.evidence.under(name, self.common_score) for name in self.rows if name != SINGLE]
         best = max((other for other in under_common if other is not None), key=choice.mean_auroc, default=None)
         if best is None:
             return []
         auroc = number(choice.mean_auroc(best))
         of_single = number(choice.mean_auroc(choice.own_candidate(SINGLE)))
         return [
-            f"On validation data the best of the other models under {chosen.common_score}, {best.row},"
+            f"On validation data the best of the other models under {self.common_score}, {best.row},"
             f" has a mean AUROC of {auroc}; the single model has {of_single}. It was not taken: "
             f"{choice.why_not_taken(best)}."
         ]
@@ -289,7 +284,7 @@ class Tested:
         """Return the doubts about the threshold that ``best.st`` holds for the row and the score to use."""
         used = self.used
         scores, chosen_scores = (
-            measured.inside.scores[used.score] for measured in (self.rows[used.row], self.chosen.rows[used.row])
+            measured.inside.scores[used.score] for measured in (self.tested[used.row], self.rows[used.row])
         )
         if threshold is None or threshold.value is None:
             return []
@@ -297,15 +292,15 @@ class Tested:
             return []
         flagged = int((scores >= threshold.value).sum())
         chosen_flagged = int((chosen_scores >= threshold.value).sum())
-        promised = float(self.chosen.plan.request.threshold.number)
+        promised = float(self.plan.request.threshold.number)
         return doubts.of_threshold(promised, flagged, len(scores), chosen_flagged, len(chosen_scores))
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 
     def score_of_table(self) -> str:
         """Return the OOD score of the table of the rows: the single model's, or MSP if any row does not have it."""
-        common_score = self.chosen.common_score
-        if all(common_score in measured.scores for measured in self.rows.values()):
+        common_score = self.common_score
+        if all(common_score in measured.scores for measured in self.tested.values()):
             return common_score
         return REFERENCE
 
@@ -324,9 +319,8 @@ class Tested:
             threshold: the threshold of ``best.st``, as measured; None without one.
             warnings: sentences on what is odd about the data.
         """
-        chosen = self.chosen
         used = self.used
-        row = self.rows[used.row]
+        row = self.tested[used.row]
         use = UseRecord(
             row=used.row,
             score=used.score,
@@ -342,23 +336,23 @@ class Tested:
             verdict=verdict(facts, use),
             use=use,
             choice=ChoiceRecord(
-                row=chosen.taken.row,
-                score=chosen.taken.score,
-                rule=chosen.rule,
-                telling=chosen.choice.telling,
-                blind=chosen.choice.blind,
-                stability=chosen.choice.stability,
+                row=self.taken.row,
+                score=self.taken.score,
+                rule=self.rule,
+                telling=self.choice.telling,
+                blind=self.choice.blind,
+                stability=self.choice.stability,
             ),
             ladder=[
                 LadderRungRecord(row=rung.row, score=rung.score, against_next=list(differences.values()))
-                for rung, differences in zip(chosen.ladder, [*self._differences_to_next, {}], strict=True)
+                for rung, differences in zip(self.ladder, [*self._differences_to_next, {}], strict=True)
             ],
-            common_score=chosen.common_score,
+            common_score=self.common_score,
             baseline=_tested_record(self.uncalibrated, REFERENCE),
-            rows=[self._row_record(row) for row in chosen.tested_rows],
-            ruled_out=[self._ruled_out_record(row, reason) for row, reason in chosen.ruled_out.items()],
+            rows=[self._row_record(row) for row in self.tested_rows],
+            ruled_out=[self._ruled_out_record(row, reason) for row, reason in self.ruled_out.items()],
             steps=[list(step) for step in steps],
-            next=next_commands(chosen.plan, used, facts.free_alternative),
+            next=next_commands(self.plan, used, facts.free_alternative),
             warnings=list(warnings),
         )
 
@@ -368,7 +362,7 @@ class Tested:
 
     def _about_row(self, name: str) -> dict[str, Any]:
         """Return what the records of a row have in common, whether it ran on the test data or not."""
-        validated = self.chosen.rows[name]
+        validated = self.rows[name]
         return {
             "name": name,
             "members": validated.members,
@@ -383,21 +377,20 @@ class Tested:
 
         With ``common``, also its OOD detection under the score of the single model, if it has that score.
         """
-        chosen = self.chosen
-        validated = chosen.rows[row.name]
-        measured = self.rows[row.name]
-        own = chosen.choice.own_candidate(row.name)
-        score = chosen.score_of(row.name)
-        candidates = chosen.choice.evidence.rows[row.name]
+        validated = self.rows[row.name]
+        measured = self.tested[row.name]
+        own = self.choice.own_candidate(row.name)
+        score = self.score_of(row.name)
+        candidates = self.choice.evidence.rows[row.name]
         aurocs = {candidate.score: dict(candidate.outside.values) for candidate in candidates}
         mean_mi = float(validated.inside.mi.mean())
 
         common = None
-        if chosen.common_score in measured.scores:
-            common = DetectedRecord(ood_score=chosen.common_score, **dict(measured.metrics(chosen.common_score)))
+        if self.common_score in measured.scores:
+            common = DetectedRecord(ood_score=self.common_score, **dict(measured.metrics(self.common_score)))
         return StudyRowRecord(
             **self._about_row(row.name),
-            chosen=row.name == chosen.taken.row,
+            chosen=row.name == self.taken.row,
             used=row.name == self.used.row,
             score=score,
             lr=_kept_learning_rates(row),
@@ -411,9 +404,9 @@ class Tested:
 
         That is the score of the single model if the row has it, else its own.
         """
-        measured = self.chosen.rows[name]
-        common_score = self.chosen.common_score
-        score = common_score if common_score in measured.scores else self.chosen.score_of(name)
+        measured = self.rows[name]
+        common_score = self.common_score
+        score = common_score if common_score in measured.scores else self.score_of(name)
         return RuledOutRecord(**self._about_row(name), reason=reason, validation=_tested_record(measured, score))
 
 
@@ -422,7 +415,8 @@ def test_rows(chosen: Chosen) -> Tested:
     rows = {}
     for row in chosen.tested_rows:
         rows[row.name] = measure_row(chosen.plan.predictions(row, "test"), chosen.rows[row.name].calibration)
-    return Tested(chosen, rows, measure_row(rows[SINGLE].source, None))
+    uncalibrated = measure_row(rows[SINGLE].source, None)
+    return Tested(chosen.plan, chosen.rows, chosen.choice, rows, uncalibrated)
 
 
 def _tested_record(measured: MeasuredRow, score: str) -> TestedRecord:

@@ -8,7 +8,7 @@ choice to the single model with its own score, and from there to the single mode
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hydractl.files.study_answer import MistakesRecord, NextBestRecord, UseRecord, VerdictRecord
@@ -27,6 +27,7 @@ from hydractl.studies.words import (
     NO_DIFFERENCE,
     WORDS,
     Finding,
+    Findings,
 )
 
 # The possible answers of a study.
@@ -85,8 +86,8 @@ class AgainstSingle:
         others: the differences to all other scores of the single model, which were seen only afterwards, by score.
     """
 
-    rivals: dict[str, Finding]
-    others: dict[str, Finding]
+    rivals: Findings
+    others: Findings
 
     @property
     def hardest(self) -> str | None:
@@ -103,7 +104,7 @@ class AgainstSingle:
         return min(not_beaten, key=lambda score: self.others[score].value, default=None)
 
 
-def ahead(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+def ahead(findings: Findings) -> Findings:
     """Return those differences to free scores that are significantly below 0, by score, the largest lead first."""
     leads = {score: finding for score, finding in findings.items() if finding.ci[1] < 0}
     return dict(sorted(leads.items(), key=lambda lead: lead[1].value))
@@ -136,18 +137,18 @@ class Facts:
     """
 
     ladder: Sequence[Rung]
-    differences_to_next: Sequence[Mapping[str, Finding]]
+    differences_to_next: Sequence[Findings]
     final_index: int
     against: AgainstSingle
-    against_hardest: Mapping[str, Finding]
-    by_test_set: Mapping[str, Finding]
-    against_baseline: Mapping[str, Finding]
+    against_hardest: Findings
+    by_test_set: Findings
+    against_baseline: Findings
     labelled: bool = True
     has_ood_val: bool = True
     has_vote: bool = True
     has_other_rows: bool = True
     reasons_for_single: Sequence[str] = ()
-    against_unbeaten: Mapping[str, Finding] = field(default_factory=dict)
+    against_unbeaten: Findings = field(default_factory=dict)
     next_best: NextBestRecord | None = None
     uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
@@ -272,9 +273,7 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
     )
 
 
-def next_best_record(
-    rung: Rung, mac_ratio: float | None, against_used: Mapping[str, Finding], used: Rung
-) -> NextBestRecord:
+def next_best_record(rung: Rung, mac_ratio: float | None, against_used: Findings, used: Rung) -> NextBestRecord:
     """Return what comes next to the choice on validation data, with the sentence that names it.
 
     Args:
@@ -306,7 +305,7 @@ def name_of(rung: Rung) -> str:
     return f"{rung.row} with {rung.score}"
 
 
-def _detection(differences: Mapping[str, Finding]) -> str:
+def _detection(differences: Findings) -> str:
     """Return the differences of OOD detection as text: of mean AUROC, and of FPR95 where that was compared."""
     compared = [differences[metric] for metric in (AUROC, FPR95) if metric in differences]
     return ", ".join(map(str, compared))
@@ -439,7 +438,7 @@ def _sentence_on_better_rivals(facts: Facts) -> str:
     return f"A free score that was compared from the beginning did better here: {_leads(facts.rung, better)}."
 
 
-def _leads(rung: Rung, better: Mapping[str, Finding]) -> str:
+def _leads(rung: Rung, better: Findings) -> str:
     """Return the end of a sentence that names free scores which did better than a rung, the first with its lead."""
     first, *others = better
     also = f", and so did {', '.join(others)}" if others else ""
@@ -498,7 +497,7 @@ def _sentence_on_best_file(use: UseRecord) -> str:
     return f"best.st is {use.row} with {settings}{cost}."
 
 
-def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
+def _differences_in_words(findings: Findings, other: str) -> str:
     """Return a sentence that lists differences to another model, grouped by their words; empty without differences.
 
     Args:

@@ -100,6 +100,10 @@ class Finding(FindingRecord):
         return f"{value_text} ({low_text} to {high_text})"
 
 
+Findings = dict[str, Finding]
+"""Paired differences by metric, by OOD score or by test set."""
+
+
 def word(low: float, high: float, margin: float) -> Word:
     """Return the word for an interval of differences for which higher is better."""
     if low > margin:
@@ -196,9 +200,7 @@ def smallest_set_behind(metric: str, id_samples: int, ood_sets: Sequence[tuple[s
     return min(sizes)
 
 
-def judge_all(
-    table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int], same_row: bool = False
-) -> dict[str, Finding]:
+def judge_all(table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int], same_row: bool = False) -> Findings:
     """Return the findings for all metrics of :data:`KINDS` that have an interval, by metric.
 
     Args:

@@ -233,8 +233,8 @@ def _claim_folder(
     for text in plan.scale.cut:
         log.info(f"to stay within --time {asked.time}, {text}")
     with Output(plan_file) as output:
-        data = dict(sets.fingerprints)
-        write_json(output, {"schema": PLAN, "settings": decisive, "data": data, "scale": asdict(plan.scale)})
+        scale = asdict(plan.scale)
+        write_json(output, {"schema": PLAN, "settings": decisive, "data": sets.fingerprints, "scale": scale})
     return plan, seconds
 
 
