@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from torch import nn
 from torch.nn.utils import parametrize
 
 from hydractl.model.projections import HeadBank
@@ -55,14 +54,10 @@ def added_names(model: HydraModel) -> set[str]:
 def remove_idle(model: HydraModel) -> None:
     """Remove each parametrisation in which nothing is trained, and restore the original weight."""
     for module in list(model.modules()):
-        if parametrize.is_parametrized(module):
-            _remove_idle_from(module)
-
-
-def _remove_idle_from(module: nn.Module) -> None:
-    """Remove, in one module, each parametrisation in which nothing is trained, and restore the original weight."""
-    for name, parametrizations in list(module.parametrizations.items()):  # type: ignore[operator,union-attr]
-        first = parametrizations[0]
-        is_trained = any(parameter.requires_grad for parameter in first.parameters())
-        if not is_trained:
-            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+        if not parametrize.is_parametrized(module):
+            continue
+        for name, parametrizations in list(module.parametrizations.items()):  # type: ignore[operator,union-attr]
+            first = parametrizations[0]
+            is_trained = any(parameter.requires_grad for parameter in first.parameters())
+            if not is_trained:
+                parametrize.remove_parametrizations(module, name, leave_parametrized=False)

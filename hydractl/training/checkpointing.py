@@ -61,12 +61,30 @@ class StateFile:
         path: the file, beside the output.
         fingerprint: values that must be equal for a saved run to be resumed; a flat object of JSON values.
         environment: values that may differ, with a warning.
+        every: how often the run is saved: ``200`` (steps), ``30s``, ``5m`` or ``1h``.
     """
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, object], environment: Mapping[str, object]) -> None:
+    def __init__(
+        self, path: Path, fingerprint: Mapping[str, object], environment: Mapping[str, object], every: str = "1"
+    ) -> None:
+        """Read ``every`` as a number of steps or of seconds."""
         self.path = path
         self.fingerprint = dict(fingerprint)
         self.environment = dict(environment)
+        self._seconds = 0
+        self._steps: int | None = None
+        unit = every[-1]
+        if unit in _UNIT_SECONDS:
+            self._seconds = int(every[:-1]) * _UNIT_SECONDS[unit]
+        else:
+            self._steps = int(every)
+        self._saved_at = time.monotonic()
+
+    def due(self, steps: int) -> bool:
+        """Return whether it is time to save after step ``steps``."""
+        if self._steps is not None:
+            return steps % self._steps == 0
+        return time.monotonic() - self._saved_at >= self._seconds
 
     def exists(self) -> bool:
         """Return whether an unfinished run is saved."""
@@ -94,7 +112,7 @@ class StateFile:
         return None
 
     def save(self, saved: Saved) -> None:
-        """Replace the file in one step.
+        """Replace the file in one step, and restart the clock.
 
         Raises:
             OutputError, StorageError: the file cannot be written; the old file stays.
@@ -108,6 +126,7 @@ class StateFile:
         }
         with Output(self.path, force=True) as output:
             write_checkpoint(output, DictTensors(saved.tensors), header)
+        self._saved_at = time.monotonic()
 
     def load(self, log: Log) -> Saved:
         """Read the saved state; warn if it was saved in another environment, which may round otherwise.
@@ -166,41 +185,6 @@ def refuse_unfinished(path: Path, *, force: bool) -> None:
     if path.exists() and not force:
         hint = "add --resume to go on with it, or --force to start over"
         raise OutputError(f"an unfinished run is saved in {path}", hint=hint)
-
-
-class Checkpointing:
-    """Saves a run after every so many steps, or after so much time.
-
-    Args:
-        file: the file to save to; None: nothing is saved.
-        every: ``200`` (steps), ``30s``, ``5m`` or ``1h``.
-    """
-
-    def __init__(self, file: StateFile | None, every: str) -> None:
-        """Read ``every`` as a number of steps or of seconds."""
-        self.file = file
-        self.steps: int | None = None
-        self.seconds = 0
-        unit = every[-1]
-        if unit in _UNIT_SECONDS:
-            self.seconds = int(every[:-1]) * _UNIT_SECONDS[unit]
-        else:
-            self.steps = int(every)
-        self._last = time.monotonic()
-
-    def due(self, steps: int) -> bool:
-        """Return whether it is time to save after step ``steps``."""
-        if self.file is None:
-            return False
-        if self.steps is not None:
-            return steps % self.steps == 0
-        return time.monotonic() - self._last >= self.seconds
-
-    def save(self, saved: Saved) -> None:
-        """Save now, and restart the clock."""
-        if self.file is not None:
-            self.file.save(saved)
-        self._last = time.monotonic()
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

@@ -140,25 +140,25 @@ def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log
     """Warn about texts and captions in some data sets that are longer than the model reads."""
     for dataset in datasets:
         if isinstance(dataset, CaptionedImages):
-            _report_cut_captions(model, dataset, log)
+            log.warn_all([_warning_of_cut_captions(model, dataset)])
         elif dataset is not None:
             log.warn_all([cut_warning(dataset, model.preprocess)])
 
 
-def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) -> None:
-    """Warn if any of the first 100,000 captions are longer than the model reads."""
+def _warning_of_cut_captions(model: AnyModel, dataset: CaptionedImages) -> str | None:
+    """Return a warning if any of the first 100,000 captions are longer than the model reads, else None."""
     texts = dataset.captions[:COUNTED]
     description = model.description
     cut, most = model.family.too_long(description.config, description.preprocess, texts)
     if not cut:
-        return
+        return None
 
     # Say how many of how many are cut.
     looked_at = f"{len(texts)}"
     if len(texts) < len(dataset):
         looked_at = f"the first {len(texts):,}"
     verb = "is" if cut == 1 else "are"
-    log.warn(
+    return (
         f"{dataset.where}: {cut} of {looked_at} captions {verb} longer than {most} tokens, and what is behind them is "
         "not read"
     )

@@ -124,9 +124,9 @@ def train_each(
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
 
         # Save between two trainings: the next one begins anew on a resume.
-        if not is_last and context.team.rank == 0:
+        if not is_last and context.team.rank == 0 and context.state is not None:
             progress = {"candidate": index + 1, "results": results, "log": context.run_log.position(), **kept.progress}
-            context.checkpointing.save(Saved(progress, kept.tensors))
+            context.state.save(Saved(progress, kept.tensors))
 
     # Give the model of the last training the weights of the best one.
     run.put(kept.part(f"{_BEST}."))

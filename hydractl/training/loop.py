@@ -19,9 +19,9 @@ from hydractl.files.model_records import EpochRecord
 from hydractl.files.training_history import epoch_text
 from hydractl.log import Log, Progress
 from hydractl.training.checkpointing import (
-    Checkpointing,
     Interruptions,
     Saved,
+    StateFile,
     load_optimizer,
     optimizer_tensors,
     random_state,
@@ -103,7 +103,7 @@ class TrainingContext:
     Attributes:
         log: receives messages to the user.
         run_log: receives an event for each step and epoch.
-        checkpointing: saves the unfinished run.
+        state: the file that the unfinished run is saved in; None: nothing is saved.
         team: the processes among which each batch is divided.
         extra: progress and tensors that are saved in addition, by a caller that runs several trainings.
         signals: notes a signal to stop; several trainings share it, so that no signal is lost between two of them.
@@ -111,7 +111,7 @@ class TrainingContext:
 
     log: Log
     run_log: RunLog = field(default_factory=RunLog)
-    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing(None, "1"))
+    state: StateFile | None = None
     team: Processes = field(default_factory=Processes)
     extra: Saved = field(default_factory=lambda: Saved({}))
     signals: Interruptions = field(default_factory=Interruptions)
@@ -291,7 +291,12 @@ class Training:
                 batches_here = [next(stream) for _ in batches_of_step]
             rate = self._rate_of_next_step()
             loss = self._step(batches_here, shares, rate)
-            self._note_step(loss, rate, samples_of_step, progress)
+            # Add the step to the history and the logs.
+            history = self.history
+            history.losses.append(loss)
+            self.position += samples_of_step
+            self.context.run_log.step(history.steps, self.total, loss, rate, samples_of_step)
+            progress.advance(1, f"loss {loss:.4f}")
             self._collect()
             self._save_or_stop()
 
@@ -299,14 +304,6 @@ class Training:
         """Return the samples of a batch that this process computes: every n-th, where n is the number of processes."""
         team = self.context.team
         return batch[team.rank :: team.size]
-
-    def _note_step(self, loss: float, rate: float, samples: int, progress: Progress) -> None:
-        """Add a step, made at this learning rate on so many samples, to the history and the logs."""
-        history = self.history
-        history.losses.append(loss)
-        self.position += samples
-        self.context.run_log.step(history.steps, self.total, loss, rate, samples)
-        progress.advance(1, f"loss {loss:.4f}")
 
     @contextmanager
     def _stopping_if_workers_are_ended(self) -> Iterator[None]:
@@ -373,10 +370,10 @@ class Training:
         """
         if math.isfinite(value):
             return
-        file = self.context.checkpointing.file
+        state = self.context.state
         what_is_left = "nothing was written"
-        if file is not None and file.exists():
-            what_is_left = f"{file.path} has the last good state"
+        if state is not None and state.exists():
+            what_is_left = f"{state.path} has the last good state"
         step = self.history.steps + 1
         raise NonFiniteError(f"the loss is {value} at step {step}", hint=f"{_LOWER}; {what_is_left}")
 
@@ -386,7 +383,7 @@ class Training:
         Raises:
             NonFiniteError: the weights are not finite in any of the processes.
         """
-        is_finite = all(map(_is_finite, self.parameters.values()))
+        is_finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values())
         finite_in_processes = self.context.team.gather(is_finite)
         if not all(finite_in_processes):
             steps = self.history.steps
@@ -487,7 +484,7 @@ class Training:
         """
         context = self.context
         step = self.history.steps + 1
-        is_due = context.team.rank == 0 and context.checkpointing.due(step)
+        is_due = context.team.rank == 0 and self._is_due(step)
         is_to_stop = context.signals.requested
 
         # One sum exchanges all three: a flag that any process has set makes its sum positive.
@@ -509,11 +506,15 @@ class Training:
             is_to_save = self._agreement.save
         else:
             is_to_stop = self.context.signals.requested
-            is_to_save = self.context.checkpointing.due(self.history.steps)
+            is_to_save = self._is_due(self.history.steps)
         if is_to_stop:
             self._interrupt()
         if is_to_save:
             self.save()
+
+    def _is_due(self, step: int) -> bool:
+        """Return whether it is time to save after this step."""
+        return self.context.state is not None and self.context.state.due(step)
 
     def _stop_alone(self) -> None:
         """Stop at once, if a signal asks for it. Several processes do nothing here: they agree after the next step."""
@@ -528,10 +529,10 @@ class Training:
             Interrupted: always, with a hint how to resume; KeyboardInterrupt if nothing is saved.
         """
         self.save()
-        file = self.context.checkpointing.file
-        if file is None:
+        state = self.context.state
+        if state is None:
             raise KeyboardInterrupt
-        where = f"{file.path} has step {self.history.steps} of {self.total}"
+        where = f"{state.path} has step {self.history.steps} of {self.total}"
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
@@ -551,7 +552,7 @@ class Training:
         # Collect from all processes: random states.
         random_bytes = random_state(self.device).numpy().tobytes()
         random_states = team.gather(random_bytes.hex())
-        if team.rank != 0:  # only the first process writes
+        if team.rank != 0 or self.context.state is None:  # only the first process writes
             return
         best_accuracy: float | None = None
         best_weights: dict[str, Tensor] = {}
@@ -582,7 +583,7 @@ class Training:
             **self.course.progress(),
             "log": self.context.run_log.position(),
         }
-        self.context.checkpointing.save(Saved(progress | extra.progress, tensors | extra.tensors))
+        self.context.state.save(Saved(progress | extra.progress, tensors | extra.tensors))
 
     def load_state_dict(self, saved: Saved) -> None:
         """Restore the state that :meth:`save` has saved into a new training with the same options."""
@@ -624,12 +625,6 @@ def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
         stop = start + size
         chunks.append(items[start:stop])
     return chunks
-
-
-def _is_finite(parameter: Tensor) -> bool:
-    """Return whether all numbers of a parameter are finite."""
-    finite = torch.isfinite(parameter)
-    return bool(finite.all())
 
 
 @torch.no_grad()  # not inference mode: weights gathered from shards in inference mode could not be trained later

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.benchmark.measuring import BenchOptions, measure_rows
-from hydractl.benchmark.rows import BenchModel, bench_rows, on_one_input, with_ratios
+from hydractl.benchmark.rows import bench_rows, on_one_input, with_ratios
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, json_path, write_json
-from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow
+from hydractl.files.bench_answer import BenchAnswer, BenchRow
 from hydractl.log import Log
 from hydractl.model.cost import COUNTED_PRODUCTS
 from hydractl.model.loading import find_models, resolve_device
@@ -106,7 +105,19 @@ def run(
         if path is not None:
             output_file = stack.enter_context(Output(path, force=force))
         if dry_run:
-            return Outcome(_plan(options, rows, costs, path))
+            # The cost of each row, and how many times models would be called in all.
+            results = []
+            for row, cost in zip(rows, costs, strict=True):
+                results.append(BenchRow.partly(model=row.name, **dict(cost)))
+            calls_each = options.rounds + options.warmup + 1  # and one call that checks the model
+            plan = BenchAnswer.planned(
+                results=results,
+                batch_sizes=list(options.batch_sizes),
+                dtypes=list(options.dtypes),
+                calls=len(rows) * len(options.batch_sizes) * len(options.dtypes) * calls_each,
+                files_=[] if path is None else [str(path)],
+            )
+            return Outcome(plan)
         source_by_name = {}
         for row in rows:
             for source in row.model.sources:
@@ -125,21 +136,3 @@ def run(
             files.append(write_json(output_file, answer.to_dict()))
     unmet = unmet_in([(row.model, row.to_dict()) for row in measured.results], requirements, exempt)
     return Outcome(answer, files=files, unmet=unmet)
-
-
-def _plan(
-    options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], path: Path | None
-) -> BenchAnswer:
-    """Return the answer of a dry run: the cost of each row, and how many times models will be called in all."""
-    results = []
-    for row, cost in zip(rows, costs, strict=True):
-        results.append(BenchRow.partly(model=row.name, **dict(cost)))
-    measurements = len(rows) * len(options.batch_sizes) * len(options.dtypes)
-    calls_each = options.rounds + options.warmup + 1  # and one call that checks the model
-    return BenchAnswer.planned(
-        results=results,
-        batch_sizes=list(options.batch_sizes),
-        dtypes=list(options.dtypes),
-        calls=measurements * calls_each,
-        files_=[] if path is None else [str(path)],
-    )

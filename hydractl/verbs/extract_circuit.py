@@ -71,7 +71,20 @@ def run(
         if dry_run:
             may_replace = options.force or options.resume
             check_outputs(paths.values(), force=may_replace)
-            return _estimate(Session(scope, options, log, team), [str(path) for path in paths.values()])
+            plan = Session(scope, options, log, team).probe()
+            if team.rank:
+                return Outcome(None, silent=True)
+            costs = {**asdict(plan), "seconds": round(plan.seconds, 1)}
+            estimate = SearchEstimate(
+                dry_run=True,
+                model=source.name,
+                budget=scope.budget,
+                heads=len(scope.heads),
+                objectives=list(options.objective),
+                **costs,
+                files_=[str(path) for path in paths.values()],
+            )
+            return Outcome(estimate)
         try:
             return _search_and_write(scope, options, log, team, paths, journal)
         except KeyboardInterrupt:
@@ -152,21 +165,3 @@ def _search_and_write(
     if len(answers) == 1:
         return Outcome(answers[0], files=files)
     return Outcome(CircuitsAnswer(circuits=answers), files=files)
-
-
-def _estimate(session: Session, files: Sequence[str]) -> Outcome:
-    """Return the plan of a search, with an estimate of its time that is measured on one batch."""
-    plan = session.probe()
-    if session.team.rank:
-        return Outcome(None, silent=True)
-    costs = {**asdict(plan), "seconds": round(plan.seconds, 1)}
-    estimate = SearchEstimate(
-        dry_run=True,
-        model=session.scope.source.name,
-        budget=session.scope.budget,
-        heads=len(session.scope.heads),
-        objectives=list(session.options.objective),
-        **costs,
-        files_=files,
-    )
-    return Outcome(estimate)

@@ -22,7 +22,7 @@ from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
 from hydractl.model.source import open_sources
-from hydractl.training.checkpointing import Checkpointing, Interruptions, StateFile, refuse_unfinished
+from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.data import report_all_cut, training_data
 from hydractl.training.grid import train_each
 from hydractl.training.loop import TrainingContext
@@ -186,29 +186,19 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
     if opened.drawn:
         drawn = ", ".join(opened.drawn)
         log.info(f"{source.name} has no classifier; drawn by --seed {request.seed}: {drawn}")
-    _report_data(opened, log)
 
-    return Prepared(request, opened, _plan_training(opened, request, log))
-
-
-def _report_data(opened: Opened, log: Log) -> None:
-    """Log what is odd about the classes of the data, and how many validation samples were left out.
-
-    Raises:
-        InputError: training and validation data have different classes.
-    """
+    # What is odd about the classes of the data, and how many validation samples were left out.
     train_set = opened.train_set
     val_set = opened.val_set
     log.warn_all([one_class_warning(train_set)])
-    if val_set is None:
-        return
-    log.warn_all([one_class_warning(val_set)])
-    differences = label_differences(train_set.label_names, val_set.label_names)
-    if differences:
-        raise InputError(f"--val against the training set: {'; '.join(differences)}")
-    if opened.left_out:
-        validation = Validation(val_set, opened.left_out)
-        log.info(validation.sentence("--val", "--train"))
+    if val_set is not None:
+        log.warn_all([one_class_warning(val_set)])
+        differences = label_differences(train_set.label_names, val_set.label_names)
+        if differences:
+            raise InputError(f"--val against the training set: {'; '.join(differences)}")
+        if opened.left_out:
+            log.info(Validation(val_set, opened.left_out).sentence("--val", "--train"))
+    return Prepared(request, opened, _plan_training(opened, request, log))
 
 
 def files_of_members(files: RunFiles) -> list[TrainedFile] | None:
@@ -276,7 +266,7 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
         "processes": team.size,
         "compile": request.compile,
     }
-    state = StateFile(files.state, prepared.fingerprint, environment)
+    state = StateFile(files.state, prepared.fingerprint, environment, request.save_every)
     is_resumed = request.resume and state.exists()
     with ExitStack() as stack:
         # Claim the output files, and read what an unfinished run saved.
@@ -309,7 +299,7 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
         # Train, once for each learning rate; the best result is kept.
         model = _build_model(prepared)
         report_all_cut(model, (opened.train_set, opened.val_set), log)
-        context = TrainingContext(log, run_log, Checkpointing(state, request.save_every), team, signals=signals)
+        context = TrainingContext(log, run_log, state, team, signals=signals)
         with team.exchanging():
             data = training_data(model, opened.train_set, opened.val_set, request, team)
             trained = train_each(model, partial(_build_model, prepared), data, request, context, saved)

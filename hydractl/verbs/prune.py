@@ -446,7 +446,11 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
     mask_at_start = source.description.mask.without(ranking.start)
 
     # If the circuit ranks the heads of one tower, the budget counts only the heads of that tower.
-    tower_of_circuit = _tower_of_circuit(circuit, source)
+    tower_of_circuit: str | None = circuit.content.get("tower")
+    towers = ("both", *(site.tower for site in source.sites))
+    if tower_of_circuit is not None and tower_of_circuit not in towers:
+        tower_shown = shown(tower_of_circuit)
+        raise InputError(f"circuit {circuit} is of the tower {tower_shown}, which {source.name} does not have")
     paths = site_paths(source, wanted.tower or tower_of_circuit)
     mask_of_model = source.description.mask.at(paths)
     mask_at_start_of_tower = mask_at_start.at(paths)
@@ -478,21 +482,6 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
         kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed]
         check_whole(ranking, kept_by_circuit, circuit.text)
     return HeadChoice(mask_at_start.updated(mask), details, [])
-
-
-def _tower_of_circuit(circuit: Document, source: Source) -> str | None:
-    """Return the tower whose heads a circuit ranks: its name, ``both``, or None if the circuit does not say.
-
-    Raises:
-        InputError: the model has no such tower.
-    """
-    tower: str | None = circuit.content.get("tower")
-    if tower is None or tower == "both":
-        return tower
-    towers = [site.tower for site in source.sites]
-    if tower not in towers:
-        raise InputError(f"circuit {circuit} is of the tower {shown(tower)}, which {source.name} does not have")
-    return tower
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

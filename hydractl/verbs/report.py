@@ -58,7 +58,12 @@ def run(
     if has_several and over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
     if schemas == {EvalAnswer.form()}:
-        return _report_on_eval(_one_eval(documents, over, log), options, requirements, output, dry_run=dry_run)
+        answers = {path: EvalAnswer.of(document, _origin(path)) for path, document in documents.items()}
+        eval_answer = next(iter(answers.values()))
+        if over is not None:
+            eval_answer = means(answers, over)
+            log.warn_all(eval_answer.warnings)
+        return _report_on_eval(eval_answer, options, requirements, output, dry_run=dry_run)
 
     # The others are shown one at a time, and have no use for the options of evals.
     if has_several:
@@ -152,19 +157,6 @@ def _report_on_eval(
                 files.append(write_json(output_file, answer.to_dict()))
             files += write_reports(answer, reports)
     return Outcome(answer, files=files, unmet=unmet)
-
-
-def _one_eval(documents: Documents, over: str | None, log: Log) -> EvalAnswer:
-    """Return the answer of a single eval; with ``--over``, the means of all evals, whose warnings are logged."""
-    answers = {}
-    for path, document in documents.items():
-        answers[path] = EvalAnswer.of(document, _origin(path))
-    if over is None:
-        (answer,) = answers.values()  # several documents without --over were refused before
-        return answer
-    mean = means(answers, over)
-    log.warn_all(mean.warnings)
-    return mean
 
 
 def _unmet_of_bench(answer: BenchAnswer, requirements: Sequence[Requirement]) -> list[str]:

@@ -128,7 +128,12 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
     if isinstance(criterion, Decider):
         decision = criterion.decide(model, calibration, site_indices)
         scores = decision.scores
-        kept = _original_heads(source, model, decision.kept)
+        kept = {}
+        for index, heads in decision.kept.items():
+            # Heads are indices among those that the model has; in the file they have their numbers before any pruning.
+            path = model.sites[index].path
+            heads_present = source.description.mask.kept[path]
+            kept[path] = [heads_present[head] for head in heads]
         info[criterion.name] = {**decision.info, "kept": kept}
     elif is_sequential:
         scores = _score_site_by_site(source, model, criterion, calibration, scoring, site_indices)
@@ -158,25 +163,6 @@ def site_paths(source: Source, tower: str | None) -> list[str]:
     """Return the paths of the sites (attention modules) in a tower; of all sites if ``tower`` is None or ``both``."""
     sites = sites_of(source, tower)
     return [site.path for site in sites]
-
-
-def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the heads to keep by their numbers in the model before any pruning.
-
-    Args:
-        source: the model, which may have been pruned before.
-        model: the same model, built.
-        kept: by site index, the heads to keep, as indices among the heads that the pruned model still has.
-
-    Returns:
-        By the path of the site (attention module), the original numbers of these heads.
-    """
-    originals = {}
-    for site_index, head_indices in kept.items():
-        path = model.sites[site_index].path
-        heads_present = source.description.mask.kept[path]
-        originals[path] = [heads_present[head_index] for head_index in head_indices]
-    return originals
 
 
 @dataclass(frozen=True)
