@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import re
 import sys
 import time
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -160,7 +162,8 @@ class ConsoleLog(Log):
         if self.shows_bars or is_terminal(sys.stderr):
             display = self._open_bars()
         with display as bars:
-            task = _Task(self, bars, self._clock, description, total, unit, columns)
+            names = list(map(clean, columns))
+            task = Task(self, bars, self._clock, clean(description), total, clean(unit), names)
             try:
                 yield task
             except BaseException:
@@ -196,12 +199,13 @@ class ConsoleLog(Log):
             self._bars.console.print(clean(message), soft_wrap=True)
 
 
-class _Task(Progress):
+@dataclass
+class Task(Progress):
     """One task on standard error: a bar on a terminal, else a line every few seconds; and a line at its end.
 
     Rows of results are shown in a table above the bar. Without a bar, each row is a line.
 
-    Args:
+    Attributes:
         log: writes the lines.
         bars: the display to put a bar in; None if standard error is not a terminal.
         clock: returns the time in seconds.
@@ -209,69 +213,52 @@ class _Task(Progress):
         total: how many units the task has; None if that is not known yet.
         unit: the name of a unit, in the plural.
         columns: the names of the columns of its rows.
+        note: what is shown beside the bar.
+        rows: the last rows.
     """
 
-    def __init__(
-        self,
-        log: ConsoleLog,
-        bars: Bars | None,
-        clock: Callable[[], float],
-        description: str,
-        total: int | None,
-        unit: str,
-        columns: Sequence[str],
-    ) -> None:
-        # What the task is.
-        self._log = log
-        self._bars = bars
-        self._clock = clock
-        self._description = clean(description)
-        self._total = total
-        self._unit = clean(unit)
-        self._columns = tuple(clean(column) for column in columns)
+    log: ConsoleLog
+    bars: Bars | None
+    clock: Callable[[], float]
+    description: str
+    total: int | None
+    unit: str
+    columns: Sequence[str]
+    note: str = ""
+    rows: tuple[tuple[str, ...], ...] = ()
 
-        # How far it is.
-        self._start = clock()
+    def __post_init__(self) -> None:
+        self._start = self.clock()
         self._last_line = self._start
         self._done = 0
         self._pace = Pace()
-        self._rows: tuple[tuple[str, ...], ...] = ()
-
-        if bars is not None:
-            self._id = bars.add_task(
-                self._description,
-                total=total,
-                note="",
-                rows=(),
-                unit=self._unit,
-                columns=self._columns,
-                speed=self._speed,
-                left=lambda: self._time_left(self._clock(), "{} left"),
-            )
+        if self.bars is not None:
+            self._bar = self.bars.add_task(self.description, total=self.total, of=self)
 
     def hide(self) -> None:
         """Remove the bar, if there is one."""
-        if self._bars is not None:
-            self._bars.remove_task(self._id)
+        if self.bars is not None:
+            self.bars.remove_task(self._bar)
 
     def keep_rows(self) -> None:
         """Write the shown rows as lines, because they vanish together with the bars."""
-        if self._bars is not None:
-            for cells in self._rows:
-                self._log.info(self._row_text(cells))
+        if self.bars is not None:
+            for cells in self.rows:
+                self._say_row(cells)
 
-    def _row_text(self, cells: Sequence[str]) -> str:
-        """Return a row as a line, with each cell after the name of its column; empty cells are left out."""
-        named = zip_longest(self._columns, cells, fillvalue="")
+    def _say_row(self, cells: Sequence[str]) -> None:
+        """Write a row as a line, with each cell after the name of its column; empty cells are left out."""
+        named = zip_longest(self.columns, cells, fillvalue="")
         texts = [f"{name} {cell}".strip() for name, cell in named if cell]
-        return f"{self._description}: {'  '.join(texts)}"
+        self.log.info(f"{self.description}: {'  '.join(texts)}")
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
-        now = self._clock()
+        now = self.clock()
         self._pace.mark(now, self._done)
-        if self._bars is not None:
-            self._bars.update(self._id, advance=amount, note=clean(note))
+        if self.bars is not None:
+            self.note = clean(note)
+            self.bars.update(self._bar, advance=amount)
             return
 
         # Without a bar: write a line, unless the last one was written a moment ago.
@@ -279,52 +266,45 @@ class _Task(Progress):
         if seconds_since_line < _LINE_EVERY_S:
             return
         self._last_line = now
-        parts = [self._state(now - self._start), self._speed(), self._time_left(now, "about {} left"), note]
-        self._log.info(", ".join(filter(None, parts)))
+        parts = [self._state(now - self._start), self.speed(), self.time_left("about {} left"), note]
+        self.log.info(", ".join(filter(None, parts)))
 
     def row(self, cells: Sequence[str]) -> None:
         cleaned = tuple(map(clean, cells))
-        self._rows = (*self._rows, cleaned)[-_ROWS:]
-        if self._bars is None:
-            self._log.info(self._row_text(cleaned))
-        else:
-            self._bars.update(self._id, rows=self._rows)
+        self.rows = (*self.rows, cleaned)[-_ROWS:]
+        if self.bars is None:
+            self._say_row(cleaned)
 
     def expect(self, seconds: float) -> None:
         self._pace.expected = seconds
 
     def set_total(self, total: int) -> None:
-        self._total = total
-        if self._bars is not None:
-            self._bars.update(self._id, total=total)
+        self.total = total
+        if self.bars is not None:
+            self.bars.update(self._bar, total=total)
 
     def finish(self) -> None:
         """Write the line at the end: what was done, and in how many seconds."""
-        elapsed = self._clock() - self._start
+        elapsed = self.clock() - self._start
         line = self._state(elapsed)
-        if self._unit == _TIMED and self._done and elapsed > 0:
-            line += f", {speed(self._done / elapsed, self._unit)}"
-        self._log.info(line)
+        if self.unit == _TIMED and self._done and elapsed > 0:
+            line += f", {speed(self._done / elapsed, self.unit)}"
+        self.log.info(line)
 
-    def _speed(self) -> str:
+    def speed(self) -> str:
         """Return the recent number of samples per second as text; empty for tasks that count other units."""
         rate = self._pace.rate()
-        return "" if self._unit != _TIMED or rate is None else speed(rate, self._unit)
+        return "" if self.unit != _TIMED or rate is None else speed(rate, self.unit)
 
-    def _time_left(self, now: float, words: str) -> str:
-        """Return the time that is left at ``now``, put into ``words``; empty if it cannot be estimated.
-
-        Args:
-            now: the time in seconds.
-            words: a text with ``{}`` in place of the time, e.g. ``about {} left``.
-        """
-        seconds = self._pace.left(now, self._total)
+    def time_left(self, words: str = "{} left") -> str:
+        """Return the time that is left, put into ``words`` in place of ``{}``; empty if it cannot be estimated."""
+        seconds = self._pace.left(self.clock(), self.total)
         return "" if seconds is None else words.format(duration(seconds))
 
     def _state(self, elapsed: float) -> str:
         """Return how many units are done, of how many, and in how many seconds."""
-        of_total = "" if self._total is None else f"/{self._total}"
-        return f"{self._description}: {self._done}{of_total} {self._unit}, {elapsed:.1f} s"
+        of_total = "" if self.total is None else f"/{self.total}"
+        return f"{self.description}: {self._done}{of_total} {self.unit}, {elapsed:.1f} s"
 
 
 # --- speed and remaining time -----------------------------------------------------------------------------------------
@@ -344,30 +324,16 @@ class Pace:
 
     def __init__(self) -> None:
         self.expected: float | None = None
-        self._marks: deque[tuple[float, int]] = deque()
-        self._start = 0.0
+        self._marks: list[tuple[float, int]] = []
 
     def mark(self, now: float, done: int) -> None:
         """Record that ``done`` units in all are done at the time ``now`` (seconds)."""
-        marks = self._marks
-        if not marks:
-            self._start = now
-
         # Keep at most one mark a second. Until the last mark is a second later than the one before, it is replaced.
-        if len(marks) > 1:
-            last_but_one, _ = marks[-2]
+        if len(self._marks) > 1:
+            last_but_one, _ = self._marks[-2]
             if now - last_but_one < _MARK_EVERY_S:
-                marks.pop()
-        marks.append((now, done))
-
-        # Forget the marks before the window, except the last of them, at which the window begins.
-        half_of_its_time = (now - self._start) / 2
-        window_start = now - max(_LEAST_WINDOW_S, half_of_its_time)
-        while len(marks) > _LEAST_MARKS:
-            second_mark, _ = marks[1]
-            if second_mark > window_start:
-                break
-            marks.popleft()
+                self._marks.pop()
+        self._marks.append((now, done))
 
     def rate(self) -> float | None:
         """Return units per second over the window; None if the marks do not tell."""
@@ -377,8 +343,15 @@ class Pace:
         """Return the units that were done in the window, and its length in seconds."""
         if not self._marks:
             return 0.0, 0.0
-        first_time, done_at_first = self._marks[0]
+        start, _ = self._marks[0]
         last_time, done_at_last = self._marks[-1]
+        half_of_its_time = (last_time - start) / 2
+        window_start = last_time - max(_LEAST_WINDOW_S, half_of_its_time)
+
+        # The window begins at the last mark before it, and has some marks in any case.
+        marks_before = bisect_right(self._marks, (window_start, math.inf))
+        latest = max(len(self._marks) - _LEAST_MARKS, 0)
+        first_time, done_at_first = self._marks[min(max(marks_before - 1, 0), latest)]
         return done_at_last - done_at_first, last_time - first_time
 
     def left(self, now: float, total: int | None) -> float | None:

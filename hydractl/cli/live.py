@@ -18,8 +18,7 @@ _ANY_WIDTH = 10**4
 class Bars(Progress):
     """The bars of all running tasks; the innermost task is at the bottom.
 
-    A task is added with the fields ``unit``, ``note``, ``columns`` (names), ``rows`` (its last rows), and two functions
-    without arguments that return texts: ``speed``, and ``left`` (the time that is left).
+    A task is added with the field ``of``, the :class:`hydractl.cli.console.Task` whose unit, rows and so on are shown.
     """
 
     def __init__(self) -> None:
@@ -43,8 +42,8 @@ class Bars(Progress):
         lines_left = self._screen.height - len(tasks) - 1
         tables: list[Table] = []
         for task in reversed(tasks):
-            columns = task.fields["columns"]
-            rows = task.fields["rows"]
+            columns = task.fields["of"].columns
+            rows = task.fields["of"].rows
             heading_lines = 1 if columns else 0
             rows_that_fit = min(len(rows), lines_left - heading_lines)
             if rows_that_fit > 0:
@@ -69,10 +68,10 @@ def _layouts() -> Iterator[tuple[ProgressColumn, ...]]:
     """Yield layouts for the line of a task, from the widest to the narrowest; each is a tuple of columns."""
     title = TextColumn("{task.description}", markup=False)
     count = MofNCompleteColumn(table_column=Column(no_wrap=True))
-    unit = TextColumn("{task.fields[unit]}", markup=False)
+    unit = TextColumn("{task.fields[of].unit}", markup=False)
     speed = _CurrentText("speed", "progress.data.speed", Column(no_wrap=True))
-    left = _CurrentText("left", "progress.remaining", Column(no_wrap=True))
-    note = TextColumn("{task.fields[note]}", markup=False)
+    left = _CurrentText("time_left", "progress.remaining", Column(no_wrap=True))
+    note = TextColumn("{task.fields[of].note}", markup=False)
     # First make the bar shorter, then leave out the note, the bar, the speed and the time left.
     for width in _BAR_WIDTHS:
         yield title, BarColumn(width), count, unit, speed, left, note
@@ -86,18 +85,19 @@ class _CurrentText(ProgressColumn):
     """A column whose text also changes between two advances of a task; it is empty when the task has ended.
 
     Args:
-        field: the field of the task that holds a function that returns the text.
+        method: the name of a method of the task that returns the text.
         style: a style of rich's theme.
         column: how the column is formatted.
     """
 
-    def __init__(self, field: str, style: str, column: Column) -> None:
+    def __init__(self, method: str, style: str, column: Column) -> None:
         super().__init__(column)
-        self._field = field
+        self._method = method
         self._style = style
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.finished else task.fields[self._field](), style=self._style)
+        current_text = getattr(task.fields["of"], self._method)
+        return Text("" if task.finished else current_text(), style=self._style)
 
 
 def _rows_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,8 +131,9 @@ def bars(width: int, *tasks: dict[str, Any]) -> list[str]:
     found = Bars()
     found._screen = console
     for task in tasks:
-        about = {"unit": "samples", "note": "", "rows": (), "columns": (), "speed": lambda: "", "left": lambda: ""}
-        found.add_task(**(about | task))
+        about = {"unit": "samples", "note": "", "rows": (), "columns": ()}
+        shown = SimpleNamespace(**(about | task))
+        found.add_task(shown.description, total=shown.total, completed=task.get("completed", 0), of=shown)
     for renderable in found.get_renderables():
         console.print(renderable)
     return console.file.getvalue().splitlines()
@@ -142,7 +144,7 @@ LONG = {
     "total": 5000,
     "note": "loss 0.1234, val accuracy 0.8712",
     "speed": lambda: "1,234 samples/s",
-    "left": lambda: "12 min left",
+    "time_left": lambda: "12 min left",
 }
 
 
@@ -152,7 +154,7 @@ def test_what_a_line_does_not_hold_is_left_out_and_no_word_is_cut(width: int) ->
     (line,) = bars(width, LONG)
     assert line.split()[:2] == LONG["description"].split()
     rest = line.split(LONG["description"])[1].replace("━", "")
-    known = ["0/5000", "samples", LONG["speed"](), LONG["left"](), LONG["note"]]
+    known = ["0/5000", "samples", LONG["speed"](), LONG["time_left"](), LONG["note"]]
     shown = [text for text in known if text in rest]
     assert " ".join(rest.split()) == " ".join(shown)
     assert shown[:2] == known[:2] and len(line) <= width
