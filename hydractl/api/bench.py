@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-from hydractl.api.options import (
-    Arch,
-    Config,
-    Device,
-    DryRun,
-    DtypeName,
-    Figures,
-    Force,
-    Labels,
-    MaxLength,
-    Models,
-    Prompt,
-    Required,
-    Seed,
-    WholeLastBlock,
-    requiring,
-)
+from hydractl.api.options import DtypeName, Figures, Models, OfSpeed, Required, requiring
 from hydractl.api.verb import verb
 from hydractl.options.call import (
     Problems,
@@ -101,16 +85,7 @@ def bench(
         ),
     ] = (),
     output: Figures = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    arch: Arch = None,
-    force: Force = False,
-    device: Device = "auto",
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    whole_last_block: WholeLastBlock = False,
-    config: Config = None,
+    **shared: Unpack[OfSpeed],
 ) -> Benchmark:
     """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
 
@@ -146,12 +121,12 @@ def bench(
         ),
         compare=values["compare"],
         unequal_inputs=unequal_inputs,
-        whole_last_block=whole_last_block,
+        whole_last_block=shared["whole_last_block"],
         requirements=values["require"],
-        device=device,
+        device=shared["device"],
         output=values["output"],
-        force=force,
-        dry_run=dry_run,
+        force=shared["force"],
+        dry_run=shared["dry_run"],
         log=log(),
     )
     return outcome.returned(Benchmark)

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
-from hydractl.api.options import (
-    AnyModel,
-    Arch,
-    BatchSize,
-    Config,
-    Device,
-    DryRun,
-    Dtype,
-    Force,
-    Labels,
-    Limit,
-    MaxLength,
-    Output,
-    Prompt,
-    Seed,
-    WholeLastBlock,
-    Workers,
-)
+from hydractl.api.options import AnyModel, OfQuality, Output
 from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
@@ -31,7 +14,6 @@ from hydractl.api.validating import (
     Calibrations,
     Conformal,
     ConformalScore,
-    OnBad,
     OodVal,
     Val,
     add_problems_of_scores,
@@ -113,21 +95,7 @@ def calibrate(
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
     output: Output = None,
-    limit: Limit = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    arch: Arch = None,
-    force: Force = False,
-    on_bad: OnBad = "error",
-    device: Device = "auto",
-    workers: Workers = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
-    whole_last_block: WholeLastBlock = False,
+    **shared: Unpack[OfQuality],
 ) -> Calibrated:
     """Choose temperature, threshold and OOD score of a model on validation data.
 
@@ -184,7 +152,7 @@ def calibrate(
         opening_options(values),
         options,
         note=note,
-        dry_run=dry_run,
+        dry_run=shared["dry_run"],
         log=log(),
     )
     answer = outcome.returned(CalibrateAnswer)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -20,25 +20,18 @@ from hydractl.jsonio import Document, json_bytes, parse_json
 from hydractl.options.call import gather_arguments
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
-from hydractl.options.registry import VERBS, function_of
+from hydractl.options.registry import function_of
 from hydractl.options.signature import OF_A_TERMINAL, Declared
 from hydractl.options.suggestions import Door, about_option
-from hydractl.options.verbs import options_of_verb
 from hydractl.options.wording import in_python
 from hydractl.verbs.outcome import Outcome
 
-
-def _as_argument(name: str) -> str:
-    """Return an option as messages in Python write it, e.g. ``'batch_size'``.
-
-    Args:
-        name: the flag of the option without ``--``; the argument may have another name.
-    """
-    argument_by_flag = {option.flag: option.name for verb in VERBS for option in options_of_verb(verb)}
-    return repr(argument_by_flag.get(f"--{name}", name.replace("-", "_")))
-
-
-_PYTHON = Door(_as_argument, function_of, "hydractl.", lacks=["model", *OF_A_TERMINAL])
+_NO_ARGUMENTS = ("model", *OF_A_TERMINAL)
+_PYTHON = Door(
+    lambda option: "" if option.name in _NO_ARGUMENTS else repr(option.name),
+    "hydractl.",
+    function_of,
+)
 
 
 def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str, object]) -> Any:
@@ -51,20 +44,20 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         HydraError: what the verb raises; its messages name arguments instead of flags.
     """
     function = declared.function
-    signature = inspect.signature(function)
+    signature = declared.signature
     for name in keywords:
         if name not in signature.parameters:
             about = about_option(name, declared.verb, _PYTHON)
             raise UsageError(f"{function.__name__}() got an unexpected keyword argument {name!r}{about}")
+    bound = signature.bind(*arguments, **keywords).arguments
+    bound["model"] = bound.pop(declared.model_parameter, None)
     values = {}
     further = {}
-    for parameter, value in signature.bind(*arguments, **keywords).arguments.items():
-        name = parameter
-        if parameter == declared.model_parameter:
-            name = "model"
+    for name, value in bound.items():
+        is_empty = value is None or (isinstance(value, list | tuple) and not value)
         if name not in declared.by_name:
             further[name] = value
-        elif not (value is None or (isinstance(value, list | tuple) and not value)):
+        elif not is_empty:
             values[name] = value
 
     def said(message: str) -> str:
@@ -147,8 +140,8 @@ def data_argument(option: Option, value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         by_name = {name: held_spec(option.flag, data, f"{option.name}.{name}") for name, data in value.items()}
-        return by_name if option.names else list(by_name.values())
-    if not option.names:
+        return by_name if option.takes_names else list(by_name.values())
+    if not option.takes_names:
         return held_spec(option.flag, value, option.name)
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple) and all(isinstance(item, str) for item in texts):
@@ -194,12 +187,11 @@ def model_arguments(models: Iterable[ModelLike], held_before: int = 0, *, by_fil
         if not isinstance(model, Model | nn.Module):
             arguments.append(ModelRef(os.fspath(model)))
             continue
-        opened = open(model)
-        if by_file and opened.refs:
-            arguments += map(ModelRef, opened.refs)
-            continue
-        for source in opened.sources:
-            arguments.append(ModelRef(f"memory:{number}", source, keeps=opened.folder))
+        for opened in open(model).models:
+            if by_file and opened.text:
+                arguments.append(ModelRef(opened.text))
+                continue
+            arguments.append(replace(opened, text=f"memory:{number}"))
             number += 1
     return arguments
 

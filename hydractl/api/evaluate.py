@@ -4,30 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
-from hydractl.api.options import (
-    SPEC_FORMS,
-    Arch,
-    BatchSize,
-    Config,
-    Device,
-    DryRun,
-    Dtype,
-    Figures,
-    Force,
-    Labels,
-    Limit,
-    MaxLength,
-    Models,
-    Prompt,
-    Required,
-    Seed,
-    WholeLastBlock,
-    Workers,
-    io,
-    requiring,
-)
+from hydractl.api.options import SPEC_FORMS, Figures, Models, OfQuality, Required, io, requiring
 from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
@@ -36,7 +15,6 @@ from hydractl.api.validating import (
     Calibrations,
     Conformal,
     ConformalScore,
-    OnBad,
     OodVal,
     Val,
     add_problems_of_scores,
@@ -98,7 +76,6 @@ def evaluate(
         evaluating(
             "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
             metavar="NAME=SPEC",
-            names=True,
             check=_check_ood,
             often=True,
         ),
@@ -220,21 +197,7 @@ def evaluate(
         Data | None, io(f"The data set that is tested on: {SPEC_FORMS}", metavar="SPEC", often=True)
     ] = None,
     output: Figures = None,
-    limit: Limit = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    arch: Arch = None,
-    force: Force = False,
-    on_bad: OnBad = "error",
-    device: Device = "auto",
-    workers: Workers = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
-    whole_last_block: WholeLastBlock = False,
+    **shared: Unpack[OfQuality],
 ) -> Evaluation:
     """Measure accuracy, calibration, OOD detection and diversity.
 
@@ -257,7 +220,6 @@ def evaluate(
     with Problems() as problems:
         add_problems_of_validation(problems)
         problems.goes_with("passes", "mc_dropout")
-        problems.twice_named("ood")
         problems.goes_with("ood_root", "ood_suite")
 
         # Scores, and the data that they are fitted to.
@@ -288,7 +250,7 @@ def evaluate(
     from hydractl.verbs.eval import run
     from hydractl.verbs.opening import opening_options
 
-    dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed)
+    dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=shared["seed"])
     data = filled(
         DataOptions,
         values,
@@ -309,7 +271,7 @@ def evaluate(
         values["model"],
         opening_options(values),
         options,
-        dry_run=dry_run,
+        dry_run=shared["dry_run"],
         log=log(),
     )
     return outcome.returned(Evaluation)

@@ -5,29 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-from hydractl.api.options import (
-    SPEC_FORMS,
-    Arch,
-    BatchSize,
-    Config,
-    Device,
-    DryRun,
-    Dtype,
-    Force,
-    Labels,
-    Limit,
-    MaxLength,
-    OneOrMore,
-    Output,
-    Prompt,
-    Seed,
-    Tower,
-    Workers,
-    io,
-    running,
-)
+from hydractl.api.options import SPEC_FORMS, OfHeads, OneOrMore, Output, io, running
 from hydractl.api.values import Data, Path
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
@@ -116,7 +96,7 @@ def _take_recipe(call: Call, recipe: str) -> None:
     option_by_key = {option.key: option for option in recipe_options()}
     contents = read_recipe(recipe, option_by_key)
     call.problems += contents.problems
-    for key, raw in contents.shared.items():
+    for key, raw in contents.values[None].items():
         option = option_by_key[key]
         # A value that somebody gave wins, even if it could not be read; so does a length that somebody gave.
         is_length = option.name in ("epochs", "steps")
@@ -175,7 +155,7 @@ def _asked(call: Call) -> FinetuneRequest:
     writes="weights",
     alternatives=(("epochs", "steps"),),
     before=_settle,
-    further_help=lambda: {"Ensemble": [(f"      {shape}", about) for shape, about in ensemble_help()]},
+    further_help=lambda: {"Ensemble": ensemble_help()},
 )
 def finetune(
     model: Annotated[
@@ -369,20 +349,7 @@ def finetune(
         ),
     ] = 1800.0,
     output: Output = None,
-    limit: Limit = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    tower: Tower = None,
-    arch: Arch = None,
-    force: Force = False,
-    device: Device = "auto",
-    workers: Workers = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
+    **shared: Unpack[OfHeads],
 ) -> Model:
     """Fine-tune a dense or pruned model.
 

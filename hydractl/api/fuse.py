@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-from hydractl.api.options import (
-    Arch,
-    Config,
-    Device,
-    DryRun,
-    Force,
-    Labels,
-    MaxLength,
-    Members,
-    Output,
-    Prompt,
-    Seed,
-)
+from hydractl.api.options import Computing, Members, Output
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, log, where
 from hydractl.options.signature import opt
@@ -47,15 +35,7 @@ def fuse(
         ),
     ] = ("auto",),
     output: Output = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    arch: Arch = None,
-    force: Force = False,
-    device: Device = "auto",
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
+    **shared: Unpack[Computing],
 ) -> Model:
     """Fuse pruned members into one model that gives their averaged prediction in one pass.
 
@@ -87,10 +67,10 @@ def fuse(
         opening_options(values, bodies=True),
         merge=[] if parts == ["none"] else parts,
         output=path,
-        seed=seed,
-        device=device,
-        force=force,
-        dry_run=dry_run,
+        seed=shared["seed"],
+        device=shared["device"],
+        force=shared["force"],
+        dry_run=shared["dry_run"],
         log=log(),
     )
     return made(outcome, folder)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.criteria import arguments_help
-
 if TYPE_CHECKING:
     from hydractl.options.call import Call
 
@@ -37,8 +35,3 @@ def count_of_drop(call: Call, counted: str) -> None:
         call.sources["max_drop"] = call.sources[counted]
     call.ranks["max_drop"] = call.ranks.pop(counted)
     call.values[counted] = None
-
-
-def rows_of_arguments() -> list[tuple[str, str]]:
-    """Return what the help says of the arguments of criteria, below the options."""
-    return [(f"      {form}", text) for form, text in arguments_help()]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hydractl.api.results import Result
 from hydractl.errors import UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.options.call import current
 from hydractl.verbs.outcome import Outcome
@@ -48,9 +49,8 @@ def made(outcome: Outcome, folder: Folder | None, *, files: int | None = 1) -> M
     if not current().from_python:
         return cast("Model", result)
     models = _models()
-    checkpoints = [str(file) for file in outcome.files[:files]]
-    sources = [models.open_source(file) for file in checkpoints]
-    return cast("Model", models.Model(sources, checkpoints, result, folder))
+    opened = [ModelRef(str(file), models.open_source(str(file)), folder) for file in outcome.files[:files]]
+    return cast("Model", models.Model(opened, result))
 
 
 def _models() -> Any:

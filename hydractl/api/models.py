@@ -9,7 +9,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
@@ -23,6 +23,7 @@ from hydractl.data.held import held_set
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import HydraError, UsageError
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
@@ -47,26 +48,31 @@ class Folder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-@dataclass
+@dataclass(repr=False)
 class Model:
     """A model that was found and checked by its header, without reading its weights; or several that one call made.
 
     Attributes:
-        sources: one for each model.
-        refs: the files or names of the models, if these alone define them; else empty.
+        models: each model: its source, its file or name if that alone defines it, and the temporary folder of its file
+            if that was given no name.
         result: the :class:`Result` of the function that made the model; None if the model was opened.
-        folder: the temporary folder of its files, if they were given no name.
     """
 
-    sources: Sequence[Source] = field(repr=False)
-    refs: Sequence[str] = ()
-    result: Any = field(default=None, repr=False)
-    folder: Folder | None = field(default=None, repr=False)
+    models: Sequence[ModelRef]
+    result: Any = None
+
+    def __repr__(self) -> str:
+        return f"Model(refs={self.refs})"
+
+    @property
+    def refs(self) -> list[str]:
+        """The files or names of the models, if these alone define them; else empty."""
+        return [model.text for model in self.models if model.text]
 
     @property
     def name(self) -> str:
         """The name that results show; the names of several models are joined by ``+``."""
-        return "+".join(source.name for source in self.sources)
+        return "+".join(model.held.name for model in self.models)
 
     @property
     def source(self) -> Source:
@@ -75,9 +81,10 @@ class Model:
         Raises:
             UsageError: there are several models.
         """
-        if len(self.sources) > 1:
-            raise UsageError(f"{self.name} is {len(self.sources)} models", hint="take one of its members")
-        return self.sources[0]
+        if len(self.models) > 1:
+            raise UsageError(f"{self.name} is {len(self.models)} models", hint="take one of its members")
+        source: Source = self.models[0].held
+        return source
 
     @property
     def outcome(self) -> Outcome:
@@ -88,16 +95,13 @@ class Model:
     @property
     def members(self) -> list[Model]:
         """Each of several models as a model of its own."""
-        members = []
-        for index, source in enumerate(self.sources):
-            refs = [self.refs[index]] if self.refs else []
-            members.append(replace(self, sources=[source], refs=refs))
-        return members
+        return [Model([model], self.result) for model in self.models]
 
     @property
     def description(self) -> Description:
         """The description in the model's header: kind, architecture, kept heads, labels, how it was made."""
-        return self.sources[0].description
+        description: Description = self.models[0].held.description
+        return description
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
         """Read the weights and return an ``nn.Module`` in eval mode; the arguments are those of :func:`load`."""
@@ -151,22 +155,22 @@ def open(
     if isinstance(model, Model) and not (name or max_length or labels or prompt):
         return model
 
-    # Find the model. A HydraModel is also an nn.Module, so it is asked for first. ``refs`` is the file or name that
+    # Find the model. A HydraModel is also an nn.Module, so it is asked for first. ``ref`` is the file or name that
     # opens the model again, and ``folder`` a temporary folder that must live as long as the model.
-    refs: list[str] = []
-    folder = None
+    ref = ""
+    folder: object = None
     if isinstance(model, Model):
         source = model.source
-        folder = model.folder
+        folder = model.models[0].keeps
     elif isinstance(model, HydraModel):
         source = _source_of_weights_now(model)
     elif isinstance(model, nn.Module):
         folder = Folder()
         source = open_module(model, arch, processor, folder.path)
     else:
-        refs = [os.fspath(model)]
+        ref = os.fspath(model)
         try:
-            source = open_source(refs[0], ModelOptions(arch, seed))
+            source = open_source(ref, ModelOptions(arch, seed))
         except HydraError as error:
             if error.hint is not None:
                 error.hint = error.hint.replace("--arch ", "arch=")
@@ -189,9 +193,7 @@ def open(
 
     # Keep the file or name only if it opens this same model again.
     file_says_it_all = changed is source and arch is None and not seed
-    if not file_says_it_all:
-        refs = []
-    return Model([changed], refs, folder=folder)
+    return Model([ModelRef(ref if file_says_it_all else "", changed, folder)])
 
 
 def load(

@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-from hydractl.api.options import (
-    Arch,
-    BatchSize,
-    Config,
-    DataSet,
-    Device,
-    DryRun,
-    Dtype,
-    Force,
-    Labels,
-    Limit,
-    MaxLength,
-    ModelAndInputs,
-    Prompt,
-    Required,
-    Seed,
-    Workers,
-    io,
-    requiring,
-)
+from hydractl.api.options import DataSet, ModelAndInputs, OnSamples, Required, io, requiring
 from hydractl.api.values import Path
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, filled, log, where
@@ -87,19 +68,7 @@ def predict(
             often=True,
         ),
     ] = None,
-    limit: Limit = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    arch: Arch = None,
-    force: Force = False,
-    device: Device = "auto",
-    workers: Workers = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
+    **shared: Unpack[OnSamples],
 ) -> Predictions:
     """Predict samples without labels, and flag those that the model was not made for.
 
@@ -153,7 +122,7 @@ def predict(
             requirements=values["require"],
             output=path,
         ),
-        dry_run=dry_run,
+        dry_run=shared["dry_run"],
         log=log(),
     )
     return outcome.returned(Predictions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from hydractl.api.heads import (
     AUTO,
@@ -17,30 +17,18 @@ from hydractl.api.heads import (
     SAMPLES,
     Order,
     count_of_drop,
-    rows_of_arguments,
 )
-from hydractl.api.options import (
-    Arch,
-    BatchSize,
-    Config,
-    DataSet,
-    Device,
-    DryRun,
-    Dtype,
-    Force,
-    Labels,
-    Limit,
-    MaxLength,
-    OneModel,
-    Output,
-    Prompt,
-    Seed,
-    Tower,
-    Workers,
-)
+from hydractl.api.options import DataSet, OfHeads, OneModel, Output
 from hydractl.api.values import Data, JsonDocument
 from hydractl.api.verb import verb
-from hydractl.criteria import AnyCriterion, Criterion, Decider, any_criterion_names, read_any_criterion
+from hydractl.criteria import (
+    AnyCriterion,
+    Criterion,
+    Decider,
+    any_criterion_names,
+    arguments_help,
+    read_any_criterion,
+)
 from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.options.call import Problems, current, filled, log
 from hydractl.options.signature import opt
@@ -62,7 +50,7 @@ OBA = WEIGHT_CRITERIA["oba"]
     alternatives=[("method", "scores", "circuit", "mask"), ("keep", "remove", "max_drop", "weights")],
     writes="weights",
     before=partial(count_of_drop, counted="remove"),
-    further_help=lambda: {SELECTION: rows_of_arguments()},
+    further_help=lambda: {SELECTION: arguments_help()},
 )
 def prune(
     model: OneModel,
@@ -166,20 +154,7 @@ def prune(
     ] = None,
     output: Output = None,
     data: DataSet = None,
-    limit: Limit = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    tower: Tower = None,
-    arch: Arch = None,
-    force: Force = False,
-    device: Device = "auto",
-    workers: Workers = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
+    **shared: Unpack[OfHeads],
 ) -> Model:
     """Cut heads out of a model.
 
@@ -231,7 +206,7 @@ def prune(
 
         # What is needed.
         if given("weights"):
-            _check_criterion_of_weights(problems, criterion, dtype)
+            _check_criterion_of_weights(problems, criterion, shared["dtype"])
         elif criterion is not None and not isinstance(criterion, Criterion):
             problems.goes_with("method", "weights")
         else:
@@ -275,14 +250,27 @@ def prune(
         assert criterion is not None
         wanted_weights = filled(WeightSelection, values, verb="prune", method=criterion.name)
         outcome = prune_weights(
-            values["model"][0], opening, wanted_weights, output=path, force=force, dry_run=dry_run, log=log()
+            values["model"][0],
+            opening,
+            wanted_weights,
+            output=path,
+            force=shared["force"],
+            dry_run=shared["dry_run"],
+            log=log(),
         )
         return made(outcome, folder)
 
     heads = criterion if isinstance(criterion, Criterion) else None
-    wanted = filled(Selection, values, verb="prune", criterion=heads, reads_weights=not dry_run)
+    wanted = filled(Selection, values, verb="prune", criterion=heads, reads_weights=not shared["dry_run"])
     outcome = prune_heads(
-        values["model"][0], opening, wanted, layout=layout, output=path, force=force, dry_run=dry_run, log=log()
+        values["model"][0],
+        opening,
+        wanted,
+        layout=layout,
+        output=path,
+        force=shared["force"],
+        dry_run=shared["dry_run"],
+        log=log(),
     )
     return made(outcome, folder)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-from hydractl.api.options import Config, DryRun, Force, Output, Required, io, requiring
+from hydractl.api.options import General, Output, Required, io, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, filled, log, where
@@ -71,9 +71,7 @@ def make_report(
         ),
     ] = (),
     output: Output = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    config: Config = None,
+    **shared: Unpack[General],
 ) -> Result:
     """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
 
@@ -101,7 +99,7 @@ def make_report(
         over=over,
         requirements=values["require"],
         output=values["output"],
-        dry_run=dry_run,
+        dry_run=shared["dry_run"],
         log=log(),
     )
     return outcome.returned(Result)

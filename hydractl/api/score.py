@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
-from hydractl.api.heads import CRITERION, KEEP, REMOVE, SAMPLES, Order, rows_of_arguments
-from hydractl.api.options import (
-    Arch,
-    BatchSize,
-    Config,
-    DataSet,
-    Device,
-    DryRun,
-    Dtype,
-    Force,
-    Labels,
-    Limit,
-    MaxLength,
-    OneModel,
-    Output,
-    Prompt,
-    Seed,
-    Tower,
-    Workers,
-)
+from hydractl.api.heads import CRITERION, KEEP, REMOVE, SAMPLES, Order
+from hydractl.api.options import DataSet, OfHeads, OneModel, Output
 from hydractl.api.verb import verb
-from hydractl.criteria import CRITERIA, Criterion, Decider, read_criterion
+from hydractl.criteria import CRITERIA, Criterion, Decider, arguments_help, read_criterion
 from hydractl.options.call import Problems, current, filled, log, to_stdout
 from hydractl.options.signature import opt
 
@@ -36,7 +18,7 @@ if TYPE_CHECKING:
 scoring = partial(opt, group="Scoring")
 
 
-@verb("score", alternatives=[("keep", "remove")], further_help=lambda: {"Scoring": rows_of_arguments()})
+@verb("score", alternatives=[("keep", "remove")], further_help=lambda: {"Scoring": arguments_help()})
 def score(
     model: OneModel,
     *,
@@ -56,20 +38,7 @@ def score(
     remove: Annotated[int | None, scoring(f"{REMOVE} per site [heads]", at_least=0)] = None,
     output: Output = None,
     data: DataSet = None,
-    limit: Limit = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    tower: Tower = None,
-    arch: Arch = None,
-    force: Force = False,
-    device: Device = "auto",
-    workers: Workers = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
+    **shared: Unpack[OfHeads],
 ) -> Scores:
     """Give every attention head an importance score.
 
@@ -118,8 +87,8 @@ def score(
         filled(Scoring, values, verb="score", criterion=criterion, order=order or "one-shot"),
         output=values["output"],
         to_stdout=to_stdout(),
-        force=force,
-        dry_run=dry_run,
+        force=shared["force"],
+        dry_run=shared["dry_run"],
         log=log(),
     )
     return outcome.returned(Scores)

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
-from hydractl.api.options import (
-    Arch,
-    BatchSize,
-    Config,
-    Device,
-    DryRun,
-    Dtype,
-    Force,
-    Labels,
-    Limit,
-    MaxLength,
-    OneFile,
-    Output,
-    Prompt,
-    Seed,
-    Tower,
-    Workers,
-    running,
-)
-from hydractl.api.validating import OnBad
+from hydractl.api.options import OfStudy, OneFile, Output, running
 from hydractl.api.values import Data, NamedData
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import AUTO, OodSet
@@ -77,7 +58,6 @@ def study(
             "the search takes the first one; auto makes them of the samples of --val [default: auto, and the score is "
             "chosen blind]",
             metavar="[NAME=]SPEC|auto",
-            names=True,
             reads=ood_val_of_study,
             often=True,
         ),
@@ -94,7 +74,6 @@ def study(
             "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more [default: made of the samples "
             "of --test]",
             metavar="NAME=SPEC",
-            names=True,
             often=True,
         ),
     ] = (),
@@ -175,21 +154,7 @@ def study(
     bootstrap: Annotated[int, in_study("Resamples for 95 % intervals [resamples]", at_least=100)] = 1000,
     timed: Annotated[bool, running("Measure the latency of best.st with bench at the end")] = True,
     output: Output = None,
-    limit: Limit = None,
-    max_length: MaxLength = None,
-    labels: Labels = None,
-    prompt: Prompt = (),
-    tower: Tower = None,
-    arch: Arch = None,
-    force: Force = False,
-    on_bad: OnBad = "error",
-    device: Device = "auto",
-    workers: Workers = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    config: Config = None,
-    dtype: Dtype = "float32",
-    batch_size: BatchSize = 64,
+    **shared: Unpack[OfStudy],
 ) -> Study:
     """Find out whether any of this helps a model.
 
@@ -206,8 +171,6 @@ def study(
     with Problems() as problems:
         problems.needs("val")
         problems.needs("test")
-        problems.twice_named("ood_val")
-        problems.twice_named("ood")
 
     from hydractl.api.results import Study
     from hydractl.verbs.opening import opening_options
@@ -227,5 +190,5 @@ def study(
         given={name: values[name] for name in SHARED if current().rank(name)},
     )
     opening = opening_options(values)
-    outcome = run(request, opening, output=values["output"], dry_run=dry_run, log=log())
+    outcome = run(request, opening, output=values["output"], dry_run=shared["dry_run"], log=log())
     return outcome.returned(Study)

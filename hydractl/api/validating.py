@@ -1,4 +1,4 @@
-"""The options that ``eval`` and ``calibrate`` share: bad samples, and what is chosen on validation data.
+"""The options that ``eval`` and ``calibrate`` share: what is chosen on validation data.
 
 Those that stand under a heading of the verb's own are completed by it: ``Annotated[int, KNN_K(group="Evaluation")]``.
 """
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
-from hydractl.api.options import io
 from hydractl.api.values import Data, NamedData, Path
 from hydractl.expressions.data_sets import AUTO, OodSet, ood_val_set
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -20,10 +19,6 @@ from hydractl.options.signature import opt
 VALIDATION = "Validation data"
 validating = partial(opt, group=VALIDATION)
 
-OnBad: TypeAlias = Annotated[
-    Literal["error", "skip"],
-    io("A sample that cannot be read: error stops and names it; skip leaves it out, counts and lists it"),
-]
 Val: TypeAlias = Annotated[
     Data | None,
     validating("In-distribution validation data, on which something is chosen", metavar="SPEC", often=True),
@@ -34,7 +29,6 @@ OodVal: TypeAlias = Annotated[
         "Out-of-distribution validation data, never the same as a test set; repeat it for more; auto makes them of "
         "the samples of --val",
         metavar="NAME=SPEC|auto",
-        names=True,
         reads=ood_val_set,
     ),
 ]
@@ -99,8 +93,6 @@ def drop_unused_training_data(call: Call) -> None:
 
 def add_problems_of_validation(problems: Problems) -> None:
     """Add the problems between options that choose something on validation data."""
-    problems.twice_named("ood_val")
-
     # What is chosen needs data. Of several choices that lack --val only the first is reported.
     values = current().values
     temperature: Temperature | None = values["temperature"]
@@ -116,7 +108,7 @@ def add_problems_of_validation(problems: Problems) -> None:
         chosen_on_val = "--conformal"
     if lacks_val and chosen_on_val is not None:
         problems.add(f"{chosen_on_val} needs --val, data to choose on that is not tested on")
-    if threshold is not None and threshold.side == "ood" and not ood_val:
+    if threshold is not None and threshold.side == "ood" and not current().given("ood_val"):
         problems.add(f"--threshold {threshold} needs --ood-val, data to choose on that is not tested on")
     is_made = any(ood_set.spec.text == AUTO for ood_set in ood_val)
     if lacks_val and is_made:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from hydractl.options.signature import OF_A_TERMINAL, Declared
 
@@ -14,16 +14,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def verb(
-    name: str,
-    *,
-    alternatives: Sequence[Sequence[str]] = (),
-    writes: Literal["json", "weights", "export", "folder"] = "json",
-    or_json: bool = False,
-    before: Callable[[Any], None] | None = None,
-    further_help: Callable[[], dict[str, list[tuple[str, str]]]] = dict,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that makes a verb of a function; its arguments are the attributes of
+def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that makes a verb of a function; ``facts`` are further attributes of
     :class:`hydractl.options.signature.Declared`.
 
     The function is called with checked values. Whoever calls it from Python passes plain arguments, which
@@ -31,7 +23,7 @@ def verb(
     """
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
-        declared = Declared(name, function, alternatives, writes, or_json, before, further_help)
+        declared = Declared(name, function, **facts)
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:

@@ -109,7 +109,7 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
         groups.setdefault(option.group, []).append(_option_row(option, short=False))
     groups[listed[-1].group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
     for heading, rows in signature.further_help().items():
-        groups[heading] += rows
+        groups[heading] += [(f"      {left}", text) for left, text in rows]
     note = _NOTE
     flagless = [option.key for option in options if option.flagless]
     if flagless:

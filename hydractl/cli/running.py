@@ -30,7 +30,7 @@ from hydractl.cli.request import INFO, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.files.collecting import importing
 from hydractl.files.inputs import reading
-from hydractl.options.call import gather
+from hydractl.options.call import Call, gather
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
 from hydractl.options.registry import VERBS, engine_of
@@ -133,13 +133,7 @@ def run_verb(request: Request, answer: Answer) -> None:
     call.log = log
     for line in unknown_variables(os.environ):
         log.warn(line)
-    printing = Printing(
-        request.verb,
-        to_stdout=call.writes_to_stdout(),
-        as_json=call.values["json"],
-        answer=answer,
-        log=log,
-    )
+    printing = Printing(call, answer)
     works = False
     with contextlib.ExitStack() as while_it_works:
 
@@ -191,18 +185,12 @@ class Printing:
     the files; for a person, a table. The log names the files unless they are the output.
 
     Attributes:
-        verb: the verb.
-        to_stdout: whether its document goes to standard output.
-        as_json: whether JSON was asked for.
+        call: the call of the verb.
         answer: standard output.
-        log: the log.
     """
 
-    verb: str
-    to_stdout: bool
-    as_json: bool
+    call: Call
     answer: Answer
-    log: ConsoleLog
 
     def rows(self, outcome: Outcome) -> None:
         """Print rows as they are computed; at a terminal, only keep the first ones in the document, for its table."""
@@ -218,7 +206,7 @@ class Printing:
 
     def _prints_rows(self) -> bool:
         """Return whether rows are printed as lines of JSON: if the output is a file or a pipe, or with ``-o -``."""
-        return self.to_stdout or not self.answer.to_terminal
+        return self.call.writes_to_stdout() or not self.answer.to_terminal
 
     def answer_of(self, outcome: Outcome) -> None:
         """Print the answer of a verb, and fail if a ``--require`` is not met.
@@ -230,14 +218,14 @@ class Printing:
             return
         # The first of these cases that applies decides.
         has_printed_rows = outcome.lines is not None and self._prints_rows()
-        as_json = self.as_json or self.to_stdout
-        is_for_script = not self.answer.to_terminal and not VERBS[self.verb].prints_table
+        as_json = self.call.values["json"] or self.call.writes_to_stdout()
+        is_for_script = not self.answer.to_terminal and not VERBS[self.call.verb].prints_table
         only_paths = is_for_script and bool(outcome.files) and not as_json
         if only_paths and not has_printed_rows:
             self.answer.paths(outcome.files)
-            if self.verb == "calibrate" and outcome.result is not None:  # only here it says what it chose
+            if self.call.verb == "calibrate" and outcome.result is not None:  # only here it says what it chose
                 for line in table_text(outcome.result).splitlines():
-                    self.log.info(line)
+                    self.call.log.info(line)
         else:
             if outcome.result is None:  # who reads the rows left before the last one was computed
                 return
@@ -246,7 +234,7 @@ class Printing:
             elif not has_printed_rows:
                 self.answer.table(outcome.result)
             for path in outcome.files:
-                self.log.info(f"wrote {path}")
+                self.call.log.info(f"wrote {path}")
         unmet = outcome.unmet
         if len(unmet) == 1:
             raise RequirementError(f"requirement not met: {unmet[0]}")

@@ -369,14 +369,6 @@ class Problems:
         """
         self._between += self._call.set_aside(names, because)
 
-    def twice_named(self, name: str) -> None:
-        """Add a problem for each data set of an option whose name an earlier one has."""
-        names_before: set[str] = set()
-        for data_set in self._call.values[name]:
-            if data_set.name in names_before:
-                self.add(f"{self._call.label(name)} has the name {data_set.name!r} twice{self._call.where(name)}")
-            names_before.add(data_set.name)
-
     def one_from_stdin(self, *names: str) -> None:
         """Add a problem if more than one of these options is ``-``: standard input can be read only once."""
         readers = [self._call.label(name) for name in names if str(self._call.values[name]) == "-"]

@@ -45,7 +45,6 @@ class Option:
         reads: turns a text into a value of another type than those below; raises ValueError as ``check`` does. For a
             type with a method ``of_option`` it takes the flag before the text, and an object of a program behind it.
         split: the items of the list are separated by commas; else the flag is repeated for each item.
-        names: the items of the list are ``NAME=VALUE``; YAML may give a mapping.
         notes: what the help says in brackets: the unit of the number, and the default in words where the value does not
             say it, as ``samples; default: all``.
         word: a word that is allowed instead of a number.
@@ -79,7 +78,6 @@ class Option:
     check: Callable[[Any], object] | None = None
     reads: Callable[..., Any] | None = None
     split: bool = False
-    names: bool = False
     notes: str = ""
     word: str | None = None
     writes: bool = False
@@ -108,6 +106,11 @@ class Option:
     def takes_data(self) -> bool:
         """Whether it takes one data set or several."""
         return self.type in (DataSpec, OodSet)
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether the items of the list are ``NAME=VALUE``; YAML and Python may give a mapping."""
+        return self.type is OodSet
 
     @property
     def variable(self) -> str:
@@ -169,7 +172,7 @@ class Option:
         """
         items = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
         if isinstance(given, Mapping):
-            if not self.names:
+            if not self.takes_names:
                 raise ValueError("must be a list, not a mapping")
             items = list(given.items())
         elif self.split and (isinstance(given, str) or not of_program):  # each text may hold several items
@@ -194,7 +197,7 @@ class Option:
         Raises:
             ValueError: it cannot be read as a value of the option's type.
         """
-        if isinstance(given, tuple) and self.names:  # a name, and a text or what stands for an object of a program
+        if isinstance(given, tuple) and self.takes_names:  # a name, and a text or an object
             name, named = given
             assert self.reads is not None  # what takes names is of a type of its own
             return self.reads(f"{name}={named}", getattr(named, "held", None))
@@ -273,10 +276,12 @@ class Option:
         items = value if self.many else [value]
         problems = [problem for problem in map(self._complaint, items) if problem is not None]
 
-        # A list with commas may not hold an item twice.
+        # A list with commas may not hold an item twice, nor one of data sets a name.
         if self.many and self.split and len(set(value)) < len(value):
             listed = ",".join(map(str, value))
             problems.append(f"lists something twice: {listed}")
+        names = [item.name for item in items if self.type is OodSet]
+        problems += [f"has the name {name!r} twice" for number, name in enumerate(names) if name in names[:number]]
         return problems
 
     def _complaint(self, value: Any) -> str | None:
@@ -344,10 +349,15 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
+def either(words: Sequence[str]) -> str:
+    """Return words as a list, e.g. ``a, b or c``."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
     """Return a check that a file name has one of these endings; with ``any_case`` capitals count, too."""
-    *others, last = endings
-    wanted = f"{', '.join(others)} or {last}" if others else last
+    wanted = either(endings)
 
     def check_ending(name: str) -> None:
         """Raise ValueError if a file name has none of the endings."""

@@ -6,26 +6,27 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hydractl.options.option import MODEL_KINDS, Option
 
 
-def opt(help: str, *, group: str, **facts: Any) -> Option:
+def opt(help: str, *, group: str, default: Any = None, **facts: Any) -> Option:
     """Return what a signature tells of one option, to stand in ``Annotated[TYPE, opt(...)]``.
 
     ``partial(opt, group="Search")`` declares the options under one heading. The name, the default and the type come
-    from the parameter.
+    from the parameter; only options that verbs share have their default here.
 
     Args:
         help: one sentence, then ``[unit; default: in words]``; both parts may be missing.
         group: the heading of the help text under which it stands.
+        default: the default of an option that verbs share.
         facts: further attributes of :class:`Option`.
     """
     sentence, notes = help, ""
     if help.endswith("]"):
         sentence, _, notes = help[:-1].rpartition(" [")
-    return Option(group, None, sentence, notes=notes, **facts)
+    return Option(group, default, sentence, notes=notes, **facts)
 
 
 OF_A_TERMINAL: Mapping[str, Option] = {
@@ -34,6 +35,12 @@ OF_A_TERMINAL: Mapping[str, Option] = {
     "verbose": opt("Print more: every option with its source, and details", group="General", type=bool, short="-v"),
 }
 """Options that every verb has on the command line, and that have no meaning for a Python program."""
+
+ORDER = (
+    *("limit", "max_length", "labels", "prompt", "tower", "arch", "force", "on_bad", "device", "workers", "seed"),
+    *("dry_run", "config", "dtype", "batch_size", "whole_last_block"),
+)
+"""The options that verbs share, in the order in which help lists them. They are declared in ``api/options.py``."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +66,37 @@ class Declared:
     further_help: Callable[[], dict[str, list[tuple[str, str]]]] = dict
 
     @cached_property
+    def signature(self) -> inspect.Signature:
+        """The signature of the function, with the types that its annotations name, and a parameter for each option."""
+        signature = inspect.signature(self.function)
+        parameters = []
+        for parameter in signature.parameters.values():
+            annotation = eval(parameter.annotation, self.function.__globals__)
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                parameters.append(parameter.replace(annotation=annotation))
+                continue
+            (shared,) = get_args(annotation)  # options that verbs share, which the function takes together
+            hints = get_type_hints(shared, include_extras=True)
+            for name in sorted(hints, key=ORDER.index):
+                default = hints[name].__metadata__[0].default
+                parameters.append(
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+                )
+        return signature.replace(parameters=parameters)
+
+    @cached_property
     def options(self) -> tuple[Option, ...]:
         """The options in the order of the signature, then those of a terminal; of these ``json`` follows ``force``."""
         of_a_terminal = {name: _completed(declared, name, False, [bool]) for name, declared in OF_A_TERMINAL.items()}
         options = []
-        parameters = inspect.signature(self.function).parameters
+        parameters = self.signature.parameters
         names = list(parameters)
         if "data" in names:  # they stand behind the output, also where a program may give them by position
             names.remove("data")
             names.insert(names.index("output") + 1, "data")
         for name in names:
             parameter = parameters[name]
-            annotation = eval(parameter.annotation, self.function.__globals__)
-            types = _parts_of(annotation)
+            types = _parts_of(parameter.annotation)
             declared = next((part for part in types if isinstance(part, Option)), None)
             if declared is None:  # an argument for Python programs alone
                 continue
@@ -87,14 +112,13 @@ class Declared:
 
     def plain_signature(self) -> inspect.Signature:
         """Return the signature of the function without what it tells of options, for ``help()`` and editors."""
-        signature = inspect.signature(self.function)
         parameters = []
-        for parameter in signature.parameters.values():
-            annotation = eval(parameter.annotation, self.function.__globals__)
+        for parameter in self.signature.parameters.values():
+            annotation = parameter.annotation
             if get_origin(annotation) is Annotated:
                 annotation = get_args(annotation)[0]
             parameters.append(parameter.replace(annotation=annotation))
-        return signature.replace(parameters=parameters)
+        return self.signature.replace(parameters=parameters)
 
     @property
     def model(self) -> Option:
@@ -104,7 +128,7 @@ class Declared:
     @property
     def model_parameter(self) -> str:
         """The name of the parameter of the MODEL or MODELs, e.g. ``models``."""
-        return next(iter(inspect.signature(self.function).parameters))
+        return next(iter(self.signature.parameters))
 
 
 def _completed(declared: Option, name: str, default: Any, types: Sequence[Any]) -> Option:

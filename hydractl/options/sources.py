@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hydractl.options.option import Option, Raw
-from hydractl.options.registry import VERBS
 from hydractl.options.suggestions import ENVIRONMENT, about_option
-from hydractl.options.verbs import options_of_verb
 from hydractl.options.yaml_files import Contents
 
 CONFIG, DEBUG = "HYDRACTL_CONFIG", "HYDRACTL_DEBUG"
@@ -60,8 +58,8 @@ def deciding_text(
     by_rank = [
         Given(None if flag == [] else flag, "flag", FLAG),
         Given(variable, item.variable, VARIABLE),
-        Given(config.verbs.get(verb, {}).get(item.key), f"{config.name}:{verb}.{item.key}", VERB_KEY),
-        Given(config.shared.get(item.key), f"{config.name}:{item.key}", SHARED_KEY),
+        Given(config.values[verb].get(item.key), f"{config.name}:{verb}.{item.key}", VERB_KEY),
+        Given(config.values[None].get(item.key), f"{config.name}:{item.key}", SHARED_KEY),
     ]
     return next((given for given in by_rank if given.raw is not None), None)
 
@@ -105,7 +103,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     names = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in (CONFIG, DEBUG)]
     if not names:  # then the options of all verbs need not be read, which takes time
         return []
-    known_variables = {item.variable for verb in VERBS for item in options_of_verb(verb)}
+    known_variables = {*ENVIRONMENT.names(None).values(), "HYDRACTL_FORCE"}  # this is refused where it is read
     lines = []
     for name in names:
         if name not in known_variables:

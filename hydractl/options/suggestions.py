@@ -5,10 +5,11 @@ They are looked for in this order: another verb that has the option, then the na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydractl.errors import did_you_mean
+from hydractl.options.option import Option, either
 from hydractl.options.registry import GONE_VERBS, VERBS
 from hydractl.options.verbs import options_of_verb
 
@@ -26,35 +27,32 @@ class Door:
     """The way in which options are given: on the command line, in a file, in the environment, or in Python.
 
     Attributes:
-        option: writes an option from its name (as in its flag).
-        verb: writes the name of a verb, behind ``program``.
-        program: what stands before the names of verbs.
-        lacks: options that cannot be given there.
-        is_command_line: whether switches have a form with ``no-`` there, and options without a flag cannot be given.
+        option: writes an option as it is given there; empty if it cannot be.
+        program: what stands before the name of a verb.
+        verb: writes the name of a verb.
     """
 
-    option: Callable[[str], str]
-    verb: Callable[[str], str] = str
+    option: Callable[[Option], str]
     program: str = "hydractl "
-    lacks: Collection[str] = ()
-    is_command_line: bool = False
+    verb: Callable[[str], str] = str
 
-    def names(self, verb: str | None) -> list[str]:
-        """Return the names, as in their flags, of the options that can be given in this way, each once.
+    def names(self, verb: str | None) -> dict[str, str]:
+        """Return the options that can be given in this way: how they are written, by their names as in flags.
 
         Args:
             verb: the verb that has the options; None means all verbs.
         """
-        names: list[str] = []
+        written: dict[str, str] = {}
         for known_verb in VERBS if verb is None else [verb]:
             for option in options_of_verb(known_verb):
-                name = option.flag.removeprefix("--")
-                if name in self.lacks or (self.is_command_line and option.flagless):
+                as_given = self.option(option)
+                if not as_given:
                     continue
-                names.append(name)
-                if self.is_command_line and option.type is bool:
-                    names.append(f"no-{name}")
-        return list(dict.fromkeys(names))
+                name = option.flag[2:]
+                written.setdefault(name, as_given)
+                if self is COMMAND_LINE and option.type is bool:
+                    written[f"no-{name}"] = _flag(f"no-{name}")
+        return written
 
     def verbs_with(self, name: str) -> str:
         """Return the verbs that have an option of this name, ``hydractl a, b or c``; empty if none has it."""
@@ -63,13 +61,13 @@ class Door:
             return ""
         if len(verbs) > _MOST_VERBS:
             return f"{self.program}{', '.join(verbs[:_MOST_VERBS])} and others"
-        *others, last = verbs
-        return f"{self.program}{', '.join(others)} or {last}" if others else f"{self.program}{last}"
+        return f"{self.program}{either(verbs)}"
 
 
-COMMAND_LINE = Door("--{}".format, is_command_line=True)
-YAML_FILE = Door(lambda name: repr(name.replace("-", "_")), lacks=("config", "force"))
-ENVIRONMENT = Door(lambda name: f"HYDRACTL_{name.replace('-', '_').upper()}", lacks=("force",))
+_flag = "--{}".format
+COMMAND_LINE = Door(lambda option: "" if option.flagless else option.flag)
+YAML_FILE = Door(lambda option: "" if option.name in ("config", "force") else repr(option.key))
+ENVIRONMENT = Door(lambda option: "" if option.flag_only else option.variable)
 
 
 def about_option(name: str, verb: str | None, door: Door) -> str:
@@ -85,18 +83,21 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
     # The option exists, but it has no flag, or another verb has it.
     if verb is not None:
         flagless = [option.flag for option in options_of_verb(verb) if option.flagless]
-        if door.is_command_line and f"--{option_name}" in flagless:
+        if door is COMMAND_LINE and f"--{option_name}" in flagless:
             return "; it is a key of a recipe or hydra.yaml"
         others = door.verbs_with(option_name)
         if others:
             return f"; see {others}"
 
     # A similar name exists, in this verb or in others.
-    def of_others(near: str) -> str:
-        return f"{door.option(near)} of {door.verbs_with(near)}"
+    written = door.names(verb)
+    of_any_verb = door.names(None)
 
-    meant = did_you_mean(option_name, door.names(verb), door.option)
-    return meant or did_you_mean(option_name, door.names(None), of_others, cutoff=0.8)
+    def of_others(near: str) -> str:
+        return f"{of_any_verb[near]} of {door.verbs_with(near)}"
+
+    meant = did_you_mean(option_name, written, written.__getitem__)
+    return meant or did_you_mean(option_name, of_any_verb, of_others, cutoff=0.8)
 
 
 def about_word(word: str, verb: str | None) -> str:
@@ -112,23 +113,19 @@ def about_word(word: str, verb: str | None) -> str:
     if not word.startswith("-"):
         return did_you_mean(word, [*VERBS, "--info", "--version"])
 
-    # The word is a flag after a verb.
+    # The word is a flag after a verb; or of the program itself, or of --info, unless it belongs to a verb.
     name = word.removeprefix("--")
     if verb in VERBS:
-        return about_option(name, verb, COMMAND_LINE) or did_you_mean(name, ["help"], COMMAND_LINE.option)
-
-    # The word is a flag of the program itself, or of --info; or it belongs to a verb.
-    meant = did_you_mean(name, _BESIDE_VERBS[verb], COMMAND_LINE.option)
-    if meant:
-        return meant
+        return about_option(name, verb, COMMAND_LINE) or did_you_mean(name, ["help"], _flag)
+    meant = did_you_mean(name, _BESIDE_VERBS[verb], _flag)
     verbs_with_it = COMMAND_LINE.verbs_with(name)
-    return f"; see {verbs_with_it}" if verbs_with_it else ""
+    return meant or (f"; see {verbs_with_it}" if verbs_with_it else "")
 
 
 def about_key_of_file(key: str) -> str:
     """Return the end of a message about an unknown key at the top of a file of options: an option or a verb."""
     if key in GONE_VERBS:
         return f"; it is gone: {GONE_VERBS[key]}"
-    name = key.replace("_", "-").lower()
-    names = [*VERBS, *YAML_FILE.names(None)]
-    return did_you_mean(name, names, lambda near: repr(near) if near in VERBS else YAML_FILE.option(near))
+    written = {verb: repr(verb) for verb in VERBS}
+    written |= YAML_FILE.names(None)
+    return did_you_mean(key.replace("_", "-").lower(), written, written.__getitem__)

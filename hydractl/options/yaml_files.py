@@ -6,6 +6,7 @@ apply.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,10 @@ from hydractl.errors import UsageError, did_you_mean
 from hydractl.options.option import Raw
 from hydractl.options.registry import VERBS
 from hydractl.options.suggestions import YAML_FILE, about_key_of_file, about_option
-from hydractl.options.verbs import options_of_verb
 
 RECIPES = Path(__file__).resolve().parents[1] / "training" / "recipes"
 DEFAULT_NAME = "hydra.yaml"
 _FOREIGN = "x_"  # "x-" after its dash became "_": keys for other readers of the file, such as the script of a study
-_FLAG_ONLY = ("force",)  # an option that neither a file nor a variable can set
 _ABOUT = "about"  # a key of a recipe that is no option: one sentence on where the recipe comes from
 
 # A node of YAML's syntax tree, with the attributes id ("scalar", "sequence" or "mapping"), value, tag and start_mark.
@@ -36,18 +35,16 @@ class Contents:
         name: the name of the file, as it was given.
         folder: the folder in which the file was found; what it names for writing has to stay there. None if the user
             named the file, who may write anywhere.
-        shared: the top-level keys, for all verbs.
-        verbs: the keys in each verb's own mapping.
+        values: the keys in each verb's own mapping, by the verb; of None, the top-level keys, which are for all verbs.
         problems: the problems of keys and of the form of values.
     """
 
     name: str
     folder: Path | None = None
-    shared: dict[str, Raw] = field(default_factory=dict)
-    verbs: dict[str, dict[str, Raw]] = field(default_factory=dict)
+    values: defaultdict[str | None, dict[str, Raw]] = field(default_factory=lambda: defaultdict(dict))
     problems: list[str] = field(default_factory=list)
 
-    def add_value(self, values: dict[str, Raw], key: str, node: Node) -> None:
+    def add_value(self, verb: str | None, key: str, node: Node) -> None:
         """Add the text of a key to ``values``; an empty value adds nothing, one of a wrong form adds a problem."""
         try:
             value = _text_value(node, self.name, key)
@@ -55,15 +52,7 @@ class Contents:
             self.problems.append(f"{self.name} line {_line_of(node)}: {key} {error}")
             return
         if value is not None:
-            values[key] = value
-
-    def add_unknown_key(self, key: str, line: int, of: str, about: str) -> None:
-        """Add a problem for a key that is no option: ``of`` a verb, or of any; ``about`` says what may be meant."""
-        place = f"{self.name} line {line}"
-        if key in _FLAG_ONLY:
-            self.problems.append(not_a_default(place, key))
-        else:
-            self.problems.append(f"{place}: unknown key {key!r}{of}{about}")
+            self.values[verb][key] = value
 
 
 def not_a_default(place: str, key: str) -> str:
@@ -74,11 +63,6 @@ def not_a_default(place: str, key: str) -> str:
         key: the option.
     """
     return f"{place}: {key} cannot be a default; give --{key} with the command that is to replace an output"
-
-
-def _keys_of(verb: str) -> list[str]:
-    """Return the keys of the options of a verb that a YAML file may have."""
-    return [option.key for option in options_of_verb(verb) if option.key not in YAML_FILE.lacks]
 
 
 def find_config(folder: Path | None, named: str | None) -> Contents:
@@ -109,24 +93,25 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
     # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.
-    keys_of_any_verb = {key for known_verb in VERBS for key in _keys_of(known_verb)}
+    entries: list[tuple[str | None, str, Node, int]] = []
     for key, node, line in _entries(root, config.name, "the file"):
         verb = key.replace("_", "-")
-        if key.startswith(_FOREIGN):
-            continue
         if verb in VERBS:
-            config.verbs[verb] = {}
-            for inner_key, value, inner_line in _entries(node, config.name, verb):
-                if inner_key in _keys_of(verb):
-                    config.add_value(config.verbs[verb], inner_key, value)
-                else:
-                    config.add_unknown_key(
-                        inner_key, inner_line, f" of {verb}", about_option(inner_key, verb, YAML_FILE)
-                    )
-        elif key in keys_of_any_verb:
-            config.add_value(config.shared, key, node)
+            entries += [(verb, *entry) for entry in _entries(node, config.name, verb)]
+        elif not key.startswith(_FOREIGN):
+            entries.append((None, key, node, line))
+
+    for of_verb, key, node, line in entries:
+        place = f"{config.name} line {line}"
+        if key.replace("_", "-") in YAML_FILE.names(of_verb):
+            config.add_value(of_verb, key, node)
+        elif key == "force":
+            config.problems.append(not_a_default(place, key))
+        elif of_verb is None:
+            config.problems.append(f"{place}: unknown key {key!r}{about_key_of_file(key)}")
         else:
-            config.add_unknown_key(key, line, "", about_key_of_file(key))
+            about = about_option(key, of_verb, YAML_FILE)
+            config.problems.append(f"{place}: unknown key {key!r} of {of_verb}{about}")
     return config
 
 
@@ -136,7 +121,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(recipe: str, known: Collection[str]) -> Contents:
-    """Return the contents of a recipe; its keys are in ``shared``.
+    """Return the contents of a recipe; its keys are those for all verbs.
 
     Unknown keys are among the problems of the contents.
 
@@ -163,7 +148,7 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
     root = _read_yaml(path, contents.name, "check --recipe")
     for key, node, line in _entries(root, contents.name, "the file"):
         if key in known:
-            contents.add_value(contents.shared, key, node)
+            contents.add_value(None, key, node)
         elif key != _ABOUT:
             guess = did_you_mean(key, known, repr)
             contents.problems.append(f"{contents.name} line {line}: a recipe has no key {key!r}{guess}")
@@ -263,20 +248,17 @@ def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
         name: the name of the source in messages.
 
     Raises:
-        UsageError: the source is no YAML; the message tells the line if the library does.
+        UsageError: the source is no YAML; the message tells where.
     """
     import yaml
 
     try:
         return yaml.compose(source, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:  # most errors: they tell the line
-        mark = error.problem_mark or error.context_mark
-        where = "" if mark is None else f" line {mark.line + 1}"
+    except yaml.MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise UsageError(f"{name}{where}: {problem}") from None
+        mark: Any = error.problem_mark  # every error of composing has one
+        raise UsageError(f"{name} line {mark.line + 1}: {problem}") from None
     except yaml.reader.ReaderError as error:
         raise UsageError(f"{name}: a character that YAML does not allow at position {error.position}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{name} is not YAML: {error}") from None
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply") from None
