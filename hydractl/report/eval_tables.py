@@ -16,6 +16,9 @@ from hydractl.report.texts import count_text, drawn_names, head_marks, number, p
 SIGNIFICANT = "*"
 """The mark after a difference whose interval excludes 0."""
 
+Rows = Sequence[EvalRow]
+"""The rows of an eval, of which there is at least one."""
+
 ID_METRICS = table_metrics("id")
 OOD_METRICS = table_metrics("ood")
 DIVERSITY_METRICS = table_metrics("diversity")
@@ -59,13 +62,6 @@ class Column:
         """Return the confidence interval in a row; None if it has none."""
         return known_interval(row.ci.get(self.key))
 
-    def difference(self, row: EvalRow) -> tuple[float, Ends] | None:
-        """Return the row's number minus the first row's, on the same samples, and the interval; None if not known."""
-        paired = row.difference.get(self.key)
-        if paired is None or paired.value is None:
-            return None
-        return paired.value, known_interval(paired.ci)
-
 
 def known_interval(interval: Interval | None) -> Ends:
     """Return both ends of an interval; None if one of them is not known."""
@@ -107,7 +103,7 @@ FPR95 = _column("fpr95", OOD_METRICS, "ood_avg")
 ERROR_AUROC = _column("auroc", table_metrics("errors"), "errors")
 
 
-def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
+def main_columns(rows: Rows) -> list[Column]:
     """Return the columns of the main table; averages over OOD sets are among them only if there are OOD sets."""
     return [*ID_COLUMNS, *(OOD_AVERAGE if ood_names(rows) else ()), *DIVERSITY]
 
@@ -115,7 +111,7 @@ def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
 # --- facts of rows ----------------------------------------------------------------------------------------------------
 
 
-def ood_names(rows: Sequence[EvalRow]) -> list[str]:
+def ood_names(rows: Rows) -> list[str]:
     """Return the names of the OOD sets that any row was measured on, in the order in which they first appear."""
     return distinct_entries(row.ood for row in rows)
 
@@ -125,12 +121,12 @@ def distinct_entries(lists: Iterable[Iterable[str]]) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
-def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
+def ood_group(rows: Rows, name: str) -> str | None:
     """Return the group of an OOD set, ``near``, ``far`` or None, from the first row that has the set."""
     return next((row.ood[name].group for row in rows if name in row.ood), None)
 
 
-def sizes_of_sets(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
+def sizes_of_sets(rows: Rows, names: Sequence[str] = ("id",)) -> str:
     """Return the number of samples of the named data sets in these rows, as text.
 
     For example ``n = 497``, or ``n = 100 to 120`` if data sets or rows have different numbers; ``n unknown`` if none is
@@ -201,7 +197,7 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     return [BEST if value == best else "" for value in rounded]
 
 
-def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
+def metric_cells(rows: Rows, column: Column) -> list[Cell]:
     """Return the column's number in every row, with its deviation over runs and its interval; the best is marked."""
     digits = column.metric.digits
     values = [column.value(row) for row in rows]
@@ -213,7 +209,7 @@ def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
     return cells
 
 
-def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], title: str = "", note: str = "") -> Table:
+def metric_table(rows: Rows, shown: Sequence[Column], title: str = "", note: str = "") -> Table:
     """Return a table with one line for each model and one column for each number; the best of each column is marked."""
     # Make the cells column by column, because marks compare the rows of a column. Then collect the cells of each row.
     cells_of_columns = [metric_cells(rows, column) for column in shown]
@@ -248,15 +244,10 @@ def _heads(*columns: str | Metric) -> list[tuple[str, str]]:
     return [(column, "") if isinstance(column, str) else (column.label, column.direction) for column in columns]
 
 
-def _unmarked_cells(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
-    """Return the numbers of these metrics as cells without marks; a dash for a missing number."""
-    return [Cell(number(single_number(values.get(metric.key)), metric.digits)) for metric in metrics]
-
-
 # --- the main numbers -------------------------------------------------------------------------------------------------
 
 
-def main_table(rows: Sequence[EvalRow]) -> Table:
+def main_table(rows: Rows) -> Table:
     """Return the table of every row with its numbers on ID data and its means over OOD sets."""
     size = "-" if rows[0].id.n is None else rows[0].id.n
     title = f"in distribution (n = {size})"
@@ -265,7 +256,7 @@ def main_table(rows: Sequence[EvalRow]) -> Table:
     return metric_table(rows, main_columns(rows), title)
 
 
-def _ood_title(rows: Sequence[EvalRow]) -> str:
+def _ood_title(rows: Rows) -> str:
     """Return the title of the columns on OOD data; it names the scores of the rows where they differ."""
     scores = {row.ood_score for row in rows if row.ood_score is not None}
     if len(scores) < 2:
@@ -277,12 +268,12 @@ def _ood_title(rows: Sequence[EvalRow]) -> str:
 _AT_A_GLANCE = ("accuracy", "nll", "ece", "auroc", "fpr95")
 
 
-def glance_columns(rows: Sequence[EvalRow]) -> list[Column]:
+def glance_columns(rows: Rows) -> list[Column]:
     """Return the columns of the most important numbers."""
     return [column for column in main_columns(rows) if column.metric.key in _AT_A_GLANCE]
 
 
-def glance_table(rows: Sequence[EvalRow], ratio_head: str = "cost", count_head: str = "mult-adds") -> Table:
+def glance_table(rows: Rows, ratio_head: str = "cost", count_head: str = "mult-adds") -> Table:
     """Return the table of a page: what every row costs, and its most important numbers.
 
     Args:
@@ -307,13 +298,13 @@ def glance_table(rows: Sequence[EvalRow], ratio_head: str = "cost", count_head: 
     return Table("", heads, lines, note=f"{'; '.join(words)}.")
 
 
-def further_table(rows: Sequence[EvalRow]) -> Table:
+def further_table(rows: Rows) -> Table:
     """Return the table of the main numbers that :func:`glance_table` leaves out."""
     shown = [column for column in main_columns(rows) if column.metric.key not in _AT_A_GLANCE]
     return metric_table(rows, shown, note="mi (in nats) and disagr: how much members differ, on ID data.")
 
 
-def averages_table(rows: Sequence[EvalRow]) -> Table:
+def averages_table(rows: Rows) -> Table:
     """Return the table of the means over near and over far OOD sets; without lines unless there are both."""
     shown = []
     for average in ("near_avg", "far_avg"):
@@ -323,7 +314,7 @@ def averages_table(rows: Sequence[EvalRow]) -> Table:
     return metric_table(rows if has_both else [], shown, "means over near and over far OOD sets")
 
 
-def every_set_table(rows: Sequence[EvalRow]) -> Table:
+def every_set_table(rows: Rows) -> Table:
     """Return a table with a line for each OOD set of each row; marks compare the rows within a set."""
     # A table of each set marks the best row. Its cells are then put into one table, below each other row by row.
     table_of_set = {}
@@ -340,18 +331,18 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
     return Table("OOD sets", heads, lines, left=3, names=2)
 
 
-def score_table(rows: Sequence[EvalRow]) -> Table:
+def score_table(rows: Rows) -> Table:
     """Return the table of the mean OOD AUROC of every row by each OOD score; marks compare the scores within a row."""
     return _table_by_score(rows, AUROC, "mean auroc by OOD score; bold: best of the row")
 
 
-def error_table(rows: Sequence[EvalRow]) -> Table:
+def error_table(rows: Rows) -> Table:
     """Return the table of the AUROC of wrong answers of every row by each OOD score; marks compare within a row."""
     labelled = [row for row in rows if row.errors is not None and row.errors.metrics]
     return _table_by_score(labelled, ERROR_AUROC, "auroc of wrong answers by OOD score; bold: best of the row")
 
 
-def _table_by_score(rows: Sequence[EvalRow], leading: Column, title: str) -> Table:
+def _table_by_score(rows: Rows, leading: Column, title: str) -> Table:
     """Return a table of one number: a line for each row, a column for each OOD score; marks compare within a row.
 
     Args:
@@ -373,13 +364,13 @@ def _table_by_score(rows: Sequence[EvalRow], leading: Column, title: str) -> Tab
     return Table(title, _heads("model", *names), lines)
 
 
-def _names_of_scores(rows: Sequence[EvalRow]) -> list[str]:
+def _names_of_scores(rows: Rows) -> list[str]:
     """Return the OOD scores that are reported beside the leading one, in the order of the row that has most of them."""
     longest_first = sorted(rows, key=lambda row: len(row.scores), reverse=True)
     return distinct_entries(row.scores for row in longest_first)
 
 
-def difference_table(rows: Sequence[EvalRow]) -> Table:
+def difference_table(rows: Rows) -> Table:
     """Return the table of the differences of every row to the first row, measured on the same samples.
 
     It has the rows that have differences, and those columns of the main table in which any row has one.
@@ -399,12 +390,12 @@ def difference_table(rows: Sequence[EvalRow]) -> Table:
 
 def _difference_cell(column: Column, row: EvalRow) -> Cell:
     """Return the difference of a row to the first row, with its interval and sign, and a mark if it is significant."""
-    difference = column.difference(row)
-    if difference is None:
+    paired = row.difference.get(column.key)
+    if paired is None or paired.value is None:
         return Cell("-")
-    value, ends = difference
+    ends = known_interval(paired.ci)
     mark = "" if ends is None or ends[0] <= 0 <= ends[1] else SIGNIFICANT
-    return Cell(signed_number(value) + mark, ends=ends, signed=True)
+    return Cell(signed_number(paired.value) + mark, ends=ends, signed=True)
 
 
 def signed_number(value: float) -> str:
@@ -429,7 +420,7 @@ def data_table(answer: EvalAnswer) -> Table:
 # --- members, coverage, cost, diversity -------------------------------------------------------------------------------
 
 
-def members_table(rows: Sequence[EvalRow]) -> Table:
+def members_table(rows: Rows) -> Table:
     """Return the table of the members of each row: first all together, then each alone; a single model has no lines."""
     lines = []
     for row in rows:
@@ -437,12 +428,13 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
         for index, member in enumerate(row.members or ()):
             measured.append((f"member {index}", member.metrics))
         for title, metrics in measured:
-            lines.append([Cell(row.name), Cell(title), *_unmarked_cells(metrics, ID_METRICS)])
+            cells = [Cell(number(single_number(metrics.get(metric.key)), metric.digits)) for metric in ID_METRICS]
+            lines.append([Cell(row.name), Cell(title), *cells])
     heads = _heads("model", "", *ID_METRICS)
     return Table("", heads, lines, left=2, names=2, note=f"ID {sizes_of_sets(rows)}")
 
 
-def selective_table(rows: Sequence[EvalRow]) -> Table:
+def selective_table(rows: Rows) -> Table:
     """Return the table of the accuracy among the most confident samples, by their share; empty if none is known."""
     note = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
     place = ("id", "accuracy_at")
@@ -451,7 +443,7 @@ def selective_table(rows: Sequence[EvalRow]) -> Table:
     return metric_table(rows if shares else [], [*share_columns, AURC], note=note)
 
 
-def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
+def cost_ratio(rows: Rows) -> tuple[list[float | None], str]:
     """Return the mult-adds of every row relative to a reference, None if not known, and the name of the reference.
 
     The reference is each row's own single model with all heads, if every row with a cost has it. Otherwise it is the
@@ -474,7 +466,7 @@ def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
     return macs / reference_macs
 
 
-def heads_table(rows: Sequence[EvalRow]) -> Table:
+def heads_table(rows: Rows) -> Table:
     """Return the heads at each site (attention module) of every member that was pruned; without lines if none was."""
     kept_at: dict[str, dict[str, Cell]] = {}
     for row in rows:
@@ -496,7 +488,7 @@ def heads_table(rows: Sequence[EvalRow]) -> Table:
 # --- corruptions ------------------------------------------------------------------------------------------------------
 
 
-def corruption_means(rows: Sequence[EvalRow]) -> Table:
+def corruption_means(rows: Rows) -> Table:
     """Return the table of accuracy, Brier score and ECE by severity, means over the corruptions."""
     severities = sorted(distinct_entries(row.corruption_avg for row in rows))
     shown = []
@@ -507,7 +499,7 @@ def corruption_means(rows: Sequence[EvalRow]) -> Table:
     return metric_table(rows if severities else [], shown, "Mean over the corruptions")
 
 
-def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
+def corrupted_accuracy(rows: Rows) -> Table:
     """Return the table of accuracy under corruptions: a line for each corruption of each row, a column by severity.
 
     A corruption under which no accuracy of a row is known has no line.
@@ -528,7 +520,7 @@ def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
 # --- what was fitted or given -----------------------------------------------------------------------------------------
 
 
-def settings_table(rows: Sequence[EvalRow]) -> Table:
+def settings_table(rows: Rows) -> Table:
     """Return the table of MC dropout, calibration, conformal sets and threshold, for rows that have them."""
     lines = []
     for row in rows:
