@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.metrics.declaration import metrics
 from hydractl.metrics.probabilities import per_sample
 from hydractl.metrics.rows import diversity_values, id_block, ood_metrics
 from hydractl.metrics.samples import Samples, samples_of
@@ -44,7 +43,9 @@ class ById:
         return id_block(samples_of(logits, other)).metrics[self.key]
 
 
-accuracy, brier, nll, ece, aece, aurc, accuracy_at = (ById(metric.key) for metric in metrics("id"))
+accuracy, brier, nll, ece, aece, aurc, accuracy_at = map(
+    ById, ("accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at")
+)
 
 
 class ByScores:
@@ -57,7 +58,9 @@ class ByScores:
         return ood_metrics(id_scores, ood_scores).metrics[self.key]
 
 
-auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid, aupr_in = (ByScores(metric.key) for metric in metrics("ood"))
+auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid, aupr_in = map(
+    ByScores, ("auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "aupr_in")
+)
 
 
 def mi(member_logits: np.ndarray) -> Any:
