@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hydractl.data.base import Dataset, reason
+from hydractl.data.base import Dataset, RowIds, reason
 from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError
@@ -111,7 +111,7 @@ def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
         header = headers[names["x"]]
         images = _open_images(spec, path, names["x"], header)
     file_name = printable(path.name)
-    ids = [f"{file_name}#{row}" for row in range(header.shape[0])]
+    ids = RowIds(file_name, header.shape[0])
     return ArrayImages(spec.text, spec.where, ids, images), raw
 
 

@@ -34,6 +34,21 @@ class UnreadableSample(InputError):
     """One sample cannot be read: its file is damaged, empty or gone. Other samples of the set may be fine."""
 
 
+class RowIds(Sequence[str]):
+    """The ids ``NAME#0``, ``NAME#1``, ... of the rows of a set, of which a file may claim to have very many."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, row: Any) -> Any:
+        row = range(self._count)[operator.index(row)]
+        return f"{self._name}#{row}"
+
+
 class Dataset(ABC):
     """A finite sequence of samples in a fixed order.
 
@@ -60,7 +75,7 @@ class Dataset(ABC):
         """Set the attributes that every set has. Whoever opens the set fills in its labels and names afterwards."""
         self.spec = spec
         self.where = where
-        self.ids = list(ids)
+        self.ids = ids
         self.labels: npt.NDArray[np.int64] | None = None
         self.label_names: list[str] | None = None
         self.label_hint: str | None = None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from hydractl.data.arrays import ArrayImages
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, RowIds
 from hydractl.data.docstrings import docstrings
 from hydractl.data.labels import RawLabels
 from hydractl.data.text import Texts
@@ -76,7 +76,7 @@ def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
         sentences = docstrings()[:limit]
         if not sentences:
             raise InputError(f"{spec.where}: this Python's standard library has no source files to take sentences from")
-        return Texts(spec.text, spec.where, _ids(spec, len(sentences)), sentences), RawLabels()
+        return Texts(spec.text, spec.where, RowIds(f"builtin:{spec.path}", len(sentences)), sentences), RawLabels()
     if name == "digits":
         images, labels = digits(split)
         raw = RawLabels(labels[:limit], list("0123456789"))
@@ -84,14 +84,9 @@ def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
         images = ood_images(name)
         raw = RawLabels()  # OOD sets have no labels
     images = images[:limit]
-    ids = _ids(spec, len(images))
+    ids = RowIds(f"builtin:{spec.path}", len(images))
     dataset = ArrayImages(spec.text, spec.where, ids, images)
     return dataset, raw
-
-
-def _ids(spec: DataSpec, count: int) -> list[str]:
-    """Return the ids of ``count`` samples, numbered from 0, for example ``builtin:digits/test#0``."""
-    return [f"builtin:{spec.path}#{number}" for number in range(count)]
 
 
 def _check_name(spec: DataSpec, name: str, split: str) -> None:

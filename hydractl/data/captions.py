@@ -40,7 +40,7 @@ class CaptionedImages(Dataset):
             images: one image for each pair; those without a caption are left out.
             captions: the captions of these images, in the same order.
         """
-        super().__init__(images.spec, images.where, images.ids[: len(captions)])
+        super().__init__(images.spec, images.where, [images.ids[i] for i in range(len(captions))])
         self.images = images
         self.is_encoded = images.is_encoded
         self.captions = captions

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.base import Dataset, RowIds, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, labels_of_column
 from hydractl.data.names import class_label_names
@@ -166,7 +166,7 @@ def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, Raw
 
     starts = [0, *itertools.accumulate(group_sizes)]
     column = _ParquetColumn(path, image_column, spec.where, starts)
-    dataset = HubImages(spec.text, spec.where, _ids(printable(Path(path).name), total), column, [])
+    dataset = HubImages(spec.text, spec.where, RowIds(printable(Path(path).name), total), column, [])
     dataset.turns = False
     class_names = class_label_names(schema.metadata).get(str(label_column))
     return dataset, _labels(labels, class_names, schema.names)
@@ -189,11 +189,6 @@ def _choose_columns(spec: DataSpec, image_columns: Sequence[str], available: Seq
         raise InputError(f"{spec.where}: no images in ?image={asked}: they are in {listed}")
     columns = choose_columns(spec, {"image": image_columns, "label": ("label",)}, available)
     return columns["image"], columns.get("label")
-
-
-def _ids(name: str, total: int) -> list[str]:
-    """Return the ids of all rows of a set of this name."""
-    return [f"{name}#{row}" for row in range(total)]
 
 
 def _labels(labels: list[Any] | None, class_names: list[str] | None, available: Sequence[str]) -> RawLabels:
@@ -221,7 +216,7 @@ class HubImages(EncodedImages):
     nothing = "the row holds no bytes"
     turns = True  # as the library does
 
-    def __init__(self, spec: str, where: str, ids: list[str], column: Any, folders: Sequence[str] | None) -> None:
+    def __init__(self, spec: str, where: str, ids: Sequence[str], column: Any, folders: Sequence[str] | None) -> None:
         super().__init__(spec, where, ids)
         self.column = column
         self._folders_of_images = folders
@@ -325,7 +320,7 @@ def _read_loaded(
 
     # The images are decoded when they are read, and not by the library.
     undecoded = table.cast_column(image_column, Image(decode=False))
-    dataset = HubImages(spec.text, spec.where, _ids(name, total), undecoded[image_column], folders)
+    dataset = HubImages(spec.text, spec.where, RowIds(name, total), undecoded[image_column], folders)
     labels = None if label_column is None else list(table[label_column])
     return dataset, _labels(labels, _class_names(table).get(str(label_column)), available)
 

@@ -74,7 +74,7 @@ class JoinedSets(Dataset):
 
 def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
     """Return the ids of all sets. If two are equal, every id gets the SPEC of its set, and repeats are numbered."""
-    ids = []
+    ids: list[str] = []
     for part in parts:
         ids += part.ids
     if len(set(ids)) == len(ids):

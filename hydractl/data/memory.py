@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from hydractl.data.base import Dataset, UnreadableSample
+from hydractl.data.base import Dataset, RowIds, UnreadableSample
 from hydractl.data.held import HeldSamples, HeldSet
 from hydractl.data.hub import read_table_in_memory
 from hydractl.data.labels import RawLabels, labels_of_column
@@ -76,7 +76,7 @@ def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     raw = RawLabels() if labels is None else labels_of_column(labels, held_set.class_names)
 
     # The first sample tells whether they are texts or images.
-    ids = [f"{spec.path}#{row}" for row in range(total)]
+    ids = RowIds(spec.path, total)
     first = samples[0]
     if isinstance(first, str | tuple | list):
         texts = [_text_or_pair(samples[row], spec) for row in range(total)]

@@ -187,6 +187,7 @@ def open_data(
             )
         dataset = PseudoOod(dataset, ood_kind, seed)
         _share_fingerprints(dataset, spec.text, id(spec.held), seed, limit)
+    dataset.ids = list(dataset.ids)
     dataset.left_out = left_out
     dataset.spec = spec.text  # the SPEC as the user wrote it, including the settings taken out above
     return dataset

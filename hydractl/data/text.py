@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, RowIds
 from hydractl.data.files import printable
 from hydractl.data.labels import INTEGER, RawLabels, labels_of_column
 from hydractl.data.text_rows import MOST_COLUMNS_SHOWN, TextRow, TextTable, open_table, read_rows
@@ -136,8 +136,7 @@ def read_table(spec: DataSpec, table: TextTable, limit: int | None, name: str) -
     read_rows(spec, table, names, add, limit)
     if not texts:
         raise InputError(f"{spec.where}: no texts in the file")
-    ids = [f"{name}#{i}" for i in range(len(texts))]
-    dataset = Texts(spec.text, spec.where, ids, texts)
+    dataset = Texts(spec.text, spec.where, RowIds(name, len(texts)), texts)
 
     # ?label= names a column that no row has.
     label_column = spec.query.get("label", _LABEL)

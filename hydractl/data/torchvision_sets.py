@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.data.base import Dataset, UnreadableSample
+from hydractl.data.base import Dataset, RowIds, UnreadableSample
 from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
@@ -45,8 +45,7 @@ class TorchvisionImages(Dataset):
     is_encoded = True  # as most of torchvision's sets are
 
     def __init__(self, spec: DataSpec, source: Any) -> None:
-        ids = [f"torchvision:{spec.path}#{row}" for row in range(len(source))]
-        super().__init__(spec.text, spec.where, ids)
+        super().__init__(spec.text, spec.where, RowIds(f"torchvision:{spec.path}", len(source)))
         self.source = source
 
     def _sample(self, i: int) -> Any:
