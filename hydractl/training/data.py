@@ -231,17 +231,18 @@ class Augmentation:
         self._seed = seed
         self._turns = family.turns_images
         self._mode = "L" if channels == 1 else "RGB"
-        self._change = _random_changes(values, image_format)
+        changes = _random_changes(values, image_format)
 
         # After the changes: a crop already has the model's size; other images are resized as in evaluation.
-        self._finish: Callable[[Any], Tensor]
         has_model_size = "crop" in values
         if has_model_size:
             to_float = v2.ToDtype(torch.float32, scale=True)
             normalize = v2.Normalize(list(image_format.mean), list(image_format.std))
-            self._finish = v2.Compose([v2.ToImage(), to_float, normalize])
+            changes += [v2.ToImage(), to_float, normalize]
         else:
-            self._finish = _as_in_evaluation(family, preprocess)
+            as_in_evaluation = family.collate(preprocess)
+            changes.append(lambda image: as_in_evaluation([image])[0])
+        self._change: Callable[[Any], Tensor] = v2.Compose(changes)
 
     def collate(self, epoch: int) -> Callable[[NumberedSamples], Tensor]:
         """Return a function from samples of a :class:`Numbered` data set to inputs ``[B, C, H, W]`` in an epoch."""
@@ -271,19 +272,18 @@ class Augmentation:
         if self._turns:
             image = upright(image)
         in_colours = in_mode(image, self._mode)
-        changed = self._change(in_colours)
-        return self._finish(changed)
+        return self._change(in_colours)
 
 
-def _random_changes(values: Mapping[str, str], image_format: ImageFormat) -> Callable[[Any], Any]:
-    """Return the random changes of an image, composed into one function.
+def _random_changes(values: Mapping[str, str], image_format: ImageFormat) -> list[Callable[[Any], Any]]:
+    """Return the random changes of an image, in order.
 
     Args:
         values: the changes by name: ``crop`` with its smallest share of the image, ``randaugment`` with ``N:M``,
             ``flip``; an empty value means the default.
         image_format: the image format of the model.
     """
-    changes: list[Any] = []
+    changes: list[Callable[[Any], Any]] = []
 
     # A random part of the image, resized to the size of the model.
     if "crop" in values:
@@ -304,19 +304,7 @@ def _random_changes(values: Mapping[str, str], image_format: ImageFormat) -> Cal
         count, magnitude = strength.split(":")
         operations = v2.RandAugment(int(count), int(magnitude))
         changes.append(operations)
-    composed: Callable[[Any], Any] = v2.Compose(changes)
-    return composed
-
-
-def _as_in_evaluation(family: ModelFamily, preprocess: Preprocessing) -> Callable[[Any], Tensor]:
-    """Return a function from an image to the model's input ``[C, H, W]``, resized and cropped as in evaluation."""
-    collate = family.collate(preprocess)
-
-    def finish(image: Any) -> Tensor:
-        inputs: Tensor = collate([image])
-        return inputs[0]
-
-    return finish
+    return changes
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -405,16 +393,11 @@ class Reader:
 
         def collate(samples: NumberedSamples) -> tuple[Any, Any]:
             """Return inputs and targets of samples that come with their indices; runs in the workers."""
-            numbers = []
-            plain_samples = []
-            for number, sample in samples:
-                numbers.append(number)
-                plain_samples.append(sample)
             if augment is not None:
                 inputs = augment(samples)
             else:
-                inputs = preprocess(plain_samples)
-            return inputs, self._targets(numbers)
+                inputs = preprocess([sample for _, sample in samples])
+            return inputs, self._targets([number for number, _ in samples])
 
         # The random changes of a sample depend on its index, so each sample comes with it.
         numbered = Numbered(self._samples)

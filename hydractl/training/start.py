@@ -593,13 +593,8 @@ def _part_of_parameter(model: HydraModel, name: str) -> str:
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
     """Build AdamW or SGD, without weight decay of biases, norms and other vectors, and fused on CPU and CUDA."""
-    with_decay = []
-    without_decay = []
-    for parameter in parameters:
-        if parameter.ndim > 1:
-            with_decay.append(parameter)
-        else:
-            without_decay.append(parameter)
+    with_decay = [parameter for parameter in parameters if parameter.ndim > 1]
+    without_decay = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups: list[dict[str, object]] = [
         {"params": with_decay, "weight_decay": options.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},

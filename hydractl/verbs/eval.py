@@ -185,15 +185,11 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         # Measure row after row.
         measuring = Measuring(plan.sets, plan.options, log)
         rows: list[EvalRow] = []
-        files: list[Path] = []
         for model in plan.models:
-            predictions_file = plan.predictions.get(model.name)
             predictions_output = None
-            if predictions_file is not None:
-                predictions_output = outputs[predictions_file]
-                files.append(predictions_file)
-            row = measuring.row(model, predictions_output, seen.get(model.name, {}))
-            rows.append(row)
+            if model.name in plan.predictions:
+                predictions_output = outputs[plan.predictions[model.name]]
+            rows.append(measuring.row(model, predictions_output, seen.get(model.name, {})))
 
         report_skipped_samples(plan.sets, log)
         if not plan.options.keep_logits:
@@ -216,8 +212,8 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         named_rows = [(row.name, row.to_dict()) for row in rows]
         unmet = unmet_in(named_rows, plan.options.requirements)
         if plan.path is not None:
-            files.insert(0, write_json(outputs[plan.path], answer.to_dict()))
-    return Outcome(answer, files=files, unmet=unmet)
+            write_json(outputs[plan.path], answer.to_dict())
+    return Outcome(answer, files=plan.files(), unmet=unmet)
 
 
 def _compare(plan: Plan, log: Log) -> Seen:

@@ -116,9 +116,14 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     prepared = prepare(request, log)
     paths = prepared.request.files.paths
     log.warn_all(warnings_of_data(prepared.opened, in_passing=request.dry_run))
-    if request.dry_run:
-        return _dry_run(prepared, team, log)
     is_first = team.rank == 0
+    if request.dry_run:
+        if not is_first:
+            return Outcome(None, silent=True)
+        may_replace = request.force or request.resume
+        check_outputs(paths, force=may_replace, folder=prepared.request.files.folder)
+        plan = FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings)
+        return Outcome(plan)
     if is_first and not request.resume:
         check_files(prepared.request)
 
@@ -144,19 +149,6 @@ def check_files(request: TrainingRequest) -> None:
     may_replace_state = request.force or request.resume
     check_outputs(files.paths, force=may_replace_outputs, folder=files.folder)
     refuse_unfinished(files.state, force=may_replace_state)
-
-
-def _dry_run(prepared: Prepared, team: Processes, log: Log) -> Outcome:
-    """Return the plan of the training, after a check that its outputs can be written.
-
-    In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
-    """
-    if team.rank:
-        return Outcome(None, silent=True)
-    request = prepared.request
-    may_replace = request.force or request.resume
-    check_outputs(request.files.paths, force=may_replace, folder=request.files.folder)
-    return Outcome(FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings))
 
 
 def prepare(request: TrainingRequest, log: Log) -> Prepared:

@@ -75,30 +75,22 @@ def run(
     plan_from_headers = plan_fusion(sources, parts_to_merge, headers_only=True)
     with Output(path, force=force) as file:
         if dry_run:
-            return _dry_run(merge, plan_from_headers, sources, path)
+            # With --merge auto the headers do not tell whether members are averaged. The answer then shows the averaged
+            # model, and its note the number of parameters of the other. Equal weights, which are stored once, are only
+            # found when weights are read.
+            answer = _answer_of(plan_from_headers, sources, path, dry_run=True)
+            known: dict[str, object] = {"note": _AT_MOST}
+            if merge == AUTO:
+                plan_without_averaging = plan_fusion(sources, [], headers_only=True)
+                most_parameters = count_text(parameters(plan_without_averaging.tensors))
+                known["note"] = _UNDECIDED.format(most_parameters)
+                known["averaging"] = AveragingRecord.partly(asked="auto")
+            return Outcome(answer.model_copy(update=known))
 
         # Read the weights, fuse them, and check the result.
         announce_reading(sources, log)
         checked = plan_checked(sources, merge, torch_device, seed, log)
         return _report_and_write(checked, sources, seed, file, log)
-
-
-def _dry_run(merge: Sequence[str], outline: FusionPlan, sources: list[Source], path: Path) -> Outcome:
-    """Return what the headers of the models tell about the fused model.
-
-    With ``--merge auto`` the headers do not tell whether members are averaged. The answer then shows the averaged
-    model, and its note gives the number of parameters of the model without averaging.
-    """
-    answer = _answer_of(outline, sources, path, dry_run=True)
-    # Equal weights, which are stored once, are only found when weights are read.
-    if merge != AUTO:
-        with_note = answer.model_copy(update={"note": _AT_MOST})
-        return Outcome(with_note)
-    plan_without_averaging = plan_fusion(sources, [], headers_only=True)
-    most_parameters = parameters(plan_without_averaging.tensors)
-    note = _UNDECIDED.format(count_text(most_parameters))
-    undecided = answer.model_copy(update={"averaging": AveragingRecord.partly(asked="auto"), "note": note})
-    return Outcome(undecided)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters, parameters, size_of
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, only_one, sites_of
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources, with_max_length, write_model
 from hydractl.model.stored import check_finite_weights
 from hydractl.verbs.choosing import WeightSelection
@@ -204,7 +203,16 @@ def _choose_weights(
     wanted = plan.wanted
     count = plan.counts.removed
     weights = {name: source.tensors.read(name) for name in plan.names}
-    _check_zeros(weights, source, plan, log)
+
+    # A weight that is zero was removed before.
+    zeros = sum(int((weight == 0).sum()) for weight in weights.values())
+    option = f"--weights {wanted.weights:g}"
+    if zeros > count:
+        share_left = 1 - zeros / plan.counts.parameters
+        message = f"{option} is more than {source.name} has left, a share of {share_left:.4f}"
+        raise UsageError(message, hint="give a smaller share")
+    if zeros == count:
+        log.warn(f"no weight is removed: {option} keeps every one that {source.name} has")
 
     # Without data, a single step scores the weights as they are.
     if not criterion.needs_data:
@@ -216,8 +224,12 @@ def _choose_weights(
     source_to_score = with_max_length(source, wanted.max_length)
     on_data = open_calibration(source_to_score, wanted, log)
     model = on_data.model
-    for count_after_step in _counts(plan, _count_zeros(weights)):
-        _require_gradients(model, plan)
+    for count_after_step in _counts(plan, zeros):
+        # Gradients of the weights that may be removed, and of no other parameters.
+        model.requires_grad_(False)
+        parameters_of_layers = _parameters_of_layers(model.networks[0], with_biases=criterion.removes_biases)
+        for name, parameter in parameters_of_layers.items():
+            parameter.requires_grad_(name.startswith(plan.prefixes))
         scores = criterion.score(weights, model, on_data.calibration)
         masks = _masks_of_lowest(scores, weights, count_after_step)
         weights = {name: weight.masked_fill(masks[name], 0) for name, weight in weights.items()}
@@ -241,46 +253,6 @@ def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
         share_after_step = share_before * (plan.counts.share / share_before) ** (step / plan.steps)
         removed.append(total - round(share_after_step * total))
     return [*removed, plan.counts.removed]
-
-
-def _require_gradients(model: HydraModel, plan: _WeightPlan) -> None:
-    """Switch gradients on for the weights that may be removed, and off for all other parameters."""
-    model.requires_grad_(False)
-    parameters = _parameters_of_layers(model.networks[0], with_biases=plan.criterion.removes_biases)
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name.startswith(plan.prefixes))
-
-
-def _check_zeros(weights: Mapping[str, Tensor], source: Source, plan: _WeightPlan, log: Log) -> None:
-    """Refuse ``--weights`` if it keeps more weights than the model has left; warn if it keeps exactly these.
-
-    Args:
-        weights: the tensors whose weights may be removed, by name; a weight that is zero was removed before.
-        source: the model.
-        plan: how many weights are to be zero in the end.
-        log: receives the warning.
-
-    Raises:
-        UsageError: more weights are zero already than are to be zero in the end.
-    """
-    zeros = _count_zeros(weights)
-    counts = plan.counts
-    option = f"--weights {counts.share:g}"
-    if zeros > counts.removed:
-        share_left = 1 - zeros / counts.parameters
-        message = f"{option} is more than {source.name} has left, a share of {share_left:.4f}"
-        raise UsageError(message, hint="give a smaller share")
-    if zeros == counts.removed:
-        log.warn(f"no weight is removed: {option} keeps every one that {source.name} has")
-
-
-def _count_zeros(weights: Mapping[str, Tensor]) -> int:
-    """Return how many weights are zero."""
-    zeros = 0
-    for weight in weights.values():
-        is_zero = weight == 0
-        zeros += int(is_zero.sum())
-    return zeros
 
 
 def _masks_of_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
