@@ -72,6 +72,14 @@ def biases(network: nn.Module) -> dict[str, nn.Parameter]:
     return by_name
 
 
+def prunable(network: nn.Module, *, with_biases: bool) -> dict[str, nn.Parameter]:
+    """Return the weights that a criterion can remove, by name: :func:`matrices`, and their biases if asked for."""
+    layers = matrices(network)
+    if with_biases:
+        layers.update(biases(network))
+    return layers
+
+
 def _names_of_biases(matrix: str) -> list[str]:
     """Return the names that the bias of a matrix may have: beside the matrix, or beside the layer that holds it."""
     path, _, name = matrix.rpartition(".")

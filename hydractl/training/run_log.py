@@ -48,7 +48,15 @@ class RunLog:
         self._file: IO[bytes] | None = None
         self._failed = False
         if path is not None:
-            self._file = _opened(path, position)
+            with storing(path):
+                self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
+                self._file.seek(0)
+                start = self._file.read(len(_BIRTH))
+                is_empty = not start
+                if not is_empty and start != _BIRTH:
+                    raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
+                # Cut off what a killed run has logged after the point of resuming: these steps are made again.
+                self._file.truncate(min(position, self.position()))
         self._losses: list[float] = []
         self._samples = 0
         self._since = time.monotonic()
@@ -123,24 +131,6 @@ class RunLog:
                 self._failed = True
                 self._log.warn(f"the log {self._path} ends here: {error.strerror}")
         self._log.line_of_training(line)
-
-
-def _opened(path: Path, position: int) -> IO[bytes]:
-    """Open the file of a log, and cut off what a killed run has logged after the point of resuming.
-
-    Raises:
-        OutputError, StorageError: the file is something else, or cannot be created.
-    """
-    with storing(path):
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
-        file.seek(0)
-        start = file.read(len(_BIRTH))
-        is_empty = not start
-        if not is_empty and start != _BIRTH:
-            raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
-        size = file.seek(0, 2)
-        file.truncate(min(position, size))
-    return file
 
 
 def _now() -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.criteria.weights import biases, matrices
+from hydractl.criteria.weights import prunable
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.overlap import GivenSet, without_training_data
@@ -145,37 +145,26 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
             than ``--classes`` says.
     """
     # A new classifier, if it is asked for, or if the body has none.
-    if options.reset_head:
-        return _open_with_new_classifier(body, options)
-    if body.classes == 0:
-        if options.init != "head":
+    if options.reset_head or body.classes == 0:
+        if not options.reset_head and options.init != "head":
             need_classifier(body)  # raises, since nothing asks for a classifier
-        return _open_with_new_classifier(body, options)
-
-    # Otherwise keep the model's own classifier. `--labels` may rename its classes.
-    classifier = body
-    if options.labels is not None:
-        # Remove the old names first: names in another order than the old ones would be refused.
-        nameless = replace(body, description=replace(body.description, labels=None))
-        classifier = with_labels(nameless, options.labels)
-    class_names = classifier.description.labels
-    train_set = _open_labelled(options.train, classifier, options, class_names)
-    if options.classes not in (None, classifier.classes):
-        hint = "add --reset-head for a classifier of another size"
-        raise UsageError(f"--classes {options.classes}: {classifier.name} has {classifier.classes}", hint=hint)
+        train_set = _open_labelled(options.train, body, options, options.labels)
+        classes = _count_classes(train_set, options.classes)
+        classifier = with_new_head(body, train_set.label_names, classes, options.seed)
+    else:
+        # Otherwise keep the model's own classifier. `--labels` may rename its classes.
+        classifier = body
+        if options.labels is not None:
+            # Remove the old names first: names in another order than the old ones would be refused.
+            nameless = replace(body, description=replace(body.description, labels=None))
+            classifier = with_labels(nameless, options.labels)
+        train_set = _open_labelled(options.train, classifier, options, classifier.description.labels)
+        if options.classes not in (None, classifier.classes):
+            hint = "add --reset-head for a classifier of another size"
+            raise UsageError(f"--classes {options.classes}: {classifier.name} has {classifier.classes}", hint=hint)
     if options.init == "head":
-        return with_drawn_head(classifier, options.seed), train_set
+        classifier = with_drawn_head(classifier, options.seed)
     return classifier, train_set
-
-
-def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
-    """Open the training data, and give the model a new classifier for their classes; return the model and the data."""
-    train_set = _open_labelled(options.train, body, options, options.labels)
-    classes = _count_classes(train_set, options.classes)
-    source = with_new_head(body, train_set.label_names, classes, options.seed)
-    if options.init == "head":
-        source = with_drawn_head(source, options.seed)
-    return source, train_set
 
 
 def _class_names(source: Source, train_set: Dataset, spec: DataSpec) -> list[str] | None:
@@ -538,9 +527,8 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
             continue
 
         # The weights that pruning could have removed and that are trained.
-        removable = matrices(member.networks[0])
-        if member.description.extra["sparse"].get("biases", False):
-            removable.update(biases(member.networks[0]))
+        with_biases = member.description.extra["sparse"].get("biases", False)
+        removable = prunable(member.networks[0], with_biases=with_biases)
         trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
 
         # All but those of a new classifier.

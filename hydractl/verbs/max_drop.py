@@ -125,9 +125,8 @@ def choose_within(
         source, dataset = open_samples(source, wanted, Log())  # silent: scoring says what is odd about them
     else:
         source, dataset = open_labelled(source, wanted.val, wanted.limit, wanted.seed)
-        log.warn_all(left_out_warnings(dataset))
-        log.warn_all([one_class_warning(dataset)])
-        log.warn_all([cut_warning(dataset, source.family.collate(source.description.preprocess))])
+        cut = cut_warning(dataset, source.family.collate(source.description.preprocess))
+        log.warn_all([*left_out_warnings(dataset), one_class_warning(dataset), cut])
     samples = len(dataset)
     choices_tried: list[HeadChoice] = []
 

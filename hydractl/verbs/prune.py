@@ -108,7 +108,16 @@ def default_name(source: Source, wanted: Selection) -> str:
 
     For example ``vit.taylor-8.st`` or ``vit.taylor-8.seed1.st``.
     """
-    change = _name_of_decision(wanted)
+    # The name of what decides which heads are removed: the criterion, or a file without its ending.
+    file = wanted.scores or wanted.circuit or wanted.mask
+    if wanted.criterion:
+        change = wanted.criterion.name
+    elif str(file) == "-":
+        change = "scores" if wanted.scores else "mask"
+    else:
+        change = Path(str(file)).name.removesuffix(".json")
+        if not wanted.scores:
+            change = change.removesuffix(".mask")
     change = change.removeprefix(f"{source.name}.")  # the name of vit.circuit.acc.json already begins with "vit."
     if wanted.keep is not None:
         change += f"-{wanted.keep}"
@@ -119,18 +128,6 @@ def default_name(source: Source, wanted: Selection) -> str:
     if wanted.criterion or wanted.sample_from is not None:
         change += seed_mark(wanted.seed)
     return f"{source.name}.{change}.st"
-
-
-def _name_of_decision(wanted: Selection) -> str:
-    """Return the name of what decides which heads are removed: the criterion, or a file name without its ending."""
-    if wanted.criterion:
-        return wanted.criterion.name
-    if wanted.scores:
-        return "scores" if wanted.scores.text == "-" else Path(wanted.scores.text).name.removesuffix(".json")
-    file = str(wanted.circuit or wanted.mask or "")
-    if file == "-":
-        return "mask"
-    return Path(file).name.removesuffix(".json").removesuffix(".mask")
 
 
 def mask_name(path: Path) -> Path:

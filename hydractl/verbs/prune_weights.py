@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydractl.criteria import Calibration
-from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, biases, lowest_weights, matrices
+from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, lowest_weights, prunable
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, file_path, seed_mark
@@ -115,7 +115,7 @@ def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
             if stages.tower == wanted.tower:
                 prefixes += tuple(stages.prefixes)
     stored_names = set(source.tensors.names())
-    parameters_of_layers = _parameters_of_layers(network, with_biases=criterion.removes_biases)
+    parameters_of_layers = prunable(network, with_biases=criterion.removes_biases)
     names = sorted(name for name in parameters_of_layers if name.startswith(prefixes) and name in stored_names)
 
     # How many of them.
@@ -130,14 +130,6 @@ def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
         raise UsageError(f"--weights {wanted.weights:g} is too small for {source.name}", hint=hint)
     counts = PrunedWeights(share=wanted.weights, parameters=total, removable=removable, removed=count)
     return _WeightPlan(wanted, criterion, prefixes, names, counts)
-
-
-def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str, nn.Parameter]:
-    """Return the weight matrices of linear layers and convolutions by name, with their biases if asked for."""
-    layers = matrices(network)
-    if with_biases:
-        layers.update(biases(network))
-    return layers
 
 
 def _write(source: Source, plan: _WeightPlan, target: Output, log: Log) -> tuple[SizeChange, str]:
@@ -227,7 +219,7 @@ def _choose_weights(
     for count_after_step in _counts(plan, zeros):
         # Gradients of the weights that may be removed, and of no other parameters.
         model.requires_grad_(False)
-        parameters_of_layers = _parameters_of_layers(model.networks[0], with_biases=criterion.removes_biases)
+        parameters_of_layers = prunable(model.networks[0], with_biases=criterion.removes_biases)
         for name, parameter in parameters_of_layers.items():
             parameter.requires_grad_(name.startswith(plan.prefixes))
         scores = criterion.score(weights, model, on_data.calibration)

@@ -213,8 +213,7 @@ def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Datas
     """
     assert on.data is not None  # the options require it for what needs data
     named, dataset = open_labelled(source, on.data, on.limit, on.seed)
-    log.warn_all(left_out_warnings(dataset))
-    log.warn_all([one_class_warning(dataset)])
+    log.warn_all([*left_out_warnings(dataset), one_class_warning(dataset)])
     count = min(on.samples, len(dataset))
     if count < on.samples:
         log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
