@@ -33,7 +33,6 @@ def bench(
         int | Sequence[int],
         measuring(
             "Samples that are computed together; several are measured one after another [samples]",
-            metavar="N,...",
             at_least=1,
             split=True,
             often=True,
@@ -41,16 +40,13 @@ def bench(
     ] = (1, 8),
     dtype: Annotated[
         DtypeName | Sequence[DtypeName],
-        measuring(
-            "Number formats of the computation: float32, bfloat16, float16, float64", metavar="NAME,...", split=True
-        ),
+        measuring("Number formats of the computation: float32, bfloat16, float16, float64", split=True),
     ] = ("float32",),
     compare: Annotated[
         Baseline | Sequence[Baseline],
         measuring(
             "Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every "
             "fused MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
-            metavar="NAME,...",
             split=True,
             often=True,
         ),

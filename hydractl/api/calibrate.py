@@ -59,7 +59,6 @@ def calibrate(
             "The score that separates OOD from ID samples; of several, or all, the one with the highest mean AUROC of "
             "--ood-val against --val, of near ties the one that is named first [default: what the checkpoint has, "
             "else msp]",
-            metavar="NAME,...",
             check=check_ood_score,
             split=True,
             often=True,
@@ -70,7 +69,6 @@ def calibrate(
         calibrating(
             "Training data, which scores on features are fitted to: "
             f"{', '.join(filter(needs_training_data, ON_FEATURES))}",
-            metavar="SPEC",
         ),
     ] = None,
     knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,

@@ -72,9 +72,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 
             def protect_inputs() -> None:
                 """Refuse outputs that would replace what is read."""
-                writes_models = declared.writes == "weights"
-                inputs = inputs_of(declared.options, verb_call.values, writes_models=writes_models)
-                while_it_works.enter_context(reading(inputs))
+                while_it_works.enter_context(reading(inputs_of(verb_call)))
 
             verb_call.ready = protect_inputs
             result = verb_call.run(further)
@@ -143,8 +141,7 @@ def data_argument(option: Option, value: Any) -> Any:
         return by_name if option.takes_names else list(by_name.values())
     if not option.takes_names:
         return held_spec(option.flag, value, option.name)
-    texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list | tuple) and all(isinstance(item, str) for item in texts):
+    if all(isinstance(item, str) for item in as_list(value)):
         return value
     raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
 

@@ -75,7 +75,6 @@ def evaluate(
         NamedData,
         evaluating(
             "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
-            metavar="NAME=SPEC",
             check=_check_ood,
             often=True,
         ),
@@ -86,14 +85,11 @@ def evaluate(
             f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --train: "
             f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row [default: what the "
             "checkpoint has, else msp]",
-            metavar="NAME,...",
             check=check_ood_score,
             split=True,
         ),
     ] = (),
-    train: Annotated[
-        Data | None, evaluating("Training data, which --ood-score on features are fitted to", metavar="SPEC")
-    ] = None,
+    train: Annotated[Data | None, evaluating("Training data, which --ood-score on features are fitted to")] = None,
     knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,
     negative_words: Annotated[Path | None, NEGATIVE_WORDS(group=HEADING)] = None,
     label_map: Annotated[JsonDocument | None, LABEL_MAP(group=HEADING)] = None,
@@ -133,7 +129,6 @@ def evaluate(
         evaluating(
             f"Also measure on corrupted images of --test: {ALL_CORRUPTIONS}, or some of {', '.join(CORRUPTIONS)}",
             choices=(ALL_CORRUPTIONS, *CORRUPTIONS),
-            metavar="NAME,...",
             split=True,
         ),
     ] = (),
@@ -148,7 +143,6 @@ def evaluate(
         int | Sequence[int],
         evaluating(
             "How strong the corruptions are, 1 to 5",
-            metavar="N,...",
             at_least=SEVERITIES[0],
             at_most=SEVERITIES[-1],
             split=True,
@@ -193,9 +187,7 @@ def evaluate(
     passes: Annotated[
         int | None, dropping(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2)
     ] = None,
-    test: Annotated[
-        Data | None, io(f"The data set that is tested on: {SPEC_FORMS}", metavar="SPEC", often=True)
-    ] = None,
+    test: Annotated[Data | None, io(f"The data set that is tested on: {SPEC_FORMS}", often=True)] = None,
     output: Figures = None,
     **shared: Unpack[OfQuality],
 ) -> Evaluation:
@@ -237,12 +229,10 @@ def evaluate(
             problems.add("--resume needs --predictions F.st, which keeps what has been computed")
 
         # Without --test the test sets are those of a predictions file. --limit also applies to validation data.
-        if not call.given("test"):
-            unused = list(filter(call.given, ("ood", "ood_suite", "corruptions", "train")))
-            if call.given("limit") and not call.given("val") and not call.given("ood_val"):
-                unused.append("limit")
-            for name in unused:
-                problems.add(f"{call.label(name)}{where(name)} needs --test")
+        for name in ("ood", "ood_suite", "corruptions", "train"):
+            problems.goes_with(name, "test")
+        if not call.given("val") and not call.given("ood_val"):
+            problems.goes_with("limit", "test")
 
     from hydractl.api.results import Evaluation
     from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions

@@ -41,7 +41,6 @@ def extract_circuit(
         ManyData,
         search(
             "Labelled validation data; several count in the mean over all of them, so repeat it for more",
-            metavar="SPEC",
             often=True,
         ),
     ] = (),

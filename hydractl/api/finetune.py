@@ -168,9 +168,7 @@ def finetune(
     ],
     *,
     on_log: Callable[[Mapping[str, object]], None] | None = None,
-    train: Annotated[
-        Data | None, io(f"Training data, with labels or captions; {SPEC_FORMS}", metavar="SPEC", often=True)
-    ] = None,
+    train: Annotated[Data | None, io(f"Training data, with labels or captions; {SPEC_FORMS}", often=True)] = None,
     recipe: Annotated[
         Path | None,
         lengths(
@@ -197,7 +195,6 @@ def finetune(
         Data | None,
         lengths(
             "Validation data, as a SPEC: the best epoch on it is kept [default: none, the last epoch is kept]",
-            metavar="SPEC",
             often=True,
         ),
     ] = None,

@@ -89,7 +89,7 @@ Output: TypeAlias = Annotated[
 Figures: TypeAlias = Annotated[
     Path | None, _output("File for the figures as JSON; - is standard output [default: the table alone]")
 ]
-DataSet: TypeAlias = Annotated[Data | None, io(f"The data set: {SPEC_FORMS}", metavar="SPEC", often=True)]
+DataSet: TypeAlias = Annotated[Data | None, io(f"The data set: {SPEC_FORMS}", often=True)]
 
 Config: TypeAlias = Annotated[
     Path | None,

@@ -41,6 +41,20 @@ choosing = partial(opt, group=SELECTION)
 amount = partial(opt, group="How much")
 form = partial(opt, group="Sharing and form")
 
+_UNUSED = {
+    "weights": (
+        *("scores", "circuit", "mask", "allow_other_base", "keep", "remove", "max_drop", "val", "scope", "order"),
+        *("sample_from", "share_sites", "with_mask", "layout"),
+    ),
+    # A mask says everything, a circuit the order of the heads, scores their importance.
+    "mask": (
+        *("keep", "remove", "max_drop", "val", "scope", "order", "samples", "sample_from", "tower", "max_length"),
+    ),
+    "circuit": ("scope", "order", "samples", "max_length"),
+    "scores": ("order", "samples", "sample_from", "max_length"),
+}
+"""The options without effect beside the one that decides; of several the first one does."""
+
 OF_WEIGHTS = ", ".join(WEIGHT_CRITERIA)
 OBA = WEIGHT_CRITERIA["oba"]
 
@@ -66,15 +80,13 @@ def prune(
         ),
     ] = None,
     scores: Annotated[
-        JsonDocument | None, choosing("Scores from the score verb; - is standard input", metavar="FILE", often=True)
+        JsonDocument | None, choosing("Scores from the score verb; - is standard input", often=True)
     ] = None,
     circuit: Annotated[
         JsonDocument | None,
-        choosing("A removal order from extract-circuit; - is standard input", metavar="FILE", often=True),
+        choosing("A removal order from extract-circuit; - is standard input", often=True),
     ] = None,
-    mask: Annotated[
-        JsonDocument | None, choosing("The heads to keep; - is standard input", metavar="FILE", often=True)
-    ] = None,
+    mask: Annotated[JsonDocument | None, choosing("The heads to keep; - is standard input", often=True)] = None,
     allow_other_base: Annotated[bool, choosing(OTHER_BASE)] = False,
     keep: Annotated[
         int | None, amount(f"{KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True)
@@ -99,7 +111,7 @@ def prune(
     ] = None,
     val: Annotated[
         Data | None,
-        amount("Labelled validation data for --max-drop, better not what the heads are chosen with", metavar="SPEC"),
+        amount("Labelled validation data for --max-drop, better not what the heads are chosen with"),
     ] = None,
     weights: Annotated[
         float | None,
@@ -175,24 +187,11 @@ def prune(
     values = current().values
     with Problems() as problems:
         # What decides, and which options then have no effect.
-        if given("weights"):
-            problems.unused(
-                *("scores", "circuit", "mask", "allow_other_base", "keep", "remove", "max_drop", "val", "scope"),
-                *("order", "sample_from", "share_sites", "with_mask", "layout"),
-                because="weights",
-            )
-            if reads_no_data:  # the scores are the same in every step
+        decisive = next(filter(given, _UNUSED), None)
+        if decisive is not None:
+            problems.unused(*_UNUSED[decisive], because=decisive)
+            if decisive == "weights" and reads_no_data:  # the scores are the same in every step
                 problems.unused("weight_steps", because="method")
-        elif given("mask"):  # it says everything
-            problems.unused(
-                *("keep", "remove", "max_drop", "val", "scope", "order", "samples", "sample_from", "tower"),
-                "max_length",
-                because="mask",
-            )
-        elif given("circuit"):  # it says the order of the heads
-            problems.unused("scope", "order", "samples", "max_length", because="circuit")
-        elif given("scores"):  # they say the importance of the heads
-            problems.unused("order", "samples", "sample_from", "max_length", because="scores")
         elif given("method"):
             problems.unused("sample_from", because="method")
             if reads_no_data:

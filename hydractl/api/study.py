@@ -39,7 +39,6 @@ def study(
         in_data(
             "Training data, for rows that are trained or pruned with them and for OOD scores on features "
             "[default: none; rows that need them are left out]",
-            metavar="SPEC",
             often=True,
         ),
     ] = None,
@@ -47,7 +46,6 @@ def study(
         Data | None,
         in_data(
             "In-distribution validation data; one half is for the search, the other one to choose by",
-            metavar="SPEC",
             often=True,
         ),
     ] = None,
@@ -64,16 +62,13 @@ def study(
     ] = (),
     test: Annotated[
         Data | None,
-        in_data(
-            "In-distribution test data, which no model runs on before everything is chosen", metavar="SPEC", often=True
-        ),
+        in_data("In-distribution test data, which no model runs on before everything is chosen", often=True),
     ] = None,
     ood: Annotated[
         NamedData,
         in_data(
             "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more [default: made of the samples "
             "of --test]",
-            metavar="NAME=SPEC",
             often=True,
         ),
     ] = (),
@@ -82,7 +77,6 @@ def study(
         in_study(
             f"Rows to make beside the single model: {', '.join(ROWS)}; default stands for those that need no training",
             choices=ROWS,
-            metavar="NAME,...",
             split=True,
         ),
     ] = ("default",),
@@ -125,7 +119,6 @@ def study(
             f"Further OOD scores to choose from: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those on "
             f"features {', '.join(OF_STUDY)}]",
             choices=_FURTHER_SCORES,
-            metavar="NAME,...",
             split=True,
         ),
     ] = (),

@@ -21,7 +21,7 @@ validating = partial(opt, group=VALIDATION)
 
 Val: TypeAlias = Annotated[
     Data | None,
-    validating("In-distribution validation data, on which something is chosen", metavar="SPEC", often=True),
+    validating("In-distribution validation data, on which something is chosen", often=True),
 ]
 OodVal: TypeAlias = Annotated[
     NamedData,
@@ -69,7 +69,7 @@ NEGATIVE_WORDS = partial(
     "models",
     metavar="FILE",
 )
-LABEL_MAP = partial(opt, "JSON object from labels of the data to labels of the model", metavar="FILE")
+LABEL_MAP = partial(opt, "JSON object from labels of the data to labels of the model")
 Calibrations: TypeAlias = Annotated[
     Path | Sequence[Path],
     validating(

@@ -91,7 +91,7 @@ class Answer:
                 raise
             self._warn(f"the table could not be drawn ({type(error).__name__}: {error})")
             text = None
-        self._write(_plain_text(result) if text is None else text)
+        self._write(text or _plain_text(result))
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
         """Write a text to standard output; do nothing if nobody reads it.
@@ -160,8 +160,7 @@ def _plain_console(
 
 def table_text(result: Result) -> str:
     """Return what the command line prints into a file for a result: its table, or its keys and values."""
-    text = drawn_table(result, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
-    return _plain_text(result) if text is None else text
+    return drawn_table(result, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False) or _plain_text(result)
 
 
 def table_html(result: Result) -> str:

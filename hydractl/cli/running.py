@@ -15,7 +15,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -127,13 +127,11 @@ def run_verb(request: Request, answer: Answer) -> None:
     Raises:
         HydraError: the error of the verb; its message names the source of each value that no flag gave.
     """
-    signature = declared(request.verb)
-    call = gather(signature, request.given, os.environ, Path())
+    call = gather(declared(request.verb), request.given, os.environ, Path())
     log = ConsoleLog(quiet=call.values["quiet"], verbose=call.values["verbose"])
     call.log = log
     for line in unknown_variables(os.environ):
         log.warn(line)
-    printing = Printing(call, answer)
     works = False
     with contextlib.ExitStack() as while_it_works:
 
@@ -146,8 +144,7 @@ def run_verb(request: Request, answer: Answer) -> None:
             _check_versions()
             if "WORLD_SIZE" in os.environ:  # several processes: let them fail quietly, as exceptions say enough
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch reads it at import
-            inputs = inputs_of(signature.options, call.values, writes_models=signature.writes == "weights")
-            while_it_works.enter_context(reading(inputs))
+            while_it_works.enter_context(reading(inputs_of(call)))
             while_it_works.enter_context(_library_warnings(log))
             import_compiler_on_demand()
             engine = engine_of(request.verb)
@@ -160,86 +157,72 @@ def run_verb(request: Request, answer: Answer) -> None:
             try:
                 result = call.run()
                 outcome: Outcome = result.outcome or Outcome(result)
-                printing.rows(outcome)  # they are computed while they are printed
+                has_printed_rows = _print_rows(outcome, call, answer)  # they are computed while they are printed
             except HydraError as error:
                 if works:  # problems of options name the sources already
-
-                    def said(text: str) -> str:
-                        """Return a message with the source of each value that no flag gave."""
-                        return with_sources(text, signature.options, call.values, call.sources)
-
-                    error.reword(said)
+                    error.reword(partial(with_sources, call))
                 raise
-    printing.answer_of(outcome)
+    _print_answer(outcome, call, answer, has_printed_rows=has_printed_rows)
 
 
 _MOST_SHOWN = 20
 """How many samples a table for a person shows; a file or a pipe gets all."""
 
 
-@dataclass
-class Printing:
-    """How the answer of a verb is printed.
+def _print_rows(outcome: Outcome, call: Call, answer: Answer) -> bool:
+    """Print rows as they are computed, as lines of JSON: if the output is a file or a pipe, or with ``-o -``.
 
-    Standard output gets one of these: rows, while they are computed; the document as JSON; for a script, the paths of
-    the files; for a person, a table. The log names the files unless they are the output.
+    At a terminal only the first ones are kept in the document, for its table.
 
-    Attributes:
-        call: the call of the verb.
-        answer: standard output.
+    Returns:
+        Whether rows were printed.
     """
+    if outcome.lines is None:
+        return False
+    if call.writes_to_stdout() or not answer.to_terminal:
+        answer.lines(outcome.lines)
+        return True
+    first = list(islice(outcome.lines, _MOST_SHOWN))
+    deque(outcome.lines, maxlen=0)  # the others are computed, too
+    if outcome.result is not None:
+        outcome.result = outcome.result.model_copy(update={"first": first})
+    return False
 
-    call: Call
-    answer: Answer
 
-    def rows(self, outcome: Outcome) -> None:
-        """Print rows as they are computed; at a terminal, only keep the first ones in the document, for its table."""
-        if outcome.lines is None:
+def _print_answer(outcome: Outcome, call: Call, answer: Answer, *, has_printed_rows: bool) -> None:
+    """Print the answer of a verb, and fail if a ``--require`` is not met.
+
+    Unless rows were printed, standard output gets one of these: the document as JSON; for a script, the paths of the
+    files; for a person, a table. The log names the files unless they are the output.
+
+    Raises:
+        RequirementError: a ``--require`` is not met; raised after printing.
+    """
+    if outcome.silent:
+        return
+    # The first of these cases that applies decides.
+    as_json = call.values["json"] or call.writes_to_stdout()
+    is_for_script = not answer.to_terminal and not VERBS[call.verb].prints_table
+    only_paths = is_for_script and bool(outcome.files) and not as_json
+    if only_paths and not has_printed_rows:
+        answer.paths(outcome.files)
+        if call.verb == "calibrate" and outcome.result is not None:  # only here it says what it chose
+            for line in table_text(outcome.result).splitlines():
+                call.log.info(line)
+    else:
+        if outcome.result is None:  # who reads the rows left before the last one was computed
             return
-        if self._prints_rows():
-            self.answer.lines(outcome.lines)
-            return
-        first = list(islice(outcome.lines, _MOST_SHOWN))
-        deque(outcome.lines, maxlen=0)  # the others are computed, too
-        if outcome.result is not None:
-            outcome.result = outcome.result.model_copy(update={"first": first})
-
-    def _prints_rows(self) -> bool:
-        """Return whether rows are printed as lines of JSON: if the output is a file or a pipe, or with ``-o -``."""
-        return self.call.writes_to_stdout() or not self.answer.to_terminal
-
-    def answer_of(self, outcome: Outcome) -> None:
-        """Print the answer of a verb, and fail if a ``--require`` is not met.
-
-        Raises:
-            RequirementError: a ``--require`` is not met; raised after printing.
-        """
-        if outcome.silent:
-            return
-        # The first of these cases that applies decides.
-        has_printed_rows = outcome.lines is not None and self._prints_rows()
-        as_json = self.call.values["json"] or self.call.writes_to_stdout()
-        is_for_script = not self.answer.to_terminal and not VERBS[self.call.verb].prints_table
-        only_paths = is_for_script and bool(outcome.files) and not as_json
-        if only_paths and not has_printed_rows:
-            self.answer.paths(outcome.files)
-            if self.call.verb == "calibrate" and outcome.result is not None:  # only here it says what it chose
-                for line in table_text(outcome.result).splitlines():
-                    self.call.log.info(line)
-        else:
-            if outcome.result is None:  # who reads the rows left before the last one was computed
-                return
-            if not has_printed_rows and as_json:
-                self.answer.document(outcome.result.to_dict())
-            elif not has_printed_rows:
-                self.answer.table(outcome.result)
-            for path in outcome.files:
-                self.call.log.info(f"wrote {path}")
-        unmet = outcome.unmet
-        if len(unmet) == 1:
-            raise RequirementError(f"requirement not met: {unmet[0]}")
-        if unmet:
-            raise RequirementError(f"{len(unmet)} requirements not met", problems=unmet)
+        if not has_printed_rows and as_json:
+            answer.document(outcome.result.to_dict())
+        elif not has_printed_rows:
+            answer.table(outcome.result)
+        for path in outcome.files:
+            call.log.info(f"wrote {path}")
+    unmet = outcome.unmet
+    if len(unmet) == 1:
+        raise RequirementError(f"requirement not met: {unmet[0]}")
+    if unmet:
+        raise RequirementError(f"{len(unmet)} requirements not met", problems=unmet)
 
 
 def _check_versions() -> None:

@@ -284,23 +284,18 @@ def parse_ood_suite(text: str) -> SuiteChoice:
         known = ", ".join(OOD_SUITES)
         raise ValueError(f"must be one of {known}, not {name!r}")
 
-    # Split the words after the name: names of sets, "partial" and "official".
-    words = []
-    if colon:
-        words = [word.strip() for word in listed_words.split(",")]
+    # The words after the name: names of sets, "partial" and "official".
+    words = [word.strip() for word in listed_words.split(",")] if colon else []
     if "" in words:
         raise ValueError(f"has an empty name of a set in {text!r}")
-    repeated = {word for word in words if words.count(word) > 1}
+    repeated = sorted(word for word in words if words.count(word) > 1)
     if repeated:
-        first_repeated = min(repeated)
-        raise ValueError(f"names {first_repeated!r} twice in {text!r}")
-
-    partial = _PARTIAL in words
+        raise ValueError(f"names {repeated[0]!r} twice in {text!r}")
+    sets = tuple(word for word in words if word not in (_PARTIAL, _OFFICIAL))
     official = _OFFICIAL in words
-    sets = [word for word in words if word not in (_PARTIAL, _OFFICIAL)]
     if sets and official:
         raise ValueError(f"has {_OFFICIAL}, which is all sets, beside names of sets in {text!r}")
-    return SuiteChoice(name, tuple(sets), partial, official)
+    return SuiteChoice(name, sets, _PARTIAL in words, official)
 
 
 def corruptions_asked_for(names: Sequence[str], *, with_frost: bool) -> list[str]:

@@ -12,14 +12,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
 from hydractl.jsonio import shown
 from hydractl.log import Log
-from hydractl.options.option import Option, Raw, value_text
+from hydractl.options.option import Option, value_text
 from hydractl.options.signature import OF_A_TERMINAL, Declared
 from hydractl.options.sources import (
     CONFIG,
@@ -237,39 +236,38 @@ def to_stdout() -> bool:
 
 def gather(
     declared: Declared,
-    flags: Mapping[str, Raw | None],
+    flags: Mapping[str, Any],
     environ: Mapping[str, str],
     folder: Path | None,
-    arguments: Mapping[str, object] = MappingProxyType({}),
+    *,
+    of_program: bool = False,
 ) -> Call:
     """Return the call of a verb, with the values of its options; problems are kept in it.
 
     Args:
         declared: the verb.
-        flags: the values of the command line, by the name of the option; None means "not given".
+        flags: the values of the command line, or the arguments of a program, by the name of the option; None means "not
+            given".
         environ: the environment variables.
         folder: the working directory, where ``hydra.yaml`` is looked for; None means that it is not looked for.
-        arguments: the values that a Python program gives, by the name of the option.
+        of_program: whether they are arguments.
 
     Raises:
         UsageError: the file of defaults cannot be read.
     """
     # The file of defaults: named by the flag or argument, else by the variable, else hydra.yaml. Each option has its
     # value from one source only.
-    named = flags.get("config") or arguments.get("config") or environ.get(CONFIG)
+    named = flags.get("config") or environ.get(CONFIG)
     config = find_config(folder, None if named is None else str(named))
     call = Call(declared, problems=list(config.problems))
     for option in declared.options:
         call.values[option.name] = option.fresh_default()
         call.sources[option.name] = "default"  # a value that is added replaces this
-        if option.name in arguments:
-            call.add(option, Given(arguments[option.name], "flag", FLAG), of_program=True)
-            continue
         if option.flag_only and environ.get(option.variable):
             call.problems.append(not_a_default(option.variable, option.key))
         text = deciding_text(option, declared.verb, flags, environ, config)
         if text is not None:
-            call.add(option, text)
+            call.add(option, text, of_program=of_program and text.rank == FLAG)
             call.problems += paths_out_of_folder(option, text, call.values[option.name], config)
     return call
 
@@ -278,7 +276,7 @@ def gather_arguments(declared: Declared, arguments: Mapping[str, object]) -> Cal
     """Return the call of a verb by a Python program: as :func:`gather`, but no variable is read, and no file of
     defaults but what the argument ``config`` names.
     """
-    call = gather(declared, {}, {}, None, arguments)
+    call = gather(declared, arguments, {}, None, of_program=True)
     call.from_python = True
     return call
 

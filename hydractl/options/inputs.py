@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydractl.files.inputs import InputFile, reading, refuse_input
-from hydractl.options.option import MODEL_KINDS, Option
+from hydractl.options.call import Call
+from hydractl.options.option import MODEL_KINDS
 from hydractl.options.yaml_files import DEFAULT_NAME
 
 
-def inputs_of(options: Sequence[Option], values: Mapping[str, Any], *, writes_models: bool) -> list[InputFile]:
+def inputs_of(call: Call) -> list[InputFile]:
     """Return the files that the options of a call name as inputs.
 
     A verb that makes a new model of a model may replace it, because the new one is written beside it first. No other
     output may replace an input.
 
-    Args:
-        options: the options of the verb.
-        values: their values, by name.
-        writes_models: whether ``output`` names the model that the verb writes.
-
     Raises:
         OutputError: one option names as output what another option names as input.
     """
+    options, values = call.declared.options, call.values
+    writes_models = call.declared.writes == "weights"
     inputs = []
     for option in options:
         # An option may name inputs if it holds texts, has no fixed choices, and does not name an output. One text may

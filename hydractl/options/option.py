@@ -13,6 +13,7 @@ from typing import Any
 
 from hydractl.errors import did_you_mean
 from hydractl.expressions.data_sets import DataSpec, OodSet
+from hydractl.jsonio import Document
 
 Raw = str | bool | list[str] | Mapping[str, str]
 """A value as it was written, before its option reads it."""
@@ -24,6 +25,7 @@ rows, or documents."""
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit every 64-bit counter and seed
+_PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", DataSpec: "SPEC", OodSet: "NAME=SPEC", Document: "FILE"}
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -127,10 +129,11 @@ class Option:
             return self.metavar
         if self.type is bool:
             return ""
+        if self.split:
+            return "N,..." if self.type is int else "NAME,..."
         if self.choices:
             return "|".join(self.choices)
-        placeholder_by_type = {int: "N", float: "X", str: "TEXT"}
-        return placeholder_by_type[self.type]
+        return _PLACEHOLDERS[self.type]
 
     def described(self, *, short: bool = False) -> str:
         """Return the help sentence with the unit and the default in brackets.
@@ -227,12 +230,12 @@ class Option:
         Raises:
             ValueError: this is no such number.
         """
-        rule = f"must be {_NUMBERS[self.type]}"
-        if self.word and self.type is int:
-            rule += f" or {self.word}"
         text = str(given).strip().lower()
         if text == self.word:
             return text
+        rule = f"must be {_NUMBERS[self.type]}"
+        if self.word:
+            rule += f" or {self.word}"
         number = math.nan
         if of_program:
             if isinstance(given, bool) or not isinstance(given, int if self.type is int else int | float):

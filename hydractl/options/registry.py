@@ -238,7 +238,4 @@ def function_of(verb: str) -> str:
 
 def verb_called(function: str) -> str | None:
     """Return the verb whose Python function has this name; None if there is none."""
-    for verb in VERBS:
-        if function_of(verb) == function:
-            return verb
-    return None
+    return next((verb for verb in VERBS if function_of(verb) == function), None)

@@ -133,7 +133,7 @@ class Declared:
 
 def _completed(declared: Option, name: str, default: Any, types: Sequence[Any]) -> Option:
     """Return an option with all that its parameter tells: its name, its default and the types of its values."""
-    if default is inspect.Parameter.empty or default == ():
+    if default is inspect.Parameter.empty:
         default = None
     many = Sequence in types
     literals = [part for part in types if isinstance(part, str) and part != declared.word]
@@ -153,10 +153,8 @@ def _completed(declared: Option, name: str, default: Any, types: Sequence[Any]) 
         reads = partial(reads or own_type.of_option, flag)
     if reads is not None and isinstance(default, str):
         default = reads(default)
-    if many and default is None:
-        default = []
-    if many and isinstance(default, tuple):
-        default = list(default)
+    if many:
+        default = list(default or ())
     return replace(declared, name=name, flag=flag, default=default, type=kind, reads=reads, many=many, choices=choices)
 
 

@@ -35,7 +35,7 @@ class Given(NamedTuple):
 
 
 def deciding_text(
-    item: Option, verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str], config: Contents
+    item: Option, verb: str, flags: Mapping[str, Any], environ: Mapping[str, str], config: Contents
 ) -> Given | None:
     """Return the text that decides an option: that of the flag, else of the variable, else of the file of defaults.
 
@@ -56,7 +56,7 @@ def deciding_text(
     elif item.many and not item.split:  # the items of a list without commas stand on a line each
         variable = environ[item.variable].splitlines()
     by_rank = [
-        Given(None if flag == [] else flag, "flag", FLAG),
+        Given(None if isinstance(flag, list) and not flag else flag, "flag", FLAG),
         Given(variable, item.variable, VARIABLE),
         Given(config.values[verb].get(item.key), f"{config.name}:{verb}.{item.key}", VERB_KEY),
         Given(config.values[None].get(item.key), f"{config.name}:{item.key}", SHARED_KEY),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydractl.expressions.data_sets import OodSet
+from hydractl.options.call import Call
 from hydractl.options.option import Option
 
 _COMMAND = "hydractl "
@@ -23,22 +24,20 @@ _IN_MEMORY = re.compile(
 )
 
 
-def with_sources(text: str, options: Sequence[Option], values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+def with_sources(call: Call, text: str) -> str:
     """Return a message in which each option's value is followed by its source, unless that is a flag or a default.
 
     Somebody who reads that ``--data x`` is no data set, and did not give it, has to know where it comes from.
 
     Args:
+        call: the call of the verb.
         text: the message.
-        options: the options of the command.
-        values: their values, by name.
-        sources: where each value came from, by name.
     """
-    for option in options:
-        source = sources.get(option.name, "default")
+    for option in call.declared.options:
+        source = call.sources[option.name]
         if source == "flag" or source.startswith("default") or option.type in (bool, int, float):
             continue
-        for value in _items(option, values[option.name]):
+        for value in _items(option, call.values[option.name]):
             # A MODEL is named by its text alone. A data set NAME:GROUP=SPEC may also be named by NAME and SPEC.
             phrases = [str(value) if option.label == "MODEL" else f"{option.flag} {value}"]
             if isinstance(value, OodSet):

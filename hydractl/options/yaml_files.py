@@ -75,21 +75,18 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
     Raises:
         UsageError: the file cannot be read, is no YAML, repeats a key or is no mapping; the message tells the line.
     """
-    # Without --config there may be nothing to read.
-    if named is None:
-        has_default_file = folder is not None and (folder / DEFAULT_NAME).exists()
-        if not has_default_file:
-            return Contents(DEFAULT_NAME)
+    config = Contents(named or DEFAULT_NAME)
+    path = (folder or Path()) / config.name
+    if named is None:  # then there may be nothing to read
+        if folder is None or not path.exists():
+            return config
+        config.folder = folder
 
     # Read a mapping in braces, or a file.
-    if named is not None and named.startswith("{"):
-        config = Contents("--config")
-        root = _parse_yaml(named, config.name)
+    if config.name.startswith("{"):
+        config.name = "--config"
+        root = _parse_yaml(str(named), config.name)
     else:
-        config = Contents(named or DEFAULT_NAME)
-        if named is None:
-            config.folder = folder
-        path = (folder or Path()) / config.name
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
     # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.

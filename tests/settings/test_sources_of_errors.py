@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.options.verbs import options_of_verb
+from hydractl.options.call import gather
+from hydractl.options.verbs import declared
 from hydractl.options.wording import with_sources
-from tests.calls import checked
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=12&depth=1&num_heads=3&num_classes=3"
 
@@ -46,5 +46,5 @@ def test_data_from_a_variable_or_a_file(
 def test_every_value_has_its_source(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "hydra.yaml").write_text("eval: {ood: {'x:near': far.npz}}")
     flags = {"test": "d.npz", "val": "v.npz", "temperature": "fit"}
-    settings = checked("eval", flags, {"HYDRACTL_MODEL": "a.st"}, tmp_path)
-    assert with_sources(text, options_of_verb("eval"), vars(settings), settings.sources) == expected
+    call = gather(declared("eval"), flags, {"HYDRACTL_MODEL": "a.st"}, tmp_path)
+    assert with_sources(call, text) == expected
