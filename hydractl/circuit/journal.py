@@ -47,7 +47,7 @@ class Journal:
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         """Use :meth:`open`."""
         self.path = path
-        self.records: list[dict[str, object]] = []
+        self.records: list[dict[str, Any]] = []
         self.order: Any = None
         self._file = file
         self._begun_here = not self._size_in_bytes()
@@ -221,7 +221,7 @@ class Journal:
             _check_same_search(file, header)
 
         # The records of all processes, and the order of the samples, which all files must agree on.
-        records: list[dict[str, object]] = []
+        records: list[dict[str, Any]] = []
         for file in files:
             records += file.records
             if file.torn:
@@ -333,7 +333,7 @@ class _JournalFile:
     torn: bool
     header: _Header
     order: Any
-    records: list[dict[str, object]]
+    records: list[dict[str, Any]]
 
     @property
     def headless(self) -> bool:
@@ -351,7 +351,7 @@ class _RecordedSearch(NamedTuple):
             them.
     """
 
-    records: list[dict[str, object]]
+    records: list[dict[str, Any]]
     order: Any
     whole_bytes: int
 
@@ -428,7 +428,7 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
 
     # Each line is an object. After the split, what follows the last newline is empty, or a half-written line.
     *lines, torn = data.split(b"\n")
-    objects: list[dict[str, object]] = []
+    objects: list[dict[str, Any]] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
         ends_file = number == len(lines) and not torn

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any
 
 from hydractl.circuit.journal import HOW_TO_START_OVER, Journal
 from hydractl.circuit.objective import Doubt, EvaluationCounts
@@ -24,98 +24,39 @@ _MOST_LOSS = 1 << 100
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-class CountsRecord(TypedDict):
-    """The integers of an evaluation; ``doubt`` lists the fields of :class:`Doubt` in order."""
+Record = Mapping[str, Any]
+"""A JSON object. ``correct`` to ``doubt`` are those of :class:`EvaluationCounts`, and stand beside these keys:
 
-    correct: int
-    n_id: int
-    two_u: int | None
-    n_ood: int
-    nll: int
-    brier: int
-    doubt: list[int]
+* ``base`` of the model before the first removal holds the counts themselves.
+* ``of`` (the objective), ``step``, ``head`` and ``given_up`` (objectives) of a candidate that was evaluated; ``off``
+  has its scores minus their forecasts, if there were some.
+* ``removed`` (the objective), ``step``, ``head`` and ``rivals`` (``head`` and counts) of a removal.
+"""
 
 
-class TrialRecord(CountsRecord):
-    """One head, what was counted without it, and its rivals."""
-
-    head: list[int]
-    rivals: NotRequired[list[TrialRecord]]
-
-
-class RemovalLine(TrialRecord):
-    """The head that a step of the objective ``removed`` has removed."""
-
-    removed: str
-    step: int
-
-
-class BaseRecord(TypedDict):
-    """The model before the first removal."""
-
-    base: CountsRecord
-
-
-class EvaluationRecord(CountsRecord):
-    """One candidate that was evaluated in a step of the objective ``of``.
-
-    ``given_up`` lists the objectives for which it was given up, ``off`` has its scores minus their forecasts.
-    """
-
-    of: str
-    step: int
-    head: list[int]
-    given_up: list[str]
-    off: NotRequired[dict[str, float]]
-
-
-def record_of_counts(counts: EvaluationCounts) -> CountsRecord:
+def record_of_counts(counts: EvaluationCounts) -> dict[str, Any]:
     """Return the record of an evaluation."""
-    return {
-        "correct": counts.correct,
-        "n_id": counts.n_id,
-        "two_u": counts.two_u,
-        "n_ood": counts.n_ood,
-        "nll": counts.nll,
-        "brier": counts.brier,
-        "doubt": list(counts.doubt),
-    }
+    return {**vars(counts), "doubt": list(counts.doubt)}
 
 
-def counts_from_record(record: CountsRecord) -> EvaluationCounts:
+def counts_from_record(record: Record) -> EvaluationCounts:
     """Return the evaluation, the inverse of :func:`record_of_counts`."""
-    return EvaluationCounts(
-        correct=record["correct"],
-        n_id=record["n_id"],
-        two_u=record["two_u"],
-        n_ood=record["n_ood"],
-        nll=record["nll"],
-        brier=record["brier"],
-        doubt=Doubt(*record.get("doubt", ())),
-    )
+    counts = {name: record[name] for name in ("correct", "n_id", "two_u", "n_ood", "nll", "brier")}
+    return EvaluationCounts(**counts, doubt=Doubt(*record.get("doubt", ())))
 
 
-def record_of_trial(trial: Trial) -> TrialRecord:
+def record_of_trial(trial: Trial) -> dict[str, Any]:
     """Return the record of a head and what was counted without it."""
-    facts = {"head": list(trial.head), **record_of_counts(trial.counts)}
-    record = cast(TrialRecord, facts)
+    record = {"head": list(trial.head), **record_of_counts(trial.counts)}
     if trial.rivals:
-        record["rivals"] = [record_of_trial(rival) for rival in trial.rivals]
+        record["rivals"] = list(map(record_of_trial, trial.rivals))
     return record
 
 
-def trial_from_record(record: TrialRecord) -> Trial:
+def trial_from_record(record: Record) -> Trial:
     """Return the trial, the inverse of :func:`record_of_trial`."""
-    head = head_from_record(record)
-    counts = counts_from_record(record)
-    rivals = [trial_from_record(rival) for rival in record.get("rivals", ())]
-    return Trial(head, counts, tuple(rivals))
-
-
-def head_from_record(record: TrialRecord | EvaluationRecord) -> CandidateHead:
-    """Return the head that a record is about."""
-    site, position = record["head"]
-    return CandidateHead(site, position)
+    rivals = map(trial_from_record, record.get("rivals", ()))
+    return Trial(CandidateHead(*record["head"]), counts_from_record(record), tuple(rivals))
 
 
 @dataclass(frozen=True)
@@ -134,27 +75,17 @@ class HeadEvaluation:
     given_up: Sequence[str] = ()
     forecast_errors: Mapping[str, float] | None = None
 
-    def record(self, objective: str, step: int) -> EvaluationRecord:
+    def record(self, objective: str, step: int) -> Record:
         """Return the record of this evaluation, made in a step of an objective."""
-        facts: dict[str, object] = {
-            "of": objective,
-            "step": step,
-            "head": list(self.head),
-            "given_up": list(self.given_up),
-        }
-        if self.forecast_errors is not None:
-            facts["off"] = dict(self.forecast_errors)
-        return cast(EvaluationRecord, {**facts, **record_of_counts(self.counts)})
+        forecasts = {} if self.forecast_errors is None else {"off": dict(self.forecast_errors)}
+        facts = {"of": objective, "step": step, "head": list(self.head), "given_up": list(self.given_up)}
+        return {**facts, **forecasts, **record_of_counts(self.counts)}
 
     @classmethod
-    def from_record(cls, record: EvaluationRecord) -> HeadEvaluation:
+    def from_record(cls, record: Record) -> HeadEvaluation:
         """Return the evaluation, the inverse of :meth:`record`."""
-        return cls(
-            head=head_from_record(record),
-            counts=counts_from_record(record),
-            given_up=record["given_up"],
-            forecast_errors=record.get("off"),
-        )
+        head = CandidateHead(*record["head"])
+        return cls(head, counts_from_record(record), record["given_up"], record.get("off"))
 
 
 class SearchMemory:
@@ -175,8 +106,7 @@ class SearchMemory:
         """Return the counts before the first removal; None if the journal does not have them."""
         for record in self._journal.records:
             if "base" in record:
-                base = cast(BaseRecord, record)
-                return counts_from_record(base["base"])
+                return counts_from_record(record["base"])
         return None
 
     def keep_base(self, counts: EvaluationCounts) -> None:
@@ -196,40 +126,33 @@ class SearchMemory:
                 continue
             # A record with a step is a removal, or an evaluation, which is ignored here.
             if record.get("removed") in objectives:
-                removal = cast(RemovalLine, record)
-                winner_by_objective[removal["removed"]] = trial_from_record(removal)
+                winner_by_objective[record["removed"]] = trial_from_record(record)
         if len(winner_by_objective) < len(objectives):
             return None
         return winner_by_objective
 
     def keep_removal(self, objective: str, step: int, winner: Trial) -> None:
         """Store the winner of a step."""
-        if not self._writes_common:
-            return
-        record = record_of_trial(winner)
-        self._journal.append({"removed": objective, "step": step, **record})
+        if self._writes_common:
+            self._journal.append({"removed": objective, "step": step, **record_of_trial(winner)})
 
     def evaluations_of_step(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
         """Return the candidates that were evaluated in a step of an objective, from the journal."""
         evaluations = {}
         for record in self._journal.records:
-            if record.get("of") != objective:
-                continue
-            if record.get("step") == step:
-                evaluation = HeadEvaluation.from_record(cast(EvaluationRecord, record))
+            if record.get("of") == objective and record.get("step") == step:
+                evaluation = HeadEvaluation.from_record(record)
                 evaluations[evaluation.head] = evaluation
         return evaluations
 
     def keep_own_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
         """Store a candidate that only this process has evaluated."""
-        record = evaluation.record(objective, step)
-        self._journal.append(record)
+        self._journal.append(evaluation.record(objective, step))
 
     def keep_common_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
         """Store a candidate that all processes have evaluated together; only the first process writes it."""
         if self._writes_common:
-            record = evaluation.record(objective, step)
-            self._journal.append(record)
+            self.keep_own_evaluation(objective, step, evaluation)
 
 
 # --- checking what was found ------------------------------------------------------------------------------------------
@@ -276,18 +199,27 @@ def check_records(
 
     removed_at: dict[tuple[str, int], list[int]] = {}  # the removed head, by objective and step
     for record in journal.records:
-        if not _could_be_record(record, whole, heads, objectives):
+        try:
+            is_sound = _is_sound_record(record, whole, heads, objectives)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ):  # a field is missing, or of another type
+            is_sound = False
+        if not is_sound:
             problems.append(f"no record of this search: {shown(record, 200)}")
             continue
         if "removed" not in record:
             continue
 
         # The same removal may be recorded twice, but one step cannot remove two heads.
-        removal = cast(RemovalLine, record)
-        objective = removal["removed"]
-        step = removal["step"]
-        first_head = removed_at.setdefault((objective, step), removal["head"])
-        if first_head != removal["head"]:
+        objective = record["removed"]
+        step = record["step"]
+        first_head = removed_at.setdefault((objective, step), record["head"])
+        if first_head != record["head"]:
             problems.append(f"step {step} of {objective} removes two different heads")
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
@@ -295,33 +227,19 @@ def check_records(
 
 def _is_order_of_samples(order: Any, sizes: Mapping[str, int]) -> bool:
     """Return whether a JSON value lists, for each set, the indices of its samples in some order."""
-    if not isinstance(order, dict):
+    if not isinstance(order, dict) or set(order) != set(sizes):
         return False
-    if set(order) != set(sizes):
-        return False
-    return all(_is_permutation(order[name], size) for name, size in sizes.items())
-
-
-def _is_permutation(indices: Any, size: int) -> bool:
-    """Return whether a JSON value is a list that has each whole number below ``size`` once."""
-    if not isinstance(indices, list):
-        return False
-    are_integers = all(type(index) is int for index in indices)
-    return are_integers and sorted(indices) == list(range(size))
-
-
-def _could_be_record(
-    record: Mapping[str, object], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
-) -> bool:
-    """Return whether a line of a journal is a record that this search could have written."""
-    try:
-        return _is_sound_record(record, whole, heads, objectives)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # a field is missing, or of another type
-        return False
+    for name, size in sizes.items():
+        indices = order[name]
+        if not isinstance(indices, list) or not all(type(index) is int for index in indices):
+            return False
+        if sorted(indices) != list(range(size)):
+            return False
+    return True
 
 
 def _is_sound_record(
-    record: Mapping[str, object], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
+    record: Record, whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
     """Return whether a record is sound; may raise instead if a field is missing or of another type.
 
@@ -334,21 +252,19 @@ def _is_sound_record(
     """
     # Case 1: the model before the first removal.
     if "base" in record:
-        base = counts_from_record(cast(BaseRecord, record)["base"])
-        return _are_possible_counts(base, whole)
+        return _are_possible_counts(counts_from_record(record["base"]), whole)
 
     # The other kinds have a step. Cases 2 and 3: a candidate that was evaluated (`of`), or a removed head (`removed`).
     if type(record["step"]) is not int:
         return False
-    trial = trial_from_record(cast(TrialRecord, record))
+    trial = trial_from_record(record)
     is_evaluation = "of" in record
     objective = record["of"] if is_evaluation else record["removed"]
     if objective not in objectives:
         return False
     if is_evaluation and not isinstance(record["given_up"], list):
         return False
-    forecast_errors = cast(EvaluationRecord, record).get("off", {}).values()
-    if not all(type(error) is float for error in forecast_errors):
+    if not all(type(error) is float for error in record.get("off", {}).values()):
         return False
 
     # The head itself, and the rivals that another machine may have removed instead.

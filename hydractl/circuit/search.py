@@ -17,7 +17,6 @@ from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.circuit.memory import (
     HeadEvaluation,
     SearchMemory,
-    TrialRecord,
     record_of_trial,
     trial_from_record,
 )
@@ -313,25 +312,16 @@ class GreedySearch:
 
     def _gather_by_objective(self, trials_here: Mapping[str, Sequence[Trial]]) -> dict[str, list[Trial]]:
         """Return for each objective of this process the trials of all processes, in the order of the processes."""
-        records_here: dict[str, list[TrialRecord]] = {}
-        for objective, trials in trials_here.items():
-            records_here[objective] = [record_of_trial(trial) for trial in trials]
-        records_by_process = self.processes.gather(records_here)
-
+        records_here = {objective: list(map(record_of_trial, trials)) for objective, trials in trials_here.items()}
         trials_of_all: dict[str, list[Trial]] = {objective: [] for objective in trials_here}
-        for records_of_process in records_by_process:
-            for objective in trials_here:
-                records = records_of_process.get(objective, [])
-                trials_of_all[objective] += map(trial_from_record, records)
+        for records_of_process in self.processes.gather(records_here):
+            for objective, trials in trials_of_all.items():
+                trials += map(trial_from_record, records_of_process.get(objective, []))
         return trials_of_all
 
     def _trials_across_processes(self, trials_here: Sequence[Trial]) -> list[Trial]:
         """Return the trials of all processes, in the order of the processes; every process returns the same."""
-        records_here = [record_of_trial(trial) for trial in trials_here]
-        trials_of_all: list[Trial] = []
-        for records in self.processes.gather(records_here):
-            trials_of_all += map(trial_from_record, records)
-        return trials_of_all
+        return self._gather_by_objective({"": trials_here})[""]
 
 
 def objectives_by_removed_heads(
