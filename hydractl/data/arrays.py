@@ -24,6 +24,7 @@ from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.files.header import state_of
 
 _SETTINGS = ("x", "y", "classes")
 _LOCAL_HEADER = struct.Struct("<26xHH")
@@ -300,7 +301,7 @@ class _StoredRows:
         # The bytes of a member stand behind its header in the archive, its name and its extra field; those of the array
         # behind the header of the .npy.
         with open(path, "rb") as file:
-            self._version = _version_of(file)
+            self._state = state_of(os.fstat(file.fileno()))
             file.seek(info.header_offset)
             name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
             file.seek(name_length + extra_length, os.SEEK_CUR)
@@ -330,20 +331,14 @@ class _StoredRows:
         wanted = count * self._header.row_bytes
         try:
             with open(self._path, "rb", buffering=0) as file:
-                version = _version_of(file)
+                state = state_of(os.fstat(file.fileno()))
                 file.seek(self._begin + row * self._header.row_bytes)
                 content = file.read(wanted)
         except OSError as error:
             raise InputError(f"{self._where}: cannot read the file: {reason(error)}") from error
-        if version != self._version or len(content) < wanted:
+        if state != self._state or len(content) < wanted:
             raise InputError(f"{self._where}: the file was changed while it was read", hint="run it again")
         return content
-
-
-def _version_of(file: IO[bytes]) -> tuple[int, int, int]:
-    """Return what changes if a file is replaced or written to."""
-    status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_array_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -421,49 +416,25 @@ def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) ->
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
         headers: the headers of the arrays in the file, by name of the array.
     """
-    images_header = headers.get(names["x"])
-    labels_header = headers.get(names["y"])
-    names_header = headers.get(names["classes"])
+    images = headers.get(names["x"])
+    labels = headers.get(names["y"])
+    classes = headers.get(names["classes"])
     problems = []
-    if labels_header is not None:
-        problems += _problems_of_label_header(names["y"], labels_header, images_header)
-    if names_header is not None and not _is_list_of_strings(names_header):
-        problems.append(
-            f"{names['classes']} is {names_header.dtype} {names_header.shape}; a list of unicode strings is needed"
-        )
+    if labels is not None:
+        if labels.dtype.kind not in "iuU":
+            problems.append(f"{names['y']} is {labels.dtype}; integers or unicode strings are needed")
+        is_list = len(labels.shape) == 1 or labels.shape[1:] == (1,)  # a column of labels is taken, as MedMNIST has it
+        if not is_list:
+            problems.append(f"{names['y']} has shape {labels.shape}, one label for each image is needed")
+        elif images is not None and images.shape and labels.shape[0] != images.shape[0]:
+            problems.append(f"{names['y']} has {labels.shape[0]} labels for {images.shape[0]} images")
+    if classes is not None:
+        are_names = classes.dtype.kind == "U" and len(classes.shape) == 1 and classes.shape[0] > 0
+        if not are_names:
+            problems.append(
+                f"{names['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed"
+            )
     return problems
-
-
-def _problems_of_label_header(name: str, labels: _Header, images: _Header | None) -> list[str]:
-    """Return one message for each thing that is wrong with the type and the shape of the labels.
-
-    Args:
-        name: the name of the array of labels, for messages.
-        labels: the header of the labels.
-        images: the header of the images, or None if they are missing.
-    """
-    problems = []
-    if labels.dtype.kind not in "iuU":
-        problems.append(f"{name} is {labels.dtype}; integers or unicode strings are needed")
-    if len(labels.shape) != 1 and labels.shape[1:] != (1,):  # a column of labels is taken, as MedMNIST has it
-        problems.append(f"{name} has shape {labels.shape}, one label for each image is needed")
-        return problems
-    if images is None or not images.shape:  # _read_needed_headers reports this as a problem of the images
-        return problems
-    label_count = labels.shape[0]
-    image_count = images.shape[0]
-    if label_count != image_count:
-        problems.append(f"{name} has {label_count} labels for {image_count} images")
-    return problems
-
-
-def _is_list_of_strings(header: _Header) -> bool:
-    """Return whether an array is a list of one or more unicode strings."""
-    if header.dtype.kind != "U":
-        return False
-    if len(header.shape) != 1:
-        return False
-    return header.shape[0] > 0
 
 
 _LAST_CHARACTER = 0x10FFFF

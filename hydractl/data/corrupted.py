@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +13,7 @@ from PIL import Image
 
 from hydractl.data.base import Dataset, seeded_by
 from hydractl.data.files import read_folder
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, did_you_mean
 from hydractl.expressions.data_sets import (
     CORRUPTIONS,
     FROST,
@@ -124,12 +123,11 @@ def take_corruption(spec: DataSpec) -> tuple[DataSpec, Callable[[Dataset], Corru
     severity = asked["severity"]
     photographs = asked.get("photographs")
     if name not in CORRUPTIONS:
-        closest_names = difflib.get_close_matches(name, CORRUPTIONS, n=1)
-        guess = f"; did you mean {closest_names[0]}?" if closest_names else ""
-        known = ", ".join(CORRUPTIONS)
-        raise UsageError(f"{spec.where}: unknown corruption {name!r}{guess}", hint=f"there are: {known}")
-    known_severities = [str(known) for known in SEVERITIES]
-    if severity not in known_severities:
+        guess = did_you_mean(name, CORRUPTIONS)
+        raise UsageError(
+            f"{spec.where}: unknown corruption {name!r}{guess}", hint=f"there are: {', '.join(CORRUPTIONS)}"
+        )
+    if severity not in map(str, SEVERITIES):
         raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
 
     # Only frost takes photographs, and it cannot do without them.

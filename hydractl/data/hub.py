@@ -22,7 +22,7 @@ from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, labels_of_column
 from hydractl.data.names import class_label_names
 from hydractl.data.text import TEXT_QUERY, read_table
-from hydractl.data.text_rows import TextRow, TextTable, choose_columns
+from hydractl.data.text_rows import TextRow, TextTable, choose_columns, parquet_errors
 from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import read_whole
@@ -136,35 +136,26 @@ def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, Raw
     Raises:
         InputError: if the file cannot be read, or columns are missing or ambiguous.
     """
-    import pyarrow
-    import pyarrow.parquet
+    from pyarrow.parquet import ParquetFile
 
     spec.check_query(_SETTINGS)
     path = os.path.expanduser(spec.path)
 
     # Choose the columns, and read the labels but not yet the images.
-    labels_read: Any = None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            group_sizes = [group.num_rows for group in groups]
-            image_column, label_column = _choose_columns(spec, _image_columns(schema), schema.names)
-            if label_column is not None:
-                labels_read = file.read(columns=[label_column], use_threads=False)
-    except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
+    labels: list[Any] | None = None
+    with parquet_errors(spec.where), ParquetFile(path) as file:
+        schema = file.schema_arrow
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        starts = [0, *itertools.accumulate(group.num_rows for group in groups)]
+        image_column, label_column = _choose_columns(spec, _image_columns(schema), schema.names)
+        if label_column is not None:
+            labels = file.read(columns=[label_column], use_threads=False).column(0).to_pylist()
 
-    total = sum(group_sizes)
+    total = starts[-1]
     if not total:
         raise InputError(f"{spec.where}: no images in the file")
-    labels: list[Any] | None = None
-    if label_column is not None:
-        labels = labels_read.column(0).to_pylist()
-        if len(labels) != total:
-            raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
-
-    starts = [0, *itertools.accumulate(group_sizes)]
+    if labels is not None and len(labels) != total:
+        raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
     column = _ParquetColumn(path, image_column, spec.where, starts)
     dataset = HubImages(spec.text, spec.where, RowIds(printable(Path(path).name), total), column, [])
     dataset.turns = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,22 +42,14 @@ class JoinedSets(Dataset):
         self.label_names = first.label_names
         self.left_out = sum((Counter(part.left_out) for part in parts), Counter())
 
-        # For each set, the number of samples in it and all sets before it.
-        sizes = [len(part) for part in parts]
-        self._ends = list(itertools.accumulate(sizes))
+        self._places = [(part, index) for part in parts for index in range(len(part))]
         if any(part.labels is not None for part in parts):
             self.labels = np.concatenate([_labels_or_minus_one(part) for part in parts])
         if first.skipped is not None:
             self.skipped = {}  # filled while samples are read; the index counts over all sets
 
-    def _set_and_index(self, i: int) -> tuple[Dataset, int]:
-        """Return the set that holds sample ``i``, and the index of the sample in that set."""
-        set_index = bisect_right(self._ends, i)
-        samples_before = self._ends[set_index - 1] if set_index > 0 else 0
-        return self.parts[set_index], i - samples_before
-
     def _sample(self, i: int) -> Any:
-        part, index = self._set_and_index(i)
+        part, index = self._places[i]
         return part[index]
 
     def lengths(self) -> list[int] | None:

@@ -63,29 +63,28 @@ class SharedSamples:
     def __bool__(self) -> bool:
         return self.of_first > 0
 
+    def _counts(self) -> list[tuple[int, int]]:
+        """Return for each set how many of its samples are common, and how many it has."""
+        return [(self.of_first, len(self.first.dataset)), (self.of_second, len(self.second.dataset))]
+
     @property
     def is_many(self) -> bool:
         """Whether the common samples are more than a handful of either set."""
-        if is_more_than_a_handful(self.of_first, len(self.first.dataset)):
-            return True
-        return is_more_than_a_handful(self.of_second, len(self.second.dataset))
+        return any(is_more_than_a_handful(common, total) for common, total in self._counts())
 
     @property
     def is_most(self) -> bool:
         """Whether the common samples are more than half of either set."""
-        if self.of_first > len(self.first.dataset) / 2:
-            return True
-        return self.of_second > len(self.second.dataset) / 2
+        return any(2 * common > total for common, total in self._counts())
 
     def __str__(self) -> str:
         """Return a sentence that says how many samples the two sets share."""
         first = self.first.option
         second = self.second.option
-        total_of_first = len(self.first.dataset)
-        total_of_second = len(self.second.dataset)
-        if self.of_first == total_of_first and self.of_second == total_of_second:
+        (of_first, total), (of_second, total_of_second) = self._counts()
+        if of_first == total and of_second == total_of_second:
             return f"{first} and {second} are the same samples"
-        return f"{self.of_first} of {total_of_first} samples of {first} are among the {total_of_second} of {second}"
+        return f"{of_first} of {total} samples of {first} are among the {total_of_second} of {second}"
 
 
 @dataclass

@@ -264,6 +264,20 @@ def _open_unpacked(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
+@contextmanager
+def parquet_errors(where: str) -> Iterator[None]:
+    """Turn the errors of pyarrow into errors of input."""
+    import pyarrow
+
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: the file holds text that is not UTF-8: {error.reason}") from error
+    # Not only ArrowException: a missing file gives an OSError, and bad text a ValueError.
+    except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{where}: cannot read the file: {reason(error)}") from error
+
+
 def _open_parquet(spec: DataSpec) -> TextTable:
     """Open a Parquet file. Its rows are read later, and only the columns asked for.
 
@@ -279,28 +293,15 @@ def _open_parquet(spec: DataSpec) -> TextTable:
             f"{spec.where}: reading Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow")
         ) from error
 
-    # pyarrow does not only raise ArrowException: a missing file gives an OSError, and bad text a ValueError.
-    errors = (pyarrow.lib.ArrowException, OSError, ValueError)
-
-    @contextmanager
-    def errors_as_input_errors() -> Iterator[None]:
-        """Turn the errors of pyarrow into errors of input."""
-        try:
-            yield
-        except UnicodeDecodeError as error:
-            raise InputError(f"{spec.where}: the file holds text that is not UTF-8: {error.reason}") from error
-        except errors as error:
-            raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
-
     path = Path(os.path.expanduser(spec.path))
-    with errors_as_input_errors():
+    with parquet_errors(spec.where):
         file: Any = pyarrow.parquet.ParquetFile(path)
         schema: Any = file.schema_arrow
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
         """Yield the rows with their numbers from 1. Only one batch of rows is in memory at a time."""
         number = 0
-        with errors_as_input_errors():
+        with parquet_errors(spec.where):
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=list(columns)):
                 for values in batch.to_pylist():
                     number += 1

@@ -269,15 +269,6 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
 _KEYS_OF_ENTRY = {"dtype", "shape", "data_offsets"}
 
 
-def _is_like_a_path(name: str) -> bool:
-    """Return whether a name is empty, or would be an unsafe file name."""
-    if not name or name.startswith("/"):
-        return True
-    if "\\" in name or "\0" in name:
-        return True
-    return ".." in name.split("/")
-
-
 def _entry_problem(name: str, entry: Any) -> str | None:
     """Return the first problem with the entry of one tensor, as a sentence; None if there is none."""
     problem_of_name = _name_problem(name)
@@ -291,9 +282,9 @@ def _entry_problem(name: str, entry: Any) -> str | None:
 
 def _name_problem(name: str) -> str | None:
     """Return what is wrong with the name of a tensor, without the name itself; None if nothing is."""
-    if _has_half_characters(name):
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
         return "holds half a character (an unpaired surrogate)"
-    if _is_like_a_path(name):
+    if not name or name.startswith("/") or "\\" in name or "\0" in name or ".." in name.split("/"):
         return "looks like a path"
     return None
 
@@ -319,13 +310,6 @@ def _fields_problem(entry: Any) -> str | None:
     if needed != in_file:
         return f"needs {needed} bytes, its range has {in_file}"
     return None
-
-
-def _has_half_characters(name: str) -> bool:
-    """Return whether a text has an unpaired UTF-16 surrogate, which JSON can write but no encoded file can hold."""
-    if name.isascii():
-        return False
-    return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
@@ -365,18 +349,11 @@ def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, Tenso
     return sorted(tensors.items(), key=place)
 
 
-def _is_count(value: Any) -> bool:
-    """Return whether a value is a whole number from 0 to the largest that a tensor can have."""
-    if type(value) is not int:
-        return False
-    return 0 <= value <= _MAX_COUNT
-
-
 def _are_counts(values: Any) -> bool:
-    """Return whether a value is a list of such numbers."""
+    """Return whether a value is a list of whole numbers from 0 to the largest that a tensor can have."""
     if not isinstance(values, list):
         return False
-    return all(map(_is_count, values))
+    return all(type(value) is int and 0 <= value <= _MAX_COUNT for value in values)
 
 
 def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, object]) -> tuple[bytes, list[str]]:
