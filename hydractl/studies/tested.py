@@ -243,14 +243,9 @@ class Tested(Chosen):
     def _doubts_of_labelled(self, row: str) -> list[str]:
         """Return the doubts about the row to use that need labels of the test data: accuracy, and temperature."""
         request = self.plan.request
-        validation = self.rows[SINGLE].inside
-        test = self.uncalibrated.inside
-        sentences = doubts.of_accuracies(
-            right=int(validation.correct.sum()),
-            n=len(validation),
-            test_right=int(test.correct.sum()),
-            test_n=len(test),
-        )
+        right = self.rows[SINGLE].inside.correct
+        test_right = self.uncalibrated.inside.correct
+        sentences = doubts.of_accuracies(int(right.sum()), len(right), int(test_right.sum()), len(test_right))
 
         # The row with its temperature and without, on the validation data and on the test data.
         validated, tested = self.rows[row], self.tested[row]
@@ -282,18 +277,14 @@ class Tested(Chosen):
 
     def _doubts_of_threshold(self, threshold: MeasuredThreshold | None) -> list[str]:
         """Return the doubts about the threshold that ``best.st`` holds for the row and the score to use."""
-        used = self.used
-        scores, chosen_scores = (
-            measured.inside.scores[used.score] for measured in (self.tested[used.row], self.rows[used.row])
-        )
-        if threshold is None or threshold.value is None:
+        scores = self.rows[self.used.row].inside.scores[self.used.score]
+        if threshold is None or threshold.value is None or threshold.id_flagged is None or scores is None:
             return []
-        if scores is None or chosen_scores is None:
-            return []
-        flagged = int((scores >= threshold.value).sum())
-        chosen_flagged = int((chosen_scores >= threshold.value).sum())
+        n = len(self._single.inside)
+        flagged = round(threshold.id_flagged * n)
+        chosen_flagged = int((scores >= threshold.value).sum())
         promised = float(self.plan.request.threshold.number)
-        return doubts.of_threshold(promised, flagged, len(scores), chosen_flagged, len(chosen_scores))
+        return doubts.of_threshold(promised, flagged, n, chosen_flagged, len(scores))
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 

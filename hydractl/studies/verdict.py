@@ -46,6 +46,7 @@ FOOTNOTE = (
     "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
 )
 
+_SEEN_AFTERWARDS = " That was seen afterwards: confirm it on other data."
 _NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "worse": "worse"}
 
 
@@ -231,13 +232,18 @@ def _answer_of_ensemble(facts: Facts) -> str:
 def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
     """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts."""
     answer = answer_of(facts)
+    rivals_ahead = ""
+    if facts.rung.row == SINGLE:
+        compared = "A free score that was compared from the beginning"
+        rivals_ahead = _sentence_on_better_scores(facts, facts.against.rivals, compared)
     lines = [
         # The answer and its consequences.
         f"{_first_sentence(facts, answer, use)} {facts.uncertain}".strip(),
         "" if facts.next_best is None else facts.next_best.line,
         *_sentences_on_left_rungs(facts),
-        _sentence_on_better_rivals(facts),
-        _sentence_on_better_free_scores(facts, answer),
+        rivals_ahead,
+        # Other free scores were not fixed before the test, so that they did better may be chance.
+        _sentence_on_better_scores(facts, facts.against.others, "A free score", _SEEN_AFTERWARDS),
         _sentence_on_worse_sets(facts, answer),
         *facts.reasons_for_single,
         _sentence_on_best_file(use),
@@ -430,19 +436,23 @@ def _rivals_text(against_single: AgainstSingle) -> str:
     return f"the single model with any of the scores {', '.join(first_scores)} and {last_score}"
 
 
-def _sentence_on_better_rivals(facts: Facts) -> str:
-    """Return a sentence if the single model is to be used, and did better under scores that were fixed beforehand."""
-    better = ahead(facts.against.rivals)
-    if not better or not facts.has_vote or facts.rung.row != SINGLE:
+def _sentence_on_better_scores(facts: Facts, findings: Findings, beginning: str, end: str = "") -> str:
+    """Return a sentence if free scores did better than the final rung; empty else, or if the study could not choose.
+
+    A free score is an OOD score of the single model: it costs no further computation.
+
+    Args:
+        facts: what the verdict is based on.
+        findings: the differences of the final rung to free scores, by score.
+        beginning, end: how the sentence begins, and what follows it.
+    """
+    better = ahead(findings)
+    if not better or not facts.has_vote:
         return ""
-    return f"A free score that was compared from the beginning did better here: {_leads(facts.rung, better)}."
-
-
-def _leads(rung: Rung, better: Findings) -> str:
-    """Return the end of a sentence that names free scores which did better than a rung, the first with its lead."""
     first, *others = better
     also = f", and so did {', '.join(others)}" if others else ""
-    return f"{single_with(first)}, against which {name_of(rung)} has {better[first]}{also}"
+    lead = f"{single_with(first)}, against which {name_of(facts.rung)} has {better[first]}{also}"
+    return f"{beginning} did better here: {lead}.{end}"
 
 
 def _sentence_on_free_alternative(facts: Facts) -> str:
@@ -454,19 +464,6 @@ def _sentence_on_free_alternative(facts: Facts) -> str:
         f"Test data choose no score, so best.st is not {single_with(score)}: the command for the free score writes it "
         "as free.st."
     )
-
-
-def _sentence_on_better_free_scores(facts: Facts, answer: str) -> str:
-    """Return a sentence if a free score did better than the final rung; empty else, or if the study could not choose.
-
-    A free score is an OOD score of the single model: it costs no further computation. Those named here were not
-    fixed before the test, so that they did better may be chance.
-    """
-    better = ahead(facts.against.others)
-    if not better or answer == BLIND:
-        return ""
-    seen = "That was seen afterwards: confirm it on other data."
-    return f"A free score did better here: {_leads(facts.rung, better)}. {seen}"
 
 
 def _sentence_on_worse_sets(facts: Facts, answer: str) -> str:
