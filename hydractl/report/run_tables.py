@@ -152,9 +152,7 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
         explanation = f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"
         parts += [Text(explanation), Text("")]
 
-    # Costs and memory of each model come from its last row, whose batches are the largest.
-    costs = {row.model: row for row in rows}
-    parts.append(_models_table(costs, {row.model: row.peak_memory_bytes for row in rows}))
+    parts.append(_models_table(rows))
     if answer.machine is not None:
         parts += [Text(""), Text(_machine_words(answer.machine))]
     return Group(*parts)
@@ -170,8 +168,7 @@ def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
 
 def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
     """Return the plan of a bench: its models, the number of calls, and the files it would write."""
-    costs: dict[str, BenchCost] = {row.model: row for row in plan.results}
-    parts = [_models_table(costs, {}), Text(f"\nwould make {plan.calls} calls")]
+    parts = [_models_table(plan.results), Text(f"\nwould make {plan.calls} calls")]
     if plan.files_:
         parts.append(Text(f"would write {', '.join(plan.files_)}"))
     return Group(*parts)
@@ -219,22 +216,19 @@ def _inputs_differ(costs: Sequence[BenchCost]) -> bool:
     return any(cost.input != costs[0].input for cost in costs)
 
 
-def _models_table(costs: Mapping[str, BenchCost], memory: Mapping[str, int | None]) -> RenderableType:
+def _models_table(costs: Sequence[BenchRow]) -> RenderableType:
     """Return the table of what does not depend on the batch size: kind, members, parameters, mult-adds, file size.
 
-    There is a column of inputs if models have different ones, and a column of memory if it is known for any model.
-
-    Args:
-        costs: the cost of each model, by its name.
-        memory: the peak memory in bytes, by the name of the model.
+    There is a column of inputs if models have different ones, and a column of memory if it is known for any model. The
+    figures of a model are those of its last row, whose batches are the largest.
     """
-    inputs_differ = _inputs_differ(list(costs.values()))
+    inputs_differ = _inputs_differ(costs)
     rows = []
-    for name, cost in costs.items():
+    for name, cost in {cost.model: cost for cost in costs}.items():
         members = UNKNOWN if cost.members is None else str(cost.members)
         sample = input_text(cost.input) if inputs_differ else UNKNOWN
         sizes = [params_text(cost.params, cost.params_nonzero), count_text(cost.macs)]
-        files = [bytes_text(cost.checkpoint_bytes), bytes_text(memory.get(name))]
+        files = [bytes_text(cost.checkpoint_bytes), bytes_text(cost.peak_memory_bytes)]
         rows.append([name, cost.kind or "model", members, sample, *sizes, *files])
     return plain_table("", ["", "kind", "members", "input", "params", "mult-adds", "file", "memory"], rows, left=2)
 

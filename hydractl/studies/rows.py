@@ -20,65 +20,34 @@ _NOTHING_AVERAGED = "none"
 """The value of ``fuse --merge`` for the rivals: their authors run each member as it was trained. Rows of pruned members
 are fused by the default, as the paper averages MLPs."""
 
-Maker = Callable[[Plan], None]
-"""A function that adds the rows of a name to a plan, with the steps that make them."""
-
 
 @dataclass(frozen=True)
 class RowKind:
     """The rows of one name.
 
     Attributes:
-        make: adds them to a plan.
+        make: adds them to a plan, with the steps that make them.
         default: whether they are made by default, or only if they are asked for.
         needs_training_data: whether they need training data.
         needs_labels: whether these need labels.
         needs_classifier: whether they need a classifier, which a zero-shot model does not have.
     """
 
-    make: Maker
+    make: Callable[[Plan], None]
     default: bool = True
     needs_training_data: bool = False
     needs_labels: bool = True
     needs_classifier: bool = False
 
 
-KINDS: dict[str, RowKind] = {}
-"""The rows by the names of ``--rows``, in the order of the table."""
-
-
-def row(name: str, *, default: bool = True, trained: bool = False) -> Callable[[Maker], Maker]:
-    """Return a decorator that declares the function that adds the rows of a name to a plan.
-
-    Args:
-        name: the name that ``--rows`` takes.
-        default: whether the rows are made by default, or only if they are asked for.
-        trained: whether they need training data.
-    """
-
-    def declare(make: Maker) -> Maker:
-        KINDS[name] = RowKind(make, default, trained)
-        return make
-
-    return declare
-
-
-def asked_for(names: Collection[str]) -> dict[str, RowKind]:
-    """Return the rows that ``--rows`` asks for by these names, and the single model; ``default`` stands for several."""
-    asked = {"single", *names}
-    return {name: kind for name, kind in KINDS.items() if name in asked or (kind.default and "default" in asked)}
-
-
 # --- circuits ---------------------------------------------------------------------------------------------------------
 
 
-@row("single")
 def single(plan: Plan) -> None:
     """Add the row of the studied model itself."""
     plan.add_row(Row("single", plan.model))
 
 
-@row("whole-avg")
 def whole_avg(plan: Plan) -> None:
     """Add rows of two members: the whole model, and one pruned by the circuit for accuracy and OOD detection.
 
@@ -92,7 +61,6 @@ def whole_avg(plan: Plan) -> None:
         plan.add_fused(f"whole-avg@{count}", [plan.model, member])
 
 
-@row("whole-auto", default=False)
 def whole_auto(plan: Plan) -> None:
     """Add the row of the whole model and the same circuit, with as many heads removed as ``--max-drop`` allows.
 
@@ -102,7 +70,6 @@ def whole_auto(plan: Plan) -> None:
     plan.add_fused("whole-auto", [plan.model, member])
 
 
-@row("whole-late")
 def whole_late(plan: Plan) -> None:
     """Add the row of the whole model and a circuit in the last third of the sites (attention layers).
 
@@ -113,7 +80,6 @@ def whole_late(plan: Plan) -> None:
     plan.add_fused(f"whole-late@{count}", [plan.model, member])
 
 
-@row("whole-three")
 def whole_three(plan: Plan) -> None:
     """Add the row of the whole model and three circuits: for accuracy, for OOD detection, and for both.
 
@@ -124,7 +90,6 @@ def whole_three(plan: Plan) -> None:
     plan.add_fused(f"whole-three@{count}", members)
 
 
-@row("circuits")
 def circuits(plan: Plan) -> None:
     """Add the row of the paper's three circuits, without the whole model; each has a third of the heads removed."""
     count = plan.share(1 / 3)
@@ -138,7 +103,6 @@ def _pruned_by_three_circuits(plan: Plan, count: int) -> Iterator[ModelRef]:
         yield plan.pruned(f"{objective}@{count}", plan.circuit(objective), remove=count)
 
 
-@row("taylor", trained=True)
 def taylor(plan: Plan) -> None:
     """Add the row of three members, pruned by Taylor scores on different samples."""
     plan.add_fused("taylor", list(_pruned_by_taylor_scores(plan)))
@@ -154,25 +118,43 @@ def _pruned_by_taylor_scores(plan: Plan) -> Iterator[ModelRef]:
 # --- trainings --------------------------------------------------------------------------------------------------------
 
 
-@row("circuits-tuned", default=False, trained=True)
 def circuits_tuned(plan: Plan) -> None:
     """Add the row of the three circuits, each fine-tuned."""
     members = _pruned_by_three_circuits(plan, plan.share(1 / 3))
     plan.add_fused("circuits-tuned", [plan.tuned(member) for member in members])
 
 
-@row("taylor-tuned", default=False, trained=True)
 def taylor_tuned(plan: Plan) -> None:
     """Add the row of the three Taylor members, each fine-tuned."""
     members = _pruned_by_taylor_scores(plan)
     plan.add_fused("taylor-tuned", [plan.tuned(member) for member in members])
 
 
-@row("trained", default=False, trained=True)
 def trained(plan: Plan) -> None:
     """Add the row of the whole model, trained like the other rows: it shows how much of their gain is training."""
     (model,) = plan.trained_by_seeds("trained", {}, members=1)
     plan.add_file("trained", model)
+
+
+KINDS: dict[str, RowKind] = {
+    "single": RowKind(single),
+    "whole-avg": RowKind(whole_avg),
+    "whole-auto": RowKind(whole_auto, default=False),
+    "whole-late": RowKind(whole_late),
+    "whole-three": RowKind(whole_three),
+    "circuits": RowKind(circuits),
+    "taylor": RowKind(taylor, needs_training_data=True),
+    "circuits-tuned": RowKind(circuits_tuned, default=False, needs_training_data=True),
+    "taylor-tuned": RowKind(taylor_tuned, default=False, needs_training_data=True),
+    "trained": RowKind(trained, default=False, needs_training_data=True),
+}
+"""The rows by the names of ``--rows``, in the order of the table; those of methods and of weights follow."""
+
+
+def asked_for(names: Collection[str]) -> dict[str, RowKind]:
+    """Return the rows that ``--rows`` asks for by these names, and the single model; ``default`` stands for several."""
+    asked = {"single", *names}
+    return {name: kind for name, kind in KINDS.items() if name in asked or (kind.default and "default" in asked)}
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -228,4 +210,5 @@ def _add_row_of_pruned_weights(plan: Plan, name: str) -> None:
 
 
 for _name in ("oba", "magnitude", "random-weights"):
-    row(_name, default=False, trained=True)(partial(_add_row_of_pruned_weights, name=_name))
+    _maker = partial(_add_row_of_pruned_weights, name=_name)
+    KINDS[_name] = RowKind(_maker, default=False, needs_training_data=True)
