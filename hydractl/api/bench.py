@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.options import DtypeName, Figures, Models, OfSpeed, Required, requiring
 from hydractl.api.verb import verb
@@ -29,57 +29,45 @@ Baseline = Literal["stock", "members", "deep"]
 def bench(
     models: Models = (),
     *,
-    batch_size: Annotated[
-        int | Sequence[int],
-        measuring(
-            "Samples that are computed together; several are measured one after another [samples]",
-            at_least=1,
-            split=True,
-            often=True,
-        ),
-    ] = (1, 8),
-    dtype: Annotated[
-        DtypeName | Sequence[DtypeName],
-        measuring("Number formats of the computation: float32, bfloat16, float16, float64", split=True),
-    ] = ("float32",),
-    compare: Annotated[
-        Baseline | Sequence[Baseline],
-        measuring(
-            "Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every "
-            "fused MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
-            split=True,
-            often=True,
-        ),
-    ] = (),
-    unequal_inputs: Annotated[
-        bool,
-        measuring(
-            "Run each MODEL on its own input where they differ (images and texts, image sizes, lengths of texts)"
-        ),
-    ] = False,
-    compile: Annotated[bool, measuring("Measure the models compiled by torch.compile, each as one graph")] = False,
-    compile_mode: Annotated[
-        Literal["default", "reduce-overhead", "max-autotune"] | None,
-        measuring("The mode of torch.compile; reduce-overhead is CUDA graphs [default: default]"),
-    ] = None,
-    rounds: Annotated[
-        int,
-        measuring(
-            "Measured rounds; each round runs every model once, in turn. More of them narrow the intervals of a noisy "
-            "machine; fewer than 5 say nothing about noise [rounds]",
-            at_least=1,
-            often=True,
-        ),
-    ] = 20,
-    warmup: Annotated[int, measuring("Rounds before the measured ones [rounds]", at_least=0)] = 3,
-    require: Annotated[
-        Required,
-        requiring(
-            "Exit with 4 unless it holds for every MODEL but the first, as [NAME:]KEY<=NUMBER; repeat it for more; "
-            "with a NAME it is about that row only",
-            group="Measuring",
-        ),
-    ] = (),
+    batch_size: int | Sequence[int] = measuring(
+        "Samples that are computed together; several are measured one after another [samples]",
+        default=(1, 8),
+        at_least=1,
+        split=True,
+        often=True,
+    ),
+    dtype: DtypeName | Sequence[DtypeName] = measuring(
+        "Number formats of the computation: float32, bfloat16, float16, float64", default=("float32",), split=True
+    ),
+    compare: Baseline | Sequence[Baseline] = measuring(
+        "Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every "
+        "fused MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
+        default=(),
+        split=True,
+        often=True,
+    ),
+    unequal_inputs: bool = measuring(
+        "Run each MODEL on its own input where they differ (images and texts, image sizes, lengths of texts)",
+        default=False,
+    ),
+    compile: bool = measuring("Measure the models compiled by torch.compile, each as one graph", default=False),
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = measuring(
+        "The mode of torch.compile; reduce-overhead is CUDA graphs [default: default]"
+    ),
+    rounds: int = measuring(
+        "Measured rounds; each round runs every model once, in turn. More of them narrow the intervals of a noisy "
+        "machine; fewer than 5 say nothing about noise [rounds]",
+        default=20,
+        at_least=1,
+        often=True,
+    ),
+    warmup: int = measuring("Rounds before the measured ones [rounds]", default=3, at_least=0),
+    require: Required = requiring(
+        "Exit with 4 unless it holds for every MODEL but the first, as [NAME:]KEY<=NUMBER; repeat it for more; "
+        "with a NAME it is about that row only",
+        default=(),
+        group="Measuring",
+    ),
     output: Figures = None,
     **shared: Unpack[OfSpeed],
 ) -> Benchmark:

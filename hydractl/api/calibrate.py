@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from hydractl.api.options import AnyModel, OfQuality, Output
 from hydractl.api.validating import (
@@ -45,51 +45,38 @@ calibrating = partial(opt, group=HEADING)
 def calibrate(
     model: AnyModel,
     *,
-    temperature: Annotated[
-        str | float | None,
-        temperature_option(
-            "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
-            "a bias per class), a number, or none to drop that of the checkpoint [default: what the checkpoint has]",
-            group=HEADING,
-        ),
-    ] = None,
-    ood_score: Annotated[
-        str | Sequence[str],
-        calibrating(
-            "The score that separates OOD from ID samples; of several, or all, the one with the highest mean AUROC of "
-            "--ood-val against --val, of near ties the one that is named first [default: what the checkpoint has, "
-            "else msp]",
-            check=check_ood_score,
-            split=True,
-            often=True,
-        ),
-    ] = (),
-    train: Annotated[
-        Data | None,
-        calibrating(
-            "Training data, which scores on features are fitted to: "
-            f"{', '.join(filter(needs_training_data, ON_FEATURES))}",
-        ),
-    ] = None,
-    knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,
-    negative_words: Annotated[Path | None, NEGATIVE_WORDS(group=HEADING)] = None,
-    knn_bank: Annotated[
-        int | None,
-        calibrating(
-            "Keep only N of the training samples for --ood-score knn or nnguide, evenly spaced, as for an exported "
-            "file [samples, default: all]",
-            at_least=1,
-        ),
-    ] = None,
-    label_map: Annotated[JsonDocument | None, LABEL_MAP(group=HEADING)] = None,
-    note: Annotated[
-        str | None,
-        calibrating("A sentence about how this model was chosen, for the provenance of the checkpoint", metavar="TEXT"),
-    ] = None,
+    temperature: str | float | None = temperature_option(
+        "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
+        "a bias per class), a number, or none to drop that of the checkpoint [default: what the checkpoint has]",
+        group=HEADING,
+    ),
+    ood_score: str | Sequence[str] = calibrating(
+        "The score that separates OOD from ID samples; of several, or all, the one with the highest mean AUROC of "
+        "--ood-val against --val, of near ties the one that is named first [default: what the checkpoint has, "
+        "else msp]",
+        default=(),
+        check=check_ood_score,
+        split=True,
+        often=True,
+    ),
+    train: Data | None = calibrating(
+        f"Training data, which scores on features are fitted to: {', '.join(filter(needs_training_data, ON_FEATURES))}",
+    ),
+    knn_k: int = KNN_K(default=50, group=HEADING),
+    negative_words: Path | None = NEGATIVE_WORDS(group=HEADING),
+    knn_bank: int | None = calibrating(
+        "Keep only N of the training samples for --ood-score knn or nnguide, evenly spaced, as for an exported "
+        "file [samples, default: all]",
+        at_least=1,
+    ),
+    label_map: JsonDocument | None = LABEL_MAP(group=HEADING),
+    note: str | None = calibrating(
+        "A sentence about how this model was chosen, for the provenance of the checkpoint", metavar="TEXT"
+    ),
     val: Val = None,
     ood_val: OodVal = (),
     calibration: Calibrations = (),
-    threshold: Annotated[str | Threshold | None, threshold_option(often=True)] = None,
+    threshold: str | Threshold | None = threshold_option(often=True),
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
     output: Output = None,

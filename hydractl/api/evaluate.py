@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from hydractl.api.options import SPEC_FORMS, Figures, Models, OfQuality, Required, io, requiring
 from hydractl.api.validating import (
@@ -71,123 +71,91 @@ def _check_ood(ood_set: OodSet) -> None:
 def evaluate(
     models: Models = (),
     *,
-    ood: Annotated[
-        NamedData,
-        evaluating(
-            "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
-            check=_check_ood,
-            often=True,
-        ),
-    ] = (),
-    ood_score: Annotated[
-        str | Sequence[str],
-        evaluating(
-            f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --train: "
-            f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row [default: what the "
-            "checkpoint has, else msp]",
-            check=check_ood_score,
-            split=True,
-        ),
-    ] = (),
-    train: Annotated[Data | None, evaluating("Training data, which --ood-score on features are fitted to")] = None,
-    knn_k: Annotated[int, KNN_K(group=HEADING)] = 50,
-    negative_words: Annotated[Path | None, NEGATIVE_WORDS(group=HEADING)] = None,
-    label_map: Annotated[JsonDocument | None, LABEL_MAP(group=HEADING)] = None,
-    bootstrap: Annotated[
-        int,
-        evaluating(
-            "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
-            at_least=0,
-            often=True,
-        ),
-    ] = 0,
-    predictions: Annotated[
-        Path | None,
-        evaluating(
-            "Also write predictions: .jsonl or .csv, one line per sample of --test; .st, the logits of every member on "
-            "all data, which eval takes as a MODEL",
-            metavar="FILE",
-            check=ends_in(".jsonl", ".csv", ".st"),
-            writes=True,
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, evaluating("Resume the unfinished predictions of the same command (--predictions F.st)")
-    ] = False,
-    allow_seen: Annotated[
-        bool,
-        evaluating(
-            "Measure on samples that scores, a circuit, a fine-tuning or a calibration have seen, and mark them"
-        ),
-    ] = False,
-    require: Annotated[
-        Required,
-        requiring("Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more", group=HEADING),
-    ] = (),
-    corruptions: Annotated[
-        str | Sequence[str],
-        evaluating(
-            f"Also measure on corrupted images of --test: {ALL_CORRUPTIONS}, or some of {', '.join(CORRUPTIONS)}",
-            choices=(ALL_CORRUPTIONS, *CORRUPTIONS),
-            split=True,
-        ),
-    ] = (),
-    photographs: Annotated[
-        Path | None,
-        evaluating(
-            "The folder with photographs of frost, for --corruptions frost, which all has with it only",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    severities: Annotated[
-        int | Sequence[int],
-        evaluating(
-            "How strong the corruptions are, 1 to 5",
-            at_least=SEVERITIES[0],
-            at_most=SEVERITIES[-1],
-            split=True,
-        ),
-    ] = SEVERITIES,
-    ood_suite: Annotated[
-        str | None,
-        evaluating(
-            f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, partial to "
-            "continue without those that are missing, or official for all that OpenOOD v1.5 tests",
-            metavar="NAME[:SET,...]",
-            check=parse_ood_suite,
-        ),
-    ] = None,
-    ood_root: Annotated[
-        Path | None, evaluating("The folder that holds the data of --ood-suite", metavar="FOLDER")
-    ] = None,
+    ood: NamedData = evaluating(
+        "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
+        default=(),
+        check=_check_ood,
+        often=True,
+    ),
+    ood_score: str | Sequence[str] = evaluating(
+        f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --train: "
+        f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row [default: what the "
+        "checkpoint has, else msp]",
+        default=(),
+        check=check_ood_score,
+        split=True,
+    ),
+    train: Data | None = evaluating("Training data, which --ood-score on features are fitted to"),
+    knn_k: int = KNN_K(default=50, group=HEADING),
+    negative_words: Path | None = NEGATIVE_WORDS(group=HEADING),
+    label_map: JsonDocument | None = LABEL_MAP(group=HEADING),
+    bootstrap: int = evaluating(
+        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
+        default=0,
+        at_least=0,
+        often=True,
+    ),
+    predictions: Path | None = evaluating(
+        "Also write predictions: .jsonl or .csv, one line per sample of --test; .st, the logits of every member on "
+        "all data, which eval takes as a MODEL",
+        metavar="FILE",
+        check=ends_in(".jsonl", ".csv", ".st"),
+        writes=True,
+    ),
+    resume: bool = evaluating(
+        "Resume the unfinished predictions of the same command (--predictions F.st)", default=False
+    ),
+    allow_seen: bool = evaluating(
+        "Measure on samples that scores, a circuit, a fine-tuning or a calibration have seen, and mark them",
+        default=False,
+    ),
+    require: Required = requiring(
+        "Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more", default=(), group=HEADING
+    ),
+    corruptions: str | Sequence[str] = evaluating(
+        f"Also measure on corrupted images of --test: {ALL_CORRUPTIONS}, or some of {', '.join(CORRUPTIONS)}",
+        default=(),
+        choices=(ALL_CORRUPTIONS, *CORRUPTIONS),
+        split=True,
+    ),
+    photographs: Path | None = evaluating(
+        "The folder with photographs of frost, for --corruptions frost, which all has with it only",
+        metavar="FOLDER",
+    ),
+    severities: int | Sequence[int] = evaluating(
+        "How strong the corruptions are, 1 to 5",
+        default=SEVERITIES,
+        at_least=SEVERITIES[0],
+        at_most=SEVERITIES[-1],
+        split=True,
+    ),
+    ood_suite: str | None = evaluating(
+        f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, partial to "
+        "continue without those that are missing, or official for all that OpenOOD v1.5 tests",
+        metavar="NAME[:SET,...]",
+        check=parse_ood_suite,
+    ),
+    ood_root: Path | None = evaluating("The folder that holds the data of --ood-suite", metavar="FOLDER"),
     val: Val = None,
     ood_val: OodVal = (),
-    temperature: Annotated[
-        str | float | None,
-        temperature_option(
-            "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
-            "a bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
-            group=VALIDATION,
-        ),
-    ] = None,
+    temperature: str | float | None = temperature_option(
+        "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and "
+        "a bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
+        group=VALIDATION,
+    ),
     calibration: Calibrations = (),
-    threshold: Annotated[str | Threshold | None, threshold_option()] = None,
+    threshold: str | Threshold | None = threshold_option(),
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
-    mc_dropout: Annotated[
-        float | None,
-        dropping(
-            "Run every MODEL --passes times with dropout of rate P in the places of finetune --dropout, and measure "
-            "the passes as an ensemble",
-            metavar="P",
-            at_least=0,
-            below=1,
-        ),
-    ] = None,
-    passes: Annotated[
-        int | None, dropping(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2)
-    ] = None,
-    test: Annotated[Data | None, io(f"The data set that is tested on: {SPEC_FORMS}", often=True)] = None,
+    mc_dropout: float | None = dropping(
+        "Run every MODEL --passes times with dropout of rate P in the places of finetune --dropout, and measure "
+        "the passes as an ensemble",
+        metavar="P",
+        at_least=0,
+        below=1,
+    ),
+    passes: int | None = dropping(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2),
+    test: Data | None = io(f"The data set that is tested on: {SPEC_FORMS}", often=True),
     output: Figures = None,
     **shared: Unpack[OfQuality],
 ) -> Evaluation:

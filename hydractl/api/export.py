@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.options import OneModel, Opening, Output
 from hydractl.api.verb import verb
@@ -25,23 +25,19 @@ def export(
     model: OneModel,
     path: str | os.PathLike[str] | None = None,
     *,
-    format: Annotated[
-        Format | Sequence[Format],
-        exporting(
-            "The formats to write, each a file [default: by the ending of --output, else onnx]",
-            metavar="onnx,pt2",
-            split=True,
-            often=True,
-        ),
-    ] = (),
-    input: Annotated[
-        Literal["float32", "uint8"],
-        exporting(
-            "What the graph of an image model takes: pixels preprocessed to float32, or images at the model's size in "
-            "uint8, which it normalises itself",
-            often=True,
-        ),
-    ] = "float32",
+    format: Format | Sequence[Format] = exporting(
+        "The formats to write, each a file [default: by the ending of --output, else onnx]",
+        default=(),
+        metavar="onnx,pt2",
+        split=True,
+        often=True,
+    ),
+    input: Literal["float32", "uint8"] = exporting(
+        "What the graph of an image model takes: pixels preprocessed to float32, or images at the model's size in "
+        "uint8, which it normalises itself",
+        default="float32",
+        often=True,
+    ),
     output: Output = None,
     **shared: Unpack[Opening],
 ) -> Exports:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.heads import AUTO, COUNT, DROP, KEEP, OTHER_BASE, REMOVE, count_of_drop
 from hydractl.api.options import OfHeads, OneModel, Output, running
@@ -37,108 +37,84 @@ Objective = Literal["acc", "ood", "avg", "nll", "brier"]
 def extract_circuit(
     model: OneModel,
     *,
-    val: Annotated[
-        ManyData,
-        search(
-            "Labelled validation data; several count in the mean over all of them, so repeat it for more",
-            often=True,
-        ),
-    ] = (),
-    ood_val: Annotated[
-        ManyData | Sequence[str],
-        search(
-            "Out-of-distribution validation data, as a SPEC; auto makes them of the samples of --val; repeat it for "
-            "more",
-            metavar="SPEC|auto",
-            often=True,
-        ),
-    ] = (),
-    objective: Annotated[
-        Objective | Sequence[Objective],
-        search(
-            "What to maximise: accuracy, AUROC against --ood-val, their mean, or minus a loss; several make one file "
-            "each [default: avg; nll with --algorithm headmap]",
-            metavar="acc|ood|avg|nll|brier,...",
-            split=True,
-            often=True,
-        ),
-    ] = (),
-    ood_score: Annotated[
-        Literal["msp", "entropy", "energy", "maxlogit"], search("The OOD score whose AUROC is measured")
-    ] = "msp",
-    budget: Annotated[
-        int | Literal["auto"] | None,
-        search(f"{REMOVE} in all; {AUTO} [heads]", at_least=1, word="auto", metavar=COUNT),
-    ] = None,
-    keep: Annotated[int | None, search(f"{KEEP}, mean per site [heads]", at_least=0, often=True)] = None,
-    max_drop: Annotated[
-        float | None, search(f"{DROP} --val; --budget or --keep may end it before [fraction]", at_least=0, below=1)
-    ] = None,
-    sites: Annotated[
-        str | None,
-        search(
-            "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
-            metavar="LIST",
-            pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
-            example="0-3,7",
-        ),
-    ] = None,
-    algorithm: Annotated[
-        Literal["greedy", "headmap"],
-        search("Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass"),
-    ] = "greedy",
-    approx: Annotated[
-        str | None,
-        search(
-            "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient "
-            "suggests [default: exact]",
-            metavar="lazy:N",
-            pattern=r"lazy:[1-9][0-9]{0,8}",
-            example="lazy:4",
-            often=True,
-        ),
-    ] = None,
-    paired: Annotated[
-        bool, expert("Measure each --val against the --ood-val in the same place only, instead of against all of them")
-    ] = False,
-    start_mask: Annotated[
-        JsonDocument | None,
-        expert(
-            "Start from the heads that this mask keeps; those it removes count for the budget "
-            "[default: all heads of the model]",
-            metavar="MASK",
-        ),
-    ] = None,
-    share_from: Annotated[
-        JsonDocument | None,
-        expert(
-            "In the first --share-sites, remove what this circuit removes at the same budget [default: none]",
-            metavar="CIRCUIT",
-        ),
-    ] = None,
-    share_sites: Annotated[
-        int | None,
-        expert(
-            "Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones "
-            "[sites; default: none]",
-            at_least=1,
-        ),
-    ] = None,
-    allow_other_base: Annotated[bool, expert(OTHER_BASE)] = False,
-    memory: Annotated[
-        str | None,
-        expert(
-            "Memory limit for activations cached between evaluations, such as 8G [default: half of what is free]",
-            metavar="SIZE",
-            pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
-            example="4G",
-        ),
-    ] = None,
-    timeout: Annotated[
-        float,
-        expert("How long the processes of a distributed search wait for each other [seconds]", above=0, at_most=10**6),
-    ] = 1800.0,
-    resume: Annotated[bool, running("Resume the search recorded in the journal beside the output", often=True)] = False,
+    val: ManyData = search(
+        "Labelled validation data; several count in the mean over all of them, so repeat it for more",
+        default=(),
+        often=True,
+    ),
+    ood_val: ManyData | Sequence[str] = search(
+        "Out-of-distribution validation data, as a SPEC; auto makes them of the samples of --val; repeat it for more",
+        default=(),
+        metavar="SPEC|auto",
+        often=True,
+    ),
+    objective: Objective | Sequence[Objective] = search(
+        "What to maximise: accuracy, AUROC against --ood-val, their mean, or minus a loss; several make one file "
+        "each [default: avg; nll with --algorithm headmap]",
+        default=(),
+        metavar="acc|ood|avg|nll|brier,...",
+        split=True,
+        often=True,
+    ),
+    ood_score: Literal["msp", "entropy", "energy", "maxlogit"] = search(
+        "The OOD score whose AUROC is measured", default="msp"
+    ),
+    budget: int | Literal["auto"] | None = search(
+        f"{REMOVE} in all; {AUTO} [heads]", at_least=1, word="auto", metavar=COUNT
+    ),
+    keep: int | None = search(f"{KEEP}, mean per site [heads]", at_least=0, often=True),
+    max_drop: float | None = search(
+        f"{DROP} --val; --budget or --keep may end it before [fraction]", at_least=0, below=1
+    ),
+    sites: str | None = search(
+        "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
+        metavar="LIST",
+        pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
+        example="0-3,7",
+    ),
+    algorithm: Literal["greedy", "headmap"] = search(
+        "Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
+        default="greedy",
+    ),
+    approx: str | None = search(
+        "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient "
+        "suggests [default: exact]",
+        metavar="lazy:N",
+        pattern=r"lazy:[1-9][0-9]{0,8}",
+        example="lazy:4",
+        often=True,
+    ),
+    paired: bool = expert(
+        "Measure each --val against the --ood-val in the same place only, instead of against all of them", default=False
+    ),
+    start_mask: JsonDocument | None = expert(
+        "Start from the heads that this mask keeps; those it removes count for the budget "
+        "[default: all heads of the model]",
+        metavar="MASK",
+    ),
+    share_from: JsonDocument | None = expert(
+        "In the first --share-sites, remove what this circuit removes at the same budget [default: none]",
+        metavar="CIRCUIT",
+    ),
+    share_sites: int | None = expert(
+        "Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones "
+        "[sites; default: none]",
+        at_least=1,
+    ),
+    allow_other_base: bool = expert(OTHER_BASE, default=False),
+    memory: str | None = expert(
+        "Memory limit for activations cached between evaluations, such as 8G [default: half of what is free]",
+        metavar="SIZE",
+        pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
+        example="4G",
+    ),
+    timeout: float = expert(
+        "How long the processes of a distributed search wait for each other [seconds]",
+        default=1800.0,
+        above=0,
+        at_most=10**6,
+    ),
+    resume: bool = running("Resume the search recorded in the journal beside the output", default=False, often=True),
     output: Output = None,
     **shared: Unpack[OfHeads],
 ) -> Circuit | Circuits:

@@ -168,183 +168,144 @@ def finetune(
     ],
     *,
     on_log: Callable[[Mapping[str, object]], None] | None = None,
-    train: Annotated[Data | None, io(f"Training data, with labels or captions; {SPEC_FORMS}", often=True)] = None,
-    recipe: Annotated[
-        Path | None,
-        lengths(
-            "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
-            "clip-locked-image, for pruned models, base-imagenet21k, base-imagenet1k, base-cifar100, for whole ones, "
-            "or a YAML file [default: the built-in values, those of the recipe default]",
-            metavar="NAME|FILE",
-            often=True,
-        ),
-    ] = None,
-    ensemble: Annotated[
-        str | MethodOptions | None,
-        ensembles(
-            "Train members of an ensemble, by one of the ways below; deep:3 trains three models by three seeds "
-            "[default: one model]",
-            metavar="KIND[:ARGS]",
-            example="deep:3",
-            type=MethodOptions,
-            reads=read_ensemble,
-            often=True,
-        ),
-    ] = None,
-    val: Annotated[
-        Data | None,
-        lengths(
-            "Validation data, as a SPEC: the best epoch on it is kept [default: none, the last epoch is kept]",
-            often=True,
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None, lengths("Passes over the data [default: 3, or by --steps]", at_least=1, often=True)
-    ] = None,
-    steps: Annotated[int | None, lengths("Optimizer steps, instead of --epochs [steps]", at_least=1)] = None,
-    patience: Annotated[
-        int | None,
-        lengths(
-            "Stop after this many epochs without a better validation accuracy [epochs; default: never]", at_least=1
-        ),
-    ] = None,
-    min_delta: Annotated[
-        float,
-        lengths("Smallest improvement that counts, a fraction of all samples", at_least=0, below=1, flagless=True),
-    ] = 0.0,
-    optimizer: Annotated[Literal["adamw", "sgd"], optimization("The optimizer")] = "adamw",
-    lr: Annotated[
-        float | Sequence[float],
-        optimization(
-            "Learning rate at its peak; of several, each is trained and the best on --val is kept",
-            metavar="X[,X...]",
-            above=0,
-            split=True,
-            often=True,
-        ),
-    ] = (1e-4,),
-    weight_decay: Annotated[float, optimization("Weight decay; none on biases and norms", at_least=0)] = 0.01,
-    momentum: Annotated[float, optimization("Momentum of sgd", at_least=0, below=1, flagless=True)] = 0.9,
-    betas: Annotated[
-        Sequence[float],
-        optimization("Decay rates of adamw's first and second moments", at_least=0, below=1, split=True, flagless=True),
-    ] = (0.9, 0.999),
-    eps: Annotated[float, optimization("The epsilon of adamw", above=0, flagless=True)] = 1e-8,
-    warmup: Annotated[
-        float,
-        optimization(
-            "Linear warm-up: steps, or a fraction of all steps if less than 1 [steps or fraction]",
-            at_least=0,
-            check=_check_warmup,
-            flagless=True,
-        ),
-    ] = 0.05,
-    schedule: Annotated[
-        Literal["cosine", "linear", "constant"], optimization("The learning rate after the warm-up")
-    ] = "cosine",
-    lr_floor: Annotated[
-        float,
-        optimization("Final learning rate of the cosine, a fraction of the peak", at_least=0, at_most=1, flagless=True),
-    ] = 1e-5,
-    loss: Annotated[
-        Literal["cross-entropy", "contrastive"],
-        optimization(
-            "What is minimised: the cross-entropy of the classes, or, for a CLIP on --train captions:..., the "
-            "contrastive loss of open_clip"
-        ),
-    ] = "cross-entropy",
-    label_smoothing: Annotated[float, optimization("Label smoothing", at_least=0, below=1, flagless=True)] = 0.0,
-    clip: Annotated[float, optimization("Largest gradient norm; 0 means no limit", at_least=0, flagless=True)] = 1.0,
-    accumulate: Annotated[
-        int, optimization("Batches that make one step, as if they were one batch [batches]", at_least=1)
-    ] = 1,
-    train_last: Annotated[
-        int | None,
-        weights("Train only the last N blocks and the classifier [blocks; default: all blocks]", at_least=0),
-    ] = None,
-    freeze: Annotated[
-        Part | Sequence[Part],
-        weights(
-            "Parts that are left as they are: patch, position, class_token, words, stem, attention, mlp, norm, "
-            "layer_scale, head, scale; stem is all before the first block [default: none]",
-            metavar="PART[,PART...]",
-            split=True,
-        ),
-    ] = (),
-    init: Annotated[
-        Literal["given", "head", "random"],
-        weights(
-            "The weights to start from; head draws those of the classifier by --seed, and makes one for a body that "
-            "has none, random draws all of them"
-        ),
-    ] = "given",
-    reset_head: Annotated[
-        bool,
-        weights(
-            "Start from a classifier with as many classes as --labels, --classes or the data have, of zeros but for "
-            "--init head"
-        ),
-    ] = False,
-    classes: Annotated[
-        int | None,
-        weights("Classes of a new classifier, for data without class names [default: what the data have]", at_least=2),
-    ] = None,
-    dropout: Annotated[
-        float | None,
-        weights(
-            "Dropout in each layer, behind attention and in the MLP [default: what the model says]",
-            at_least=0,
-            below=1,
-        ),
-    ] = None,
-    augment: Annotated[
-        str | Sequence[str],
-        augmentation(
-            "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",
-            metavar="crop[:0.08],flip,randaugment[:2:12]",
-            pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:([12]?[0-9]|30))?",
-            example="crop:0.08,flip",
-            split=True,
-        ),
-    ] = (),
-    log: Annotated[
-        Path | None,
-        io(
-            "Write a line of JSON for each step that is logged and each epoch; beside is a.log.jsonl for a.st "
-            "[default: no log]",
-            metavar="FILE|beside",
-            check=_check_log,
-            writes=True,
-        ),
-    ] = None,
-    save_every: Annotated[
-        str | int,
-        running(
-            "How often the unfinished run is saved beside the output, in steps or seconds, minutes, hours",
-            metavar="N|Ns|Nm|Nh",
-            type=str,
-            pattern=r"[1-9][0-9]{0,8}[smh]?",
-            example="500 or 10m",
-        ),
-    ] = "10m",
-    resume: Annotated[bool, running("Resume the unfinished run that is saved beside the output", often=True)] = False,
-    autocast: Annotated[
-        Literal["bfloat16"] | None,
-        running("Mixed precision: compute activations of training in this format; weights keep theirs [default: off]"),
-    ] = None,
-    checkpoint_blocks: Annotated[
-        bool, running("Gradient checkpointing: recompute the activations of each block in the backward pass")
-    ] = False,
-    compile: Annotated[bool, running("Compile the model with torch.compile")] = False,
-    timeout: Annotated[
-        float,
-        running(
-            "How long the processes of a distributed training wait for each other [seconds]",
-            above=0,
-            at_most=10**6,
-            flagless=True,
-        ),
-    ] = 1800.0,
+    train: Data | None = io(f"Training data, with labels or captions; {SPEC_FORMS}", often=True),
+    recipe: Path | None = lengths(
+        "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
+        "clip-locked-image, for pruned models, base-imagenet21k, base-imagenet1k, base-cifar100, for whole ones, "
+        "or a YAML file [default: the built-in values, those of the recipe default]",
+        metavar="NAME|FILE",
+        often=True,
+    ),
+    ensemble: str | MethodOptions | None = ensembles(
+        "Train members of an ensemble, by one of the ways below; deep:3 trains three models by three seeds "
+        "[default: one model]",
+        metavar="KIND[:ARGS]",
+        example="deep:3",
+        type=MethodOptions,
+        reads=read_ensemble,
+        often=True,
+    ),
+    val: Data | None = lengths(
+        "Validation data, as a SPEC: the best epoch on it is kept [default: none, the last epoch is kept]",
+        often=True,
+    ),
+    epochs: int | None = lengths("Passes over the data [default: 3, or by --steps]", at_least=1, often=True),
+    steps: int | None = lengths("Optimizer steps, instead of --epochs [steps]", at_least=1),
+    patience: int | None = lengths(
+        "Stop after this many epochs without a better validation accuracy [epochs; default: never]", at_least=1
+    ),
+    min_delta: float = lengths(
+        "Smallest improvement that counts, a fraction of all samples", default=0.0, at_least=0, below=1, flagless=True
+    ),
+    optimizer: Literal["adamw", "sgd"] = optimization("The optimizer", default="adamw"),
+    lr: float | Sequence[float] = optimization(
+        "Learning rate at its peak; of several, each is trained and the best on --val is kept",
+        default=(1e-4,),
+        metavar="X[,X...]",
+        above=0,
+        split=True,
+        often=True,
+    ),
+    weight_decay: float = optimization("Weight decay; none on biases and norms", default=0.01, at_least=0),
+    momentum: float = optimization("Momentum of sgd", default=0.9, at_least=0, below=1, flagless=True),
+    betas: Sequence[float] = optimization(
+        "Decay rates of adamw's first and second moments",
+        default=(0.9, 0.999),
+        at_least=0,
+        below=1,
+        split=True,
+        flagless=True,
+    ),
+    eps: float = optimization("The epsilon of adamw", default=1e-8, above=0, flagless=True),
+    warmup: float = optimization(
+        "Linear warm-up: steps, or a fraction of all steps if less than 1 [steps or fraction]",
+        default=0.05,
+        at_least=0,
+        check=_check_warmup,
+        flagless=True,
+    ),
+    schedule: Literal["cosine", "linear", "constant"] = optimization(
+        "The learning rate after the warm-up", default="cosine"
+    ),
+    lr_floor: float = optimization(
+        "Final learning rate of the cosine, a fraction of the peak", default=1e-5, at_least=0, at_most=1, flagless=True
+    ),
+    loss: Literal["cross-entropy", "contrastive"] = optimization(
+        "What is minimised: the cross-entropy of the classes, or, for a CLIP on --train captions:..., the "
+        "contrastive loss of open_clip",
+        default="cross-entropy",
+    ),
+    label_smoothing: float = optimization("Label smoothing", default=0.0, at_least=0, below=1, flagless=True),
+    clip: float = optimization("Largest gradient norm; 0 means no limit", default=1.0, at_least=0, flagless=True),
+    accumulate: int = optimization(
+        "Batches that make one step, as if they were one batch [batches]", default=1, at_least=1
+    ),
+    train_last: int | None = weights(
+        "Train only the last N blocks and the classifier [blocks; default: all blocks]", at_least=0
+    ),
+    freeze: Part | Sequence[Part] = weights(
+        "Parts that are left as they are: patch, position, class_token, words, stem, attention, mlp, norm, "
+        "layer_scale, head, scale; stem is all before the first block [default: none]",
+        default=(),
+        metavar="PART[,PART...]",
+        split=True,
+    ),
+    init: Literal["given", "head", "random"] = weights(
+        "The weights to start from; head draws those of the classifier by --seed, and makes one for a body that "
+        "has none, random draws all of them",
+        default="given",
+    ),
+    reset_head: bool = weights(
+        "Start from a classifier with as many classes as --labels, --classes or the data have, of zeros but for "
+        "--init head",
+        default=False,
+    ),
+    classes: int | None = weights(
+        "Classes of a new classifier, for data without class names [default: what the data have]", at_least=2
+    ),
+    dropout: float | None = weights(
+        "Dropout in each layer, behind attention and in the MLP [default: what the model says]",
+        at_least=0,
+        below=1,
+    ),
+    augment: str | Sequence[str] = augmentation(
+        "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",
+        default=(),
+        metavar="crop[:0.08],flip,randaugment[:2:12]",
+        pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:([12]?[0-9]|30))?",
+        example="crop:0.08,flip",
+        split=True,
+    ),
+    log: Path | None = io(
+        "Write a line of JSON for each step that is logged and each epoch; beside is a.log.jsonl for a.st "
+        "[default: no log]",
+        metavar="FILE|beside",
+        check=_check_log,
+        writes=True,
+    ),
+    save_every: str | int = running(
+        "How often the unfinished run is saved beside the output, in steps or seconds, minutes, hours",
+        default="10m",
+        metavar="N|Ns|Nm|Nh",
+        type=str,
+        pattern=r"[1-9][0-9]{0,8}[smh]?",
+        example="500 or 10m",
+    ),
+    resume: bool = running("Resume the unfinished run that is saved beside the output", default=False, often=True),
+    autocast: Literal["bfloat16"] | None = running(
+        "Mixed precision: compute activations of training in this format; weights keep theirs [default: off]"
+    ),
+    checkpoint_blocks: bool = running(
+        "Gradient checkpointing: recompute the activations of each block in the backward pass", default=False
+    ),
+    compile: bool = running("Compile the model with torch.compile", default=False),
+    timeout: float = running(
+        "How long the processes of a distributed training wait for each other [seconds]",
+        default=1800.0,
+        above=0,
+        at_most=10**6,
+        flagless=True,
+    ),
     output: Output = None,
     **shared: Unpack[OfHeads],
 ) -> Model:

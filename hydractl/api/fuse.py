@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.options import Computing, Members, Output
 from hydractl.api.verb import verb
@@ -23,17 +23,15 @@ Mergeable = Literal["mlp", "norm", "embed", "none", "auto"]
 def fuse(
     models: Members,
     *,
-    merge: Annotated[
-        Mergeable | Sequence[Mergeable],
-        fusing(
-            "What to average over the members; attention, LayerScale and classifiers never are. auto averages all "
-            "three where the members come from one base and it moves their answers little, and nothing where it does "
-            "not",
-            metavar="auto|mlp,norm,embed|none",
-            split=True,
-            often=True,
-        ),
-    ] = ("auto",),
+    merge: Mergeable | Sequence[Mergeable] = fusing(
+        "What to average over the members; attention, LayerScale and classifiers never are. auto averages all "
+        "three where the members come from one base and it moves their answers little, and nothing where it does "
+        "not",
+        default=("auto",),
+        metavar="auto|mlp,norm,embed|none",
+        split=True,
+        often=True,
+    ),
     output: Output = None,
     **shared: Unpack[Computing],
 ) -> Model:

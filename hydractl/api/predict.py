@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.options import DataSet, ModelAndInputs, OnSamples, Required, io, requiring
 from hydractl.api.values import Path
@@ -26,48 +26,38 @@ def predict(
     model: ModelAndInputs,
     data: DataSet = None,
     *,
-    on_bad: Annotated[
-        Literal["error", "skip"],
-        predicting(
-            "A sample that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
-        ),
-    ] = "error",
-    top: Annotated[
-        int, predicting("List the N most probable classes of each sample [classes]", at_least=0, often=True)
-    ] = 0,
-    members: Annotated[bool, predicting("Say what each member predicts, too", often=True)] = False,
-    flagged: Annotated[
-        bool, predicting("List only the samples that are flagged; a file of predictions holds all", often=True)
-    ] = False,
-    report: Annotated[
-        Path | None,
-        predicting(
-            "Write the summary, which is else only printed: how many samples are flagged, with an interval",
-            metavar="FILE.json",
-            check=ends_in(".json"),
-            writes=True,
-            often=True,
-        ),
-    ] = None,
-    resume: Annotated[bool, predicting("Resume the unfinished file of the same command")] = False,
-    require: Annotated[
-        Required,
-        requiring(
-            "Exit with 4 unless it holds: ood_share, confidence, n or skipped, as KEY<=NUMBER; repeat it for more",
-            group="Predicting",
-        ),
-    ] = (),
-    output: Annotated[
-        Path | None,
-        io(
-            "File of the predictions, .jsonl or .csv, a line for each sample [default: lines on standard "
-            "output, on a terminal a table of the first]",
-            metavar="FILE",
-            short="-o",
-            writes=True,
-            often=True,
-        ),
-    ] = None,
+    on_bad: Literal["error", "skip"] = predicting(
+        "A sample that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
+        default="error",
+    ),
+    top: int = predicting(
+        "List the N most probable classes of each sample [classes]", default=0, at_least=0, often=True
+    ),
+    members: bool = predicting("Say what each member predicts, too", default=False, often=True),
+    flagged: bool = predicting(
+        "List only the samples that are flagged; a file of predictions holds all", default=False, often=True
+    ),
+    report: Path | None = predicting(
+        "Write the summary, which is else only printed: how many samples are flagged, with an interval",
+        metavar="FILE.json",
+        check=ends_in(".json"),
+        writes=True,
+        often=True,
+    ),
+    resume: bool = predicting("Resume the unfinished file of the same command", default=False),
+    require: Required = requiring(
+        "Exit with 4 unless it holds: ood_share, confidence, n or skipped, as KEY<=NUMBER; repeat it for more",
+        default=(),
+        group="Predicting",
+    ),
+    output: Path | None = io(
+        "File of the predictions, .jsonl or .csv, a line for each sample [default: lines on standard "
+        "output, on a terminal a table of the first]",
+        metavar="FILE",
+        short="-o",
+        writes=True,
+        often=True,
+    ),
     **shared: Unpack[OnSamples],
 ) -> Predictions:
     """Predict samples without labels, and flag those that the model was not made for.

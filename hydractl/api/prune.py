@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.heads import (
     AUTO,
@@ -69,101 +69,63 @@ OBA = WEIGHT_CRITERIA["oba"]
 def prune(
     model: OneModel,
     *,
-    method: Annotated[
-        AnyCriterion | str | None,
-        choosing(
-            f"{CRITERION}; oba is for --weights",
-            choices=any_criterion_names(),
-            reads=read_any_criterion,
-            type=AnyCriterion,
-            often=True,
-        ),
-    ] = None,
-    scores: Annotated[
-        JsonDocument | None, choosing("Scores from the score verb; - is standard input", often=True)
-    ] = None,
-    circuit: Annotated[
-        JsonDocument | None,
-        choosing("A removal order from extract-circuit; - is standard input", often=True),
-    ] = None,
-    mask: Annotated[JsonDocument | None, choosing("The heads to keep; - is standard input", often=True)] = None,
-    allow_other_base: Annotated[bool, choosing(OTHER_BASE)] = False,
-    keep: Annotated[
-        int | None, amount(f"{KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True)
-    ] = None,
-    remove: Annotated[
-        int | Literal["auto"] | None,
-        amount(
-            f"{REMOVE} per site; in all with --scope global; {AUTO} [heads]",
-            at_least=0,
-            often=True,
-            word="auto",
-            metavar=COUNT,
-        ),
-    ] = None,
-    max_drop: Annotated[
-        float | None,
-        amount(
-            f"{DROP} --val or else on the samples that chose the heads; the one before is taken [fraction]",
-            at_least=0,
-            below=1,
-        ),
-    ] = None,
-    val: Annotated[
-        Data | None,
-        amount("Labelled validation data for --max-drop, better not what the heads are chosen with"),
-    ] = None,
-    weights: Annotated[
-        float | None,
-        amount(
-            f"Remove no heads, set single weights to zero: the share of all parameters to keep, with --method "
-            f"{OF_WEIGHTS} [fraction]",
-            above=0,
-            below=1,
-        ),
-    ] = None,
-    weight_steps: Annotated[
-        int | None,
-        amount(
-            "Remove the weights of --weights in N steps, each scored anew on what the steps before have left, and each "
-            f"to the same share of it [steps; default: {OBA.steps} with --method oba, as its authors do]",
-            at_least=1,
-        ),
-    ] = None,
-    scope: Annotated[
-        Literal["site", "global"] | None,
-        amount(
-            "Compare heads within each site, or over all sites of the towers; a circuit is always global "
-            "[default: site; global for a model of two towers]"
-        ),
-    ] = None,
-    order: Annotated[
-        Order | None,
-        amount(
-            "Score site by site on the model as pruned so far, or all at once on the full model "
-            "[default: sequential; one-shot with --scope global]"
-        ),
-    ] = None,
-    samples: Annotated[int, amount(f"{SAMPLES} [samples]", at_least=1)] = 512,
-    sample_from: Annotated[
-        int | None,
-        amount(
-            "Draw the heads to remove by --seed from the first N of the circuit [heads; default: take them in order]",
-            at_least=1,
-        ),
-    ] = None,
-    share_sites: Annotated[
-        int | None,
-        form("Keep the same heads as --with in the first N sites of each tower [sites; default: none]", at_least=1),
-    ] = None,
-    with_mask: Annotated[JsonDocument | None, form("The mask for --share-sites", metavar="MASK", flag="--with")] = None,
-    layout: Annotated[
-        Literal["sliced", "zeroed"] | None,
-        form(
-            "Cut the heads out of the weights, in a folder where its library can hold that (transformers' ViT, DeiT, "
-            "DINOv2), or set their output columns to zero [default: sliced for a .st file, zeroed for a folder]"
-        ),
-    ] = None,
+    method: AnyCriterion | str | None = choosing(
+        f"{CRITERION}; oba is for --weights",
+        choices=any_criterion_names(),
+        reads=read_any_criterion,
+        type=AnyCriterion,
+        often=True,
+    ),
+    scores: JsonDocument | None = choosing("Scores from the score verb; - is standard input", often=True),
+    circuit: JsonDocument | None = choosing("A removal order from extract-circuit; - is standard input", often=True),
+    mask: JsonDocument | None = choosing("The heads to keep; - is standard input", often=True),
+    allow_other_base: bool = choosing(OTHER_BASE, default=False),
+    keep: int | None = amount(f"{KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True),
+    remove: int | Literal["auto"] | None = amount(
+        f"{REMOVE} per site; in all with --scope global; {AUTO} [heads]",
+        at_least=0,
+        often=True,
+        word="auto",
+        metavar=COUNT,
+    ),
+    max_drop: float | None = amount(
+        f"{DROP} --val or else on the samples that chose the heads; the one before is taken [fraction]",
+        at_least=0,
+        below=1,
+    ),
+    val: Data | None = amount("Labelled validation data for --max-drop, better not what the heads are chosen with"),
+    weights: float | None = amount(
+        f"Remove no heads, set single weights to zero: the share of all parameters to keep, with --method "
+        f"{OF_WEIGHTS} [fraction]",
+        above=0,
+        below=1,
+    ),
+    weight_steps: int | None = amount(
+        "Remove the weights of --weights in N steps, each scored anew on what the steps before have left, and each "
+        f"to the same share of it [steps; default: {OBA.steps} with --method oba, as its authors do]",
+        at_least=1,
+    ),
+    scope: Literal["site", "global"] | None = amount(
+        "Compare heads within each site, or over all sites of the towers; a circuit is always global "
+        "[default: site; global for a model of two towers]"
+    ),
+    order: Order | None = amount(
+        "Score site by site on the model as pruned so far, or all at once on the full model "
+        "[default: sequential; one-shot with --scope global]"
+    ),
+    samples: int = amount(f"{SAMPLES} [samples]", default=512, at_least=1),
+    sample_from: int | None = amount(
+        "Draw the heads to remove by --seed from the first N of the circuit [heads; default: take them in order]",
+        at_least=1,
+    ),
+    share_sites: int | None = form(
+        "Keep the same heads as --with in the first N sites of each tower [sites; default: none]", at_least=1
+    ),
+    with_mask: JsonDocument | None = form("The mask for --share-sites", metavar="MASK", flag="--with"),
+    layout: Literal["sliced", "zeroed"] | None = form(
+        "Cut the heads out of the weights, in a folder where its library can hold that (transformers' ViT, DeiT, "
+        "DINOv2), or set their output columns to zero [default: sliced for a .st file, zeroed for a folder]"
+    ),
     output: Output = None,
     data: DataSet = None,
     **shared: Unpack[OfHeads],

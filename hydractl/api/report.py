@@ -30,46 +30,34 @@ def make_report(
         ),
     ],
     *,
-    html: Annotated[
-        Path | None,
-        reporting(
-            "Write a report of an eval as one .html file, with tables and plots",
-            metavar="FILE",
-            check=ends_in(".html", any_case=True),
-            often=True,
-            writes=True,
-        ),
-    ] = None,
-    plots: Annotated[
-        Path | None,
-        reporting("Write the plots of that report as .png files into a folder", metavar="DIR", often=True, writes=True),
-    ] = None,
-    openood_csv: Annotated[
-        Path | None,
-        reporting(
-            "Write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has its "
-            "name in the file's",
-            metavar="FILE",
-            check=ends_in(".csv", any_case=True),
-            writes=True,
-        ),
-    ] = None,
-    over: Annotated[
-        Literal["seed", "data"] | None,
-        reporting(
-            "Show the means of several evals, with sample standard deviations, over seeds (rows with the same name "
-            "before #) or over data sets (rows with the same name); -o keeps them",
-            often=True,
-        ),
-    ] = None,
-    require: Annotated[
-        Required,
-        requiring(
-            "Exit with 4 unless it holds in every row, of a bench in every one but the first, as [NAME:]KEY>=NUMBER; "
-            "repeat it for more",
-            group="Reporting",
-        ),
-    ] = (),
+    html: Path | None = reporting(
+        "Write a report of an eval as one .html file, with tables and plots",
+        metavar="FILE",
+        check=ends_in(".html", any_case=True),
+        often=True,
+        writes=True,
+    ),
+    plots: Path | None = reporting(
+        "Write the plots of that report as .png files into a folder", metavar="DIR", often=True, writes=True
+    ),
+    openood_csv: Path | None = reporting(
+        "Write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has its "
+        "name in the file's",
+        metavar="FILE",
+        check=ends_in(".csv", any_case=True),
+        writes=True,
+    ),
+    over: Literal["seed", "data"] | None = reporting(
+        "Show the means of several evals, with sample standard deviations, over seeds (rows with the same name "
+        "before #) or over data sets (rows with the same name); -o keeps them",
+        often=True,
+    ),
+    require: Required = requiring(
+        "Exit with 4 unless it holds in every row, of a bench in every one but the first, as [NAME:]KEY>=NUMBER; "
+        "repeat it for more",
+        default=(),
+        group="Reporting",
+    ),
     output: Output = None,
     **shared: Unpack[General],
 ) -> Result:

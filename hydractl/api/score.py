@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from hydractl.api.heads import CRITERION, KEEP, REMOVE, SAMPLES, Order
 from hydractl.api.options import DataSet, OfHeads, OneModel, Output
@@ -22,20 +22,16 @@ scoring = partial(opt, group="Scoring")
 def score(
     model: OneModel,
     *,
-    method: Annotated[
-        Criterion | str | None,
-        scoring(CRITERION, choices=CRITERIA.names, reads=read_criterion, type=Criterion, often=True),
-    ] = None,
-    samples: Annotated[int, scoring(f"{SAMPLES} [samples]", at_least=1, often=True)] = 512,
-    order: Annotated[
-        Order | None,
-        scoring(
-            "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the "
-            "full model [default: sequential with --keep or --remove, else one-shot]"
-        ),
-    ] = None,
-    keep: Annotated[int | None, scoring(f"{KEEP} per site [heads]", at_least=0, often=True)] = None,
-    remove: Annotated[int | None, scoring(f"{REMOVE} per site [heads]", at_least=0)] = None,
+    method: Criterion | str | None = scoring(
+        CRITERION, choices=CRITERIA.names, reads=read_criterion, type=Criterion, often=True
+    ),
+    samples: int = scoring(f"{SAMPLES} [samples]", default=512, at_least=1, often=True),
+    order: Order | None = scoring(
+        "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the "
+        "full model [default: sequential with --keep or --remove, else one-shot]"
+    ),
+    keep: int | None = scoring(f"{KEEP} per site [heads]", at_least=0, often=True),
+    remove: int | None = scoring(f"{REMOVE} per site [heads]", at_least=0),
     output: Output = None,
     data: DataSet = None,
     **shared: Unpack[OfHeads],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from hydractl.api.options import OfStudy, OneFile, Output, running
 from hydractl.api.values import Data, NamedData
@@ -34,118 +34,89 @@ _FURTHER_SCORES = tuple(name for name, data in ON_FEATURES.items() if name not i
 def study(
     model: OneFile,
     *,
-    train: Annotated[
-        Data | None,
-        in_data(
-            "Training data, for rows that are trained or pruned with them and for OOD scores on features "
-            "[default: none; rows that need them are left out]",
-            often=True,
-        ),
-    ] = None,
-    val: Annotated[
-        Data | None,
-        in_data(
-            "In-distribution validation data; one half is for the search, the other one to choose by",
-            often=True,
-        ),
-    ] = None,
-    ood_val: Annotated[
-        NamedData,
-        in_data(
-            "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: "
-            "the search takes the first one; auto makes them of the samples of --val [default: auto, and the score is "
-            "chosen blind]",
-            metavar="[NAME=]SPEC|auto",
-            reads=ood_val_of_study,
-            often=True,
-        ),
-    ] = (),
-    test: Annotated[
-        Data | None,
-        in_data("In-distribution test data, which no model runs on before everything is chosen", often=True),
-    ] = None,
-    ood: Annotated[
-        NamedData,
-        in_data(
-            "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more [default: made of the samples "
-            "of --test]",
-            often=True,
-        ),
-    ] = (),
-    rows: Annotated[
-        str | Sequence[str],
-        in_study(
-            f"Rows to make beside the single model: {', '.join(ROWS)}; default stands for those that need no training",
-            choices=ROWS,
-            split=True,
-        ),
-    ] = ("default",),
-    max_drop: Annotated[float, in_study("Accuracy that may be lost on validation data", at_least=0, at_most=1)] = 0.01,
-    time: Annotated[
-        str | None,
-        in_study(
-            "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is "
-            "approximated, takes fewer samples, and rows are left out; the plan says what [default: no limit]",
-            metavar="TIME",
-            pattern=r"[0-9]{1,6}[smh]",
-            example="90s, 10m or 8h",
-            often=True,
-        ),
-    ] = None,
-    search_samples: Annotated[
-        int | None,
-        in_study("Samples of each set in the search [samples; default: half of the validation data]", at_least=2),
-    ] = None,
-    approx: Annotated[
-        str | None,
-        in_study(
-            "Approximate the search, as in extract-circuit [default: exact]",
-            metavar="lazy:N",
-            pattern=r"lazy:[1-9][0-9]{0,8}",
-            example="lazy:4",
-        ),
-    ] = None,
-    fit_samples: Annotated[
-        int,
-        in_study(
-            "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out "
-            "[samples]",
-            at_least=0,
-        ),
-    ] = 5000,
-    ood_score: Annotated[
-        str | Sequence[str],
-        in_study(
-            f"Further OOD scores to choose from: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those on "
-            f"features {', '.join(OF_STUDY)}]",
-            choices=_FURTHER_SCORES,
-            split=True,
-        ),
-    ] = (),
-    epochs: Annotated[int, in_study("Epochs of rows that are trained [epochs]", at_least=1)] = 3,
-    lr: Annotated[
-        float | Sequence[float],
-        in_study(
-            "Learning rate of rows that are trained; of several, each training is made with each and the best on the "
-            "first half of --val is kept",
-            metavar="X[,X...]",
-            above=0,
-            split=True,
-        ),
-    ] = (1e-4,),
-    threshold: Annotated[
-        str | Threshold,
-        in_study(
-            "Share of in-distribution samples that best.st flags as OOD",
-            metavar="id:P",
-            pattern=r"id:0?\.[0-9]+",
-            example="id:0.05",
-            type=Threshold,
-            reads=Threshold.read,
-        ),
-    ] = "id:0.05",
-    bootstrap: Annotated[int, in_study("Resamples for 95 % intervals [resamples]", at_least=100)] = 1000,
-    timed: Annotated[bool, running("Measure the latency of best.st with bench at the end")] = True,
+    train: Data | None = in_data(
+        "Training data, for rows that are trained or pruned with them and for OOD scores on features "
+        "[default: none; rows that need them are left out]",
+        often=True,
+    ),
+    val: Data | None = in_data(
+        "In-distribution validation data; one half is for the search, the other one to choose by",
+        often=True,
+    ),
+    ood_val: NamedData = in_data(
+        "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: "
+        "the search takes the first one; auto makes them of the samples of --val [default: auto, and the score is "
+        "chosen blind]",
+        default=(),
+        metavar="[NAME=]SPEC|auto",
+        reads=ood_val_of_study,
+        often=True,
+    ),
+    test: Data | None = in_data(
+        "In-distribution test data, which no model runs on before everything is chosen", often=True
+    ),
+    ood: NamedData = in_data(
+        "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more [default: made of the samples "
+        "of --test]",
+        default=(),
+        often=True,
+    ),
+    rows: str | Sequence[str] = in_study(
+        f"Rows to make beside the single model: {', '.join(ROWS)}; default stands for those that need no training",
+        default=("default",),
+        choices=ROWS,
+        split=True,
+    ),
+    max_drop: float = in_study("Accuracy that may be lost on validation data", default=0.01, at_least=0, at_most=1),
+    time: str | None = in_study(
+        "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is "
+        "approximated, takes fewer samples, and rows are left out; the plan says what [default: no limit]",
+        metavar="TIME",
+        pattern=r"[0-9]{1,6}[smh]",
+        example="90s, 10m or 8h",
+        often=True,
+    ),
+    search_samples: int | None = in_study(
+        "Samples of each set in the search [samples; default: half of the validation data]", at_least=2
+    ),
+    approx: str | None = in_study(
+        "Approximate the search, as in extract-circuit [default: exact]",
+        metavar="lazy:N",
+        pattern=r"lazy:[1-9][0-9]{0,8}",
+        example="lazy:4",
+    ),
+    fit_samples: int = in_study(
+        "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
+        default=5000,
+        at_least=0,
+    ),
+    ood_score: str | Sequence[str] = in_study(
+        f"Further OOD scores to choose from: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those on "
+        f"features {', '.join(OF_STUDY)}]",
+        default=(),
+        choices=_FURTHER_SCORES,
+        split=True,
+    ),
+    epochs: int = in_study("Epochs of rows that are trained [epochs]", default=3, at_least=1),
+    lr: float | Sequence[float] = in_study(
+        "Learning rate of rows that are trained; of several, each training is made with each and the best on the "
+        "first half of --val is kept",
+        default=(1e-4,),
+        metavar="X[,X...]",
+        above=0,
+        split=True,
+    ),
+    threshold: str | Threshold = in_study(
+        "Share of in-distribution samples that best.st flags as OOD",
+        default="id:0.05",
+        metavar="id:P",
+        pattern=r"id:0?\.[0-9]+",
+        example="id:0.05",
+        type=Threshold,
+        reads=Threshold.read,
+    ),
+    bootstrap: int = in_study("Resamples for 95 % intervals [resamples]", default=1000, at_least=100),
+    timed: bool = running("Measure the latency of best.st with bench at the end", default=True),
     output: Output = None,
     **shared: Unpack[OfStudy],
 ) -> Study:

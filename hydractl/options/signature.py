@@ -11,16 +11,16 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from hydractl.options.option import MODEL_KINDS, Option
 
 
-def opt(help: str, *, group: str, default: Any = None, **facts: Any) -> Option:
-    """Return what a signature tells of one option, to stand in ``Annotated[TYPE, opt(...)]``.
+def opt(help: str, *, group: str, default: Any = None, **facts: Any) -> Any:
+    """Return what a signature tells of one option, to stand in place of a default: ``keep: int = opt(..., default=8)``.
 
-    ``partial(opt, group="Search")`` declares the options under one heading. The name, the default and the type come
-    from the parameter; only options that verbs share have their default here.
+    An option that several verbs share stands in a type instead, as ``Annotated[int, opt(...)]``. The name and the type
+    come from the parameter. ``partial(opt, group="Search")`` declares the options under one heading.
 
     Args:
         help: one sentence, then ``[unit; default: in words]``; both parts may be missing.
         group: the heading of the help text under which it stands.
-        default: the default of an option that verbs share.
+        default: the default; None means "not given".
         facts: further attributes of :class:`Option`.
     """
     sentence, notes = help, ""
@@ -30,9 +30,9 @@ def opt(help: str, *, group: str, default: Any = None, **facts: Any) -> Option:
 
 
 OF_A_TERMINAL: Mapping[str, Option] = {
-    "json": opt("Print the result as one JSON document", group="Input and output", type=bool),
-    "quiet": opt("Print only warnings and errors", group="General", type=bool, short="-q"),
-    "verbose": opt("Print more: every option with its source, and details", group="General", type=bool, short="-v"),
+    "json": opt("Print the result as one JSON document", group="Input and output", default=False),
+    "quiet": opt("Print only warnings and errors", group="General", default=False, short="-q"),
+    "verbose": opt("Print more: every option with its source, and details", group="General", default=False, short="-v"),
 }
 """Options that every verb has on the command line, and that have no meaning for a Python program."""
 
@@ -78,16 +78,14 @@ class Declared:
             (shared,) = get_args(annotation)  # options that verbs share, which the function takes together
             hints = get_type_hints(shared, include_extras=True)
             for name in sorted(hints, key=ORDER.index):
-                default = hints[name].__metadata__[0].default
-                parameters.append(
-                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-                )
+                kind, option = get_args(hints[name])
+                parameters.append(inspect.Parameter(name, parameter.KEYWORD_ONLY, default=option, annotation=kind))
         return signature.replace(parameters=parameters)
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
         """The options in the order of the signature, then those of a terminal; of these ``json`` follows ``force``."""
-        of_a_terminal = {name: _completed(declared, name, False, [bool]) for name, declared in OF_A_TERMINAL.items()}
+        of_a_terminal = {name: _completed(declared, name, [bool]) for name, declared in OF_A_TERMINAL.items()}
         options = []
         parameters = self.signature.parameters
         names = list(parameters)
@@ -97,10 +95,13 @@ class Declared:
         for name in names:
             parameter = parameters[name]
             types = _parts_of(parameter.annotation)
-            declared = next((part for part in types if isinstance(part, Option)), None)
-            if declared is None:  # an argument for Python programs alone
-                continue
-            options.append(_completed(declared, name, parameter.default, types))
+            declared = parameter.default
+            if not isinstance(declared, Option):  # then it stands in the type; or this is an argument for Python alone
+                declared = next((part for part in types if isinstance(part, Option)), None)
+                if declared is None:
+                    continue
+                declared = replace(declared, default=parameter.default)
+            options.append(_completed(declared, name, types))
             if name == "force":
                 options.append(of_a_terminal.pop("json"))
         return (*options, *of_a_terminal.values())
@@ -117,7 +118,10 @@ class Declared:
             annotation = parameter.annotation
             if get_origin(annotation) is Annotated:
                 annotation = get_args(annotation)[0]
-            parameters.append(parameter.replace(annotation=annotation))
+            default = parameter.default
+            if isinstance(default, Option):
+                default = default.default
+            parameters.append(parameter.replace(annotation=annotation, default=default))
         return self.signature.replace(parameters=parameters)
 
     @property
@@ -131,8 +135,9 @@ class Declared:
         return next(iter(self.signature.parameters))
 
 
-def _completed(declared: Option, name: str, default: Any, types: Sequence[Any]) -> Option:
-    """Return an option with all that its parameter tells: its name, its default and the types of its values."""
+def _completed(declared: Option, name: str, types: Sequence[Any]) -> Option:
+    """Return an option with all that its parameter tells: its name and the types of its values."""
+    default = declared.default
     if default is inspect.Parameter.empty:
         default = None
     many = Sequence in types
