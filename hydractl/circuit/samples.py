@@ -226,9 +226,20 @@ def measure_certainty(
         advance: called with the number of samples of each batch.
         columns: the range of the set's classes among the classes of the model.
     """
-    logits_of_all_classes = logits_of(dataset, model, batch_size, workers, advance)
+    parameter = next(model.parameters())
+    indices: list[int] = []
+    logits_of_batches: list[Tensor] = []
+    with torch.inference_mode():
+        for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            logits_of_member = model.member_logits(inputs)[0]  # [B, classes]
+            logits_of_batches.append(logits_of_member.cpu())
+            indices += batch.indices
+            advance(len(batch.indices))
+
+    # Batches may have come in another order, e.g. sorted by the lengths of texts: go back to the order of the set.
     first, end = columns
-    logits = logits_of_all_classes[:, first:end]  # [N, classes]
+    logits = torch.cat(logits_of_batches)[np.argsort(indices), first:end]  # [N, classes]
     all_labels = np.asarray(dataset.labels) if labelled else None
 
     # Score in batches, which limits the memory. Margins and losses need labels, which only ID sets have.
@@ -254,34 +265,3 @@ def measure_certainty(
         margin=np.concatenate(margins_of_batches),
         loss=np.concatenate(losses),
     )
-
-
-def logits_of(
-    dataset: Dataset,
-    model: HydraModel,
-    batch_size: int,
-    workers: int | None,
-    advance: Callable[[int], None] = lambda samples: None,
-) -> Tensor:
-    """Return the logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU.
-
-    Args:
-        dataset: the set.
-        model: a model with one member.
-        batch_size, workers: how many samples are read at a time, and by how many processes.
-        advance: called with the number of samples of each batch.
-    """
-    parameter = next(model.parameters())
-    indices: list[int] = []
-    logits_of_batches: list[Tensor] = []
-    with torch.inference_mode():
-        for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            logits = model.member_logits(inputs)  # [1, B, classes]
-            logits_of_batches.append(logits[0].cpu())
-            indices += batch.indices
-            advance(len(batch.indices))
-
-    # Batches may have come in another order, e.g. sorted by the lengths of texts: go back to the order of the set.
-    order_of_set = np.argsort(indices)
-    return torch.cat(logits_of_batches)[order_of_set]

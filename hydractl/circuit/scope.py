@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
 
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
@@ -53,15 +52,6 @@ class SearchOptions:
     allow_other_base: bool
 
 
-class ScopeDetails(TypedDict, total=False):
-    """The part of a circuit's provenance that describes the heads that were searched."""
-
-    share_sites: int | None
-    allow_other_base: bool
-    sites: str
-    kept: list[int]
-
-
 @dataclass(frozen=True)
 class Scope:
     """The heads of one search.
@@ -80,7 +70,7 @@ class Scope:
     sites: list[str]
     budget: int
     total: int
-    details: ScopeDetails
+    details: Mapping[str, object]
     seen: list[Entry]
     kept: dict[str, int] | None = None
 
@@ -107,7 +97,9 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
 
     # The options count all heads that are gone at the end (`total`), also those that the model or the start of the
     # search already lacks. `budget` is what is left for the search itself to remove.
-    total = None if is_headmap else _heads_gone_at_end(options, model_mask)
+    total = None  # with max_drop alone, and of headmap
+    if not is_headmap and (options.keep is not None or options.budget is not None):
+        total = total_budget(model_mask, options.keep, options.budget, "--budget")
 
     # The sites whose heads may be removed: the listed ones (default: all), in the model that the search begins with.
     listed_paths = [site.path for site in source.sites]
@@ -115,7 +107,9 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         listed_paths = _paths_of_numbers(options.sites, source.sites)
     start = _starting_point(source, options, sites_of_tower, model_mask, log)
     starting_mask = start.mask.at(model_mask.heads)
-    sites = _searched_sites(starting_mask, listed_paths, start.leading)
+    sites = [path for path in starting_mask.heads if path in listed_paths and path not in start.leading]
+    if not sites:
+        raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
 
     # How many of these heads to remove.
     kept = None
@@ -133,8 +127,12 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
             total = removed_before + min(len(candidates), all_but_one)
         budget = total - removed_before
         _check_budget(budget, total, options, model_mask, starting_mask, candidates)
+    searched = source
+    if start.mask != source.description.mask:
+        description, tensors = pruned(source, start.mask, "sliced")
+        searched = replace(source, description=description, tensors=tensors)
     return Scope(
-        source=_with_heads_of(source, start.mask),
+        source=searched,
         sites=sites,
         budget=budget,
         total=budget + removed_before,
@@ -142,30 +140,6 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         seen=start.seen,
         kept=kept,
     )
-
-
-def _searched_sites(after: HeadMask, listed: Sequence[str], leading: Sequence[str]) -> list[str]:
-    """Return the paths of the sites whose heads may be removed, in model order.
-
-    Args:
-        after: the heads of the searched tower that the search begins with.
-        listed: the paths of the sites that ``--sites`` lists, or of all sites.
-        leading: the paths of the sites where another circuit decides (``--share-from``); they are left out.
-
-    Raises:
-        UsageError: no site is left.
-    """
-    sites = [path for path in after.heads if path in listed and path not in leading]
-    if not sites:
-        raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
-    return sites
-
-
-def _heads_gone_at_end(options: SearchOptions, before: HeadMask) -> int | None:
-    """Return how many heads are to be removed in all, or None if only ``max_drop`` ends the search."""
-    if options.keep is None and options.budget is None:
-        return None
-    return total_budget(before, options.keep, options.budget, "--budget")
 
 
 def _check_budget(
@@ -210,9 +184,11 @@ def _check_budget(
         )
 
 
-def _provenance_details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None) -> ScopeDetails:
+def _provenance_details(
+    options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None
+) -> dict[str, object]:
     """Return the part of the provenance that describes the scope; options that were not used are left out."""
-    details: ScopeDetails = {}
+    details: dict[str, object] = {}
     if leading:
         details["share_sites"] = options.share_sites
     if options.allow_other_base:
@@ -305,14 +281,6 @@ def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) 
     left_over = ranking.removed[count:]
     check_whole(ranking, left_over, path)
     return [*sorted(removed_at_start), *first_removed]
-
-
-def _with_heads_of(source: Source, mask: HeadMask) -> Source:
-    """Return the model with only the heads of a mask; the other heads are sliced away."""
-    if mask == source.description.mask:
-        return source
-    description, tensors = pruned(source, mask, "sliced")
-    return replace(source, description=description, tensors=tensors)
 
 
 def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:

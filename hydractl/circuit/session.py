@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
@@ -55,14 +55,6 @@ _MOST_AT_ONCE = 8
 
 _BYTES_OF_UNIT = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 """The units of ``--memory``."""
-
-
-class SearchEnvironment(TypedDict):
-    """Facts that may change the rounding, and so in rare cases the result."""
-
-    threads: int
-    torch: str
-    hydractl: str
 
 
 class Session:
@@ -215,16 +207,16 @@ class Session:
         """
         # One sample set for each set and each group of tasks that run over it together.
         sample_sets = []
-        for run in set_runs(self.tasks):
+        for (name, columns), tasks in set_runs(self.tasks).items():
             sample_set = SampleSet(
-                self.sets[run.name],
-                order[run.name],
+                self.sets[name],
+                order[name],
                 self.model,
                 self.options.batch_size,
                 self.options.workers,
-                labelled=role_of(run.name) == "id",
-                tasks=run.tasks,
-                columns=run.columns,
+                labelled=role_of(name) == "id",
+                tasks=tasks,
+                columns=columns,
             )
             sample_sets.append(sample_set)
 
@@ -283,9 +275,8 @@ class Session:
         """Return the plan of the search, with times measured on an evaluator that may have only some of the data."""
         # Samples are counted once for each run over their set.
         samples_by_role = {"id": 0, "ood": 0}
-        for run in set_runs(self.tasks):
-            role = role_of(run.name)
-            samples_by_role[role] += self._size_of_set[run.name]
+        for name, _ in set_runs(self.tasks):
+            samples_by_role[role_of(name)] += self._size_of_set[name]
         return plan_search(
             evaluator,
             list(self.names),
@@ -315,27 +306,15 @@ class Session:
 
             # The evaluator has counted its work from the beginning, so take the difference.
             work_before = evaluator.work
-            rankings, evaluations = self._run_search(evaluator, journal, plan)
+            columns = ["step", "removed at", "head", "score", "accuracy", "AUROC"]
+            if len(self.options.objective) > 1:
+                columns.insert(1, "objective")  # after the step, as in the cells of a removal
+            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
+                search = self._search_of_options(evaluator, journal, progress)
+                rankings = search.run(self.options.objective, self.scope.budget)
             work = evaluator.work - work_before
-            tell_work(self.log, plan, evaluations, work, self.team.size)
+            tell_work(self.log, plan, search.evaluations, work, self.team.size)
         return self._circuits_of_rankings(rankings)
-
-    def _run_search(
-        self, evaluator: Evaluator, journal: Journal, plan: SearchPlan
-    ) -> tuple[dict[str, ObjectiveRanking], int]:
-        """Run the search; return the ranking of each objective, and how many candidates were evaluated."""
-        columns = ["step", "removed at", "head", "score", "accuracy", "AUROC"]
-        if self._several_objectives:
-            columns.insert(1, "objective")  # after the step, as in the cells of a removal
-        with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
-            search = self._search_of_options(evaluator, journal, progress)
-            rankings = search.run(self.options.objective, self.scope.budget)
-        return rankings, search.evaluations
-
-    @property
-    def _several_objectives(self) -> bool:
-        """Whether the search has more than one objective."""
-        return len(self.options.objective) > 1
 
     def _search_of_options(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
         """Return the search that the options ask for: Headmap, lazy or exact greedy elimination."""
@@ -343,8 +322,7 @@ class Session:
         heads = list(self.names)
 
         def show_removal(objective: str, step: int, removal: Trial) -> None:
-            cells = self._progress_cells(objective, step, removal)
-            progress.row(cells)
+            progress.row(self._progress_cells(objective, step, removal))
 
         keywords: SearchKeywords = {
             "at_once": self._candidates_at_once(evaluator),
@@ -358,7 +336,10 @@ class Session:
 
         # Headmap, exact elimination, or lazy elimination.
         if options.algorithm == "headmap":
-            return Headmap(evaluator, heads, kept=self._kept_by_site_number(), **keywords)
+            kept_by_path = self.scope.kept or {}
+            numbered = enumerate(self.model.sites)
+            kept = {index: kept_by_path[site.path] for index, site in numbered if site.path in kept_by_path}
+            return Headmap(evaluator, heads, kept=kept, **keywords)
         asked_at_most = asked_by_lazy(options)
         if asked_at_most is None:
             return GreedySearch(evaluator, heads, **keywords)
@@ -372,7 +353,7 @@ class Session:
         accuracy = number(counts.score("acc"))
         auroc = "" if counts.two_u is None else number(counts.score("ood"))
         first_cells = [f"{step}/{self.scope.budget}"]
-        if self._several_objectives:
+        if len(self.options.objective) > 1:
             first_cells.append(objective)
         return [*first_cells, site, str(head), score, accuracy, auroc]
 
@@ -383,12 +364,6 @@ class Session:
         tokens_of_candidate = max(1, evaluator.largest_batch_tokens)
         most_by_tokens = _TOKENS_AT_ONCE // tokens_of_candidate
         return max(1, min(_MOST_AT_ONCE, most_by_tokens))
-
-    def _kept_by_site_number(self) -> dict[int, int]:
-        """Return how many heads Headmap keeps at each site, by the index of the site."""
-        kept_by_path = self.scope.kept or {}
-        numbered = enumerate(self.model.sites)
-        return {index: kept_by_path[site.path] for index, site in numbered if site.path in kept_by_path}
 
     # --- journal ------------------------------------------------------------------------------------------------------
 
@@ -408,7 +383,8 @@ class Session:
         journal = Journal.open(
             path,
             self.fingerprint(),
-            self.environment(),
+            # What may change the rounding, and so in rare cases the result.
+            {"threads": torch.get_num_threads(), "torch": torch.__version__, "hydractl": __version__},
             resume=self.options.resume,
             force=self.options.force,
             log=self.log,
@@ -469,14 +445,6 @@ class Session:
             "device": self._device_of_model.type,
             "max_length": source.description.preprocess.get("max_length"),
             "classes": _digest(asked_classes(source, None)),
-        }
-
-    def environment(self) -> SearchEnvironment:
-        """Return the facts that may change the rounding, and thus in rare cases the result."""
-        return {
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "hydractl": __version__,
         }
 
     # --- circuits -----------------------------------------------------------------------------------------------------

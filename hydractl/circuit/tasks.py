@@ -15,7 +15,7 @@ from hydractl.data.base import Dataset, one_class_warning
 from hydractl.data.overlap import GivenSet, compare_sets
 from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.expressions.data_sets import AUTO, DataSpec
+from hydractl.expressions.data_sets import AUTO
 from hydractl.log import Log
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source, with_labels
@@ -91,8 +91,19 @@ def open_tasks(
     Raises:
         InputError: for data that do not fit the model.
     """
-    id_sets = _open_id_sets(source, classes, options, log)
-    columns_by_set = _columns_by_set(classes)
+    labels_of_model = source.description.labels or []  # [] instead of None: class names must match, not positions
+    reads = {source.name: source.description.reads}
+    id_sets: dict[str, Dataset] = {}
+    for index, spec in enumerate(options.val):
+        labels = classes[index] if classes else labels_of_model
+        dataset = open_data(spec, labels=labels, need_labels=True, limit=options.limit, seed=options.seed, reads=reads)
+        check_labels_are_classes(dataset, source)
+        log.warn_all([one_class_warning(dataset)])
+        id_sets[_numbered_name("id", index)] = dataset
+
+    # The classes of the model are those of one set after another.
+    ends = itertools.accumulate(map(len, classes))
+    columns_by_set: list[ClassRange] = list(itertools.pairwise([0, *ends]))
     ood_sets: dict[str, Dataset] = {}
     tasks = []
     for id_index, data in enumerate(id_sets):
@@ -106,8 +117,12 @@ def open_tasks(
             name = _numbered_name("ood", ood_index)
             if spec.text == AUTO and id_index > 0:  # "auto" samples are made from each ID set: a separate set for each
                 name += f" of {data}"
-            if name not in ood_sets:
-                ood_sets[name] = _open_ood_set(spec, id_sets[data], source, options)
+            if name not in ood_sets and spec.text == AUTO:
+                ood_sets[name] = PseudoOod(id_sets[data], AUTO, options.seed, spec.where)
+            elif name not in ood_sets:
+                ood_sets[name] = open_data(
+                    spec, ignore_labels=True, limit=options.limit, seed=options.seed, reads=reads
+                )
             ood_names.append(name)
 
         # Without an OOD set, the ID set alone is a task.
@@ -115,54 +130,6 @@ def open_tasks(
             ood_names = [None]
         tasks += [Task(data, ood, columns) for ood in ood_names]
     return {**id_sets, **ood_sets}, tasks
-
-
-def _columns_by_set(classes: Sequence[Sequence[str]]) -> list[ClassRange]:
-    """Return the range of each set's classes among the model's, which list the classes of one set after another."""
-    ends = itertools.accumulate(map(len, classes))
-    return list(itertools.pairwise([0, *ends]))
-
-
-def _open_id_sets(
-    source: Source, classes: Sequence[Sequence[str]], options: SearchOptions, log: Log
-) -> dict[str, Dataset]:
-    """Open the ID sets of ``--val``, check that their labels are classes of the model, and return them by name.
-
-    Args:
-        source: the model, with the classes of all sets.
-        classes: the classes of each set; empty if all sets have the model's classes.
-        options: the options of the search.
-        log: receives a message about a set with only one class.
-    """
-    sets = {}
-    for index, spec in enumerate(options.val):
-        labels_of_model = source.description.labels or []  # [] instead of None: class names must match, not positions
-        labels: Sequence[str] = classes[index] if classes else labels_of_model
-        dataset = open_data(
-            spec,
-            labels=labels,
-            need_labels=True,
-            limit=options.limit,
-            seed=options.seed,
-            reads={source.name: source.description.reads},
-        )
-        check_labels_are_classes(dataset, source)
-        log.warn_all([one_class_warning(dataset)])
-        sets[_numbered_name("id", index)] = dataset
-    return sets
-
-
-def _open_ood_set(spec: DataSpec, inside: Dataset, source: Source, options: SearchOptions) -> Dataset:
-    """Open one OOD set; the spec ``auto`` makes OOD samples from the ID samples in ``inside``."""
-    if spec.text == AUTO:
-        return PseudoOod(inside, AUTO, options.seed, spec.where)
-    return open_data(
-        spec,
-        ignore_labels=True,
-        limit=options.limit,
-        seed=options.seed,
-        reads={source.name: source.description.reads},
-    )
 
 
 def _numbered_name(role: str, index: int) -> str:
@@ -186,37 +153,19 @@ def warnings_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
     return warnings
 
 
-@dataclass(frozen=True)
-class SetRun:
-    """One set as the model runs on it: once for all tasks that have the same classes.
+def set_runs(tasks: Sequence[Task]) -> dict[tuple[str, ClassRange], list[int]]:
+    """Return how the model runs over sets: each set once for all tasks that have the same classes, ID sets first.
 
-    Attributes:
-        name: the name of the set.
-        columns: the range of the tasks' classes among the classes of the model.
-        tasks: the indices of the tasks.
+    Returns:
+        The indices of the tasks, by the name of the set and the range of their classes among those of the model.
     """
-
-    name: str
-    columns: ClassRange
-    tasks: list[int]
-
-
-def set_runs(tasks: Sequence[Task]) -> list[SetRun]:
-    """Return the runs over sets: each set once for all tasks that have the same classes, ID sets first."""
-    # Pairs of a set's name and the index of a task that reads it: first the ID sets of all tasks, then the OOD sets.
-    sets_of_tasks = [(task.data, task_index) for task_index, task in enumerate(tasks)]
-    for task_index, task in enumerate(tasks):
+    runs: dict[tuple[str, ClassRange], list[int]] = {}
+    for index, task in enumerate(tasks):
+        runs.setdefault((task.data, task.columns), []).append(index)
+    for index, task in enumerate(tasks):
         if task.ood is not None:
-            sets_of_tasks.append((task.ood, task_index))
-
-    # Merge the pairs that have the same set and the same classes.
-    runs: dict[tuple[str, ClassRange], SetRun] = {}
-    for name, task_index in sets_of_tasks:
-        columns = tasks[task_index].columns
-        new_run = SetRun(name, columns, tasks=[])
-        run = runs.setdefault((name, columns), new_run)
-        run.tasks.append(task_index)
-    return list(runs.values())
+            runs.setdefault((task.ood, task.columns), []).append(index)
+    return runs
 
 
 def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
