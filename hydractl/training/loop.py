@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, NotRequired, TypedDict, TypeVar
+from typing import Any, NoReturn, NotRequired, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -117,20 +117,6 @@ class TrainingContext:
     signals: Interruptions = field(default_factory=Interruptions)
 
 
-class _Agreement(NamedTuple):
-    """What all processes have agreed on after a step: either all of them save or stop, or none does.
-
-    Attributes:
-        loss: the loss of the step, summed over processes.
-        stop: whether a signal has reached any of them.
-        save: whether it is time to save, by the clock of the first process.
-    """
-
-    loss: float
-    stop: bool
-    save: bool
-
-
 class Training:
     """One run of the training loop, which can be saved after any step and resumed (:meth:`save`).
 
@@ -187,7 +173,7 @@ class Training:
         self.epoch_start = self.order.get_state()  # its state before the current epoch
         self.best: tuple[float, dict[str, Tensor]] | None = None  # validation accuracy and weights of the best epoch
         self.waited = 0  # how many epochs have ended since then
-        self._agreement: _Agreement | None = None  # from the last step; None if there is only one process
+        self._agreed: tuple[bool, bool] | None = None  # whether to stop, and to save, after the last step; see _agree
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -207,7 +193,21 @@ class Training:
                 samples = self._draw_epoch()
                 self._train_on(samples, progress)
                 self._end_epoch()
-        self._put_result()
+
+        # The best epoch on the validation set, else the last epoch; None if the course collects other weights.
+        if self.best is not None:
+            _, best_weights = self.best
+            self.put(best_weights)
+        elif self.course.keeps_epoch:
+            # There was no validation: keep the last epoch, whose weights the model has.
+            self.history.kept_epoch = len(self.history.epochs)
+        else:
+            self.history.kept_epoch = None
+
+        # The course may replace them, e.g. by an average over several epochs.
+        result = self.course.finish(self.options.seed)
+        if result is not None:
+            self.put(result)
         self.model.eval()
         return self.history
 
@@ -238,23 +238,6 @@ class Training:
         steps = min(steps_left, self.per_epoch)
         samples = steps * self.options.per_step
         return shuffled[:samples].tolist()
-
-    def _put_result(self) -> None:
-        """Set the model's final weights, and note in the history which epoch they come from."""
-        # The best epoch on the validation set, else the last epoch; None if the course collects other weights.
-        if self.best is not None:
-            _, best_weights = self.best
-            self.put(best_weights)
-        elif self.course.keeps_epoch:
-            # There was no validation: keep the last epoch, whose weights the model has.
-            self.history.kept_epoch = len(self.history.epochs)
-        else:
-            self.history.kept_epoch = None
-
-        # The course may replace them, e.g. by an average over several epochs.
-        result = self.course.finish(self.options.seed)
-        if result is not None:
-            self.put(result)
 
     def _train_on(self, samples: Sequence[int], progress: Progress) -> None:
         """Make the steps of one epoch; in a resumed epoch only the steps that are not made yet.
@@ -347,8 +330,7 @@ class Training:
         calls = self.loss.calls(batches, shares)
         loss = backward(self._shared_loss, calls, team)
         if team.size > 1:
-            self._agreement = self._agree(loss)
-            loss = self._agreement.loss
+            loss = self._agree(loss)
         self._check_loss(loss)
 
         # Without a gradient, pruned weights stay zero.
@@ -476,11 +458,17 @@ class Training:
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _agree(self, loss: float) -> _Agreement:
+    def _agree(self, loss: float) -> float:
         """Exchange with all processes the loss of a step, and whether to stop or to save after the step.
+
+        Either all of them then save or stop, or none does: they stop if a signal has reached any of them, and save by
+        the clock of the first.
 
         Args:
             loss: this process's share of the loss.
+
+        Returns:
+            The loss of the step, summed over processes.
         """
         context = self.context
         step = self.history.steps + 1
@@ -491,7 +479,8 @@ class Training:
         sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)
         context.team.add(sums)
         total, stops, saves = sums.tolist()
-        return _Agreement(loss=float(total), stop=stops > 0, save=saves > 0)
+        self._agreed = (stops > 0, saves > 0)
+        return float(total)
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
@@ -501,9 +490,8 @@ class Training:
         Raises:
             Interrupted, KeyboardInterrupt: the run stops.
         """
-        if self._agreement is not None:
-            is_to_stop = self._agreement.stop
-            is_to_save = self._agreement.save
+        if self._agreed is not None:
+            is_to_stop, is_to_save = self._agreed
         else:
             is_to_stop = self.context.signals.requested
             is_to_save = self._is_due(self.history.steps)
