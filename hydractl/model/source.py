@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -625,16 +625,33 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     family = get_family(description.family)
     mask = description.mask
     with_zeros = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
+    return write_folder(output, description, description.config, with_zeros, beside={})
+
+
+def write_folder(
+    output: Output,
+    description: Description,
+    config: Mapping[str, object],
+    tensors: TensorSource,
+    beside: Mapping[str, bytes],
+) -> str:
+    """Write and commit a published folder; return the SHA-256 of its weights.
+
+    Args:
+        output: the folder.
+        description: the description of the model.
+        config: the library's configuration of the model as it is in the folder.
+        tensors: the weights, in the shapes of that configuration.
+        beside: further files by name.
+    """
     folder = output.temporary
     with storing(output.path):
-        weights_file = family.export_folder(
-            folder,
-            description.config,
-            description.preprocess,
-            description.labels,
-        )
+        family = get_family(description.family)
+        weights_file = family.export_folder(folder, config, description.preprocess, description.labels)
         with open(folder / weights_file, "wb") as handle:
-            digest = write_tensors(handle, with_zeros, description.to_json())
+            digest = write_tensors(handle, tensors, description.to_json())
+        for name, content in beside.items():
+            (folder / name).write_bytes(content)
     output.commit()
     return digest
 

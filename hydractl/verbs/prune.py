@@ -11,8 +11,8 @@ from pathlib import Path
 from hydractl.criteria import Decider
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.models import ModelRef
-from hydractl.files.atomic import Output, file_path, seed_mark, storing, write_json
-from hydractl.files.checkpoint import write_checkpoint, write_tensors
+from hydractl.files.atomic import Output, file_path, seed_mark, write_json
+from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import checked, merged, seen_in
@@ -35,7 +35,7 @@ from hydractl.jsonio import Document, json_bytes, shown
 from hydractl.log import Log
 from hydractl.model.cost import size_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
-from hydractl.model.source import ModelOptions, Source, open_sources, pruned, with_max_length
+from hydractl.model.source import ModelOptions, Source, open_sources, pruned, with_max_length, write_folder
 from hydractl.model.stored import check_finite_weights
 from hydractl.report.texts import signed_change
 from hydractl.verbs.choosing import Selection
@@ -43,6 +43,8 @@ from hydractl.verbs.max_drop import HeadChoice, choose_within, removals_of_circu
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import check_criterion, score_source, site_paths
+
+_MASK_IN_FOLDER = "hydractl.mask.json"
 
 Fixed = dict[str, tuple[int, ...]]
 """By the path of a site (attention module): the heads to keep there, at the sites where ``--with-mask`` decides."""
@@ -86,7 +88,7 @@ def run(
         if layout == "sliced":
             _stock_config(source, [1])  # raises an error if the library's configuration cannot have fewer heads
         path = Path(output.rstrip("/"))
-        mask_path = path / "hydractl.mask.json"
+        mask_path = path / _MASK_IN_FOLDER
     else:
         layout = layout or "sliced"
         path = file_path(output)
@@ -265,10 +267,7 @@ def _choose_by_scores(
         scores = scores_from_json(wanted.scores.content, source.sites, wanted.scores.text)
         _check_same_base(wanted.scores, source, wanted, log)
         _check_order(scores, wanted, log)
-        origin = {}
-        for key in ("method", "source"):
-            if key in scores.info:
-                origin[key] = scores.info[key]
+        origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
     else:
         scores = known or _score(source, wanted, log)
         origin = scores.info["source"]["settings"]
@@ -334,11 +333,8 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
         description = Description.from_json(header.description or {}, str(weights))
     except InputError:  # the file beside the mask is not a checkpoint, or is broken
         return
-    masks = description.masks
-    if len(masks) != 1:  # a fused model has no single mask
-        return
-    (mask_of_weights,) = masks
-    if mask_of_weights.kept != mask.kept:
+    has_one_mask = len(description.masks) == 1  # unlike a fused model
+    if has_one_mask and description.mask.kept != mask.kept:
         log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
 
 
@@ -351,9 +347,7 @@ def _check_order(scores: HeadScores, wanted: Selection, log: Log) -> None:
         UsageError: scores that were made site by site cannot be compared across sites, or serve several budgets.
     """
     source = scores.info.get("source")
-    if not isinstance(source, Mapping):
-        return
-    scoring = source.get("settings")
+    scoring = source.get("settings") if isinstance(source, Mapping) else None
     if not isinstance(scoring, Mapping):
         return
     # One-shot scores fit any scope and budget; within a site, scoring site by site would be better.
@@ -460,10 +454,7 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
     removals = max(count, 0)  # the count is negative if the circuit's start has lost more heads than the budget
 
     # The entries of the provenance.
-    facts_of_search = {}
-    for key in ("objective", "algorithm"):
-        if key in circuit.content:
-            facts_of_search[key] = circuit.content[key]
+    facts_of_search = {key: circuit.content[key] for key in ("objective", "algorithm") if key in circuit.content}
     details: dict[str, object] = {"circuit": facts_of_search}
 
     # Remove heads in a drawn order, or in the order of the search. A circuit of headmap (which is not nested) ranks no
@@ -526,26 +517,17 @@ def _write(
     fewer_mult_adds = signed_change(cost.before.macs, cost.after.macs)
     log.info(f"{removed} of {heads} heads removed: parameters {fewer_parameters}, mult-adds {fewer_mult_adds}")
 
-    # Write a folder in the library's format, with the mask in it.
+    # Write a folder in the library's format, with the mask in it; or a checkpoint, and the mask beside it.
+    files = [output.path]
     if mask_output is None:
-        config: Mapping[str, object] = description.config
-        if layout != "zeroed":
-            config = _stock_config(source, mask.counts())
-        folder = output.temporary
-        with storing(output.path):
-            weights_name = source.family.export_folder(folder, config, description.preprocess, description.labels)
-            with open(folder / weights_name, "wb") as handle:
-                digest = write_tensors(handle, tensors, description.to_json())
-            mask_in_folder = folder / "hydractl.mask.json"
-            mask_in_folder.write_bytes(json_bytes(mask_document))
-        answer = answer.model_copy(update={"sha256": digest, "warnings": log.warnings})
-        return Outcome(answer, files=[output.commit()])
-
-    # Or write a checkpoint, and the mask beside it.
-    digest = write_checkpoint(output, tensors, description.to_json())
-    mask_file = write_json(mask_output, mask_document)
+        config = description.config if layout == "zeroed" else _stock_config(source, mask.counts())
+        mask_in_folder = {_MASK_IN_FOLDER: json_bytes(mask_document)}
+        digest = write_folder(output, description, config, tensors, mask_in_folder)
+    else:
+        digest = write_checkpoint(output, tensors, description.to_json())
+        files.append(write_json(mask_output, mask_document))
     answer = answer.model_copy(update={"sha256": digest, "warnings": log.warnings})
-    return Outcome(answer, files=[output.path, mask_file])
+    return Outcome(answer, files=files)
 
 
 def _warn_of_mask(source: Source, wanted: Selection, mask: HeadMask, log: Log) -> None:
