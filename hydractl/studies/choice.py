@@ -83,17 +83,6 @@ class Chosen:
             return HEDGE
         return self.choice.own_candidate(row).score
 
-    def next_best(self, used: Rung) -> Rung | None:
-        """Return the best on validation data of what might have been chosen, beside the choice and the rung to use.
-
-        None if there is nothing else, or no OOD validation set has a vote.
-        """
-        if not self.choice.telling:
-            return None
-        others = [other for other in self.choice.admissible if other.row not in (self.taken.row, used.row)]
-        best = max(others, key=self.choice.mean_auroc, default=None)  # of equals the cheapest
-        return None if best is None else Rung(best.row, best.score)
-
     def rivals_of(self, rung: Rung) -> list[str]:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
 

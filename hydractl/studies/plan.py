@@ -230,8 +230,7 @@ class Plan:
         if method == "oba":  # the only method that reads training data
             arguments["data"] = self.request.train
             arguments["samples"] = 128  # per step; OBA takes many steps
-        (model,) = self._made(self.step("prune", [self.model], arguments, [f"{name}.st"]))
-        return model
+        return self._made(self.step("prune", [self.model], arguments, [f"{name}.st"]))[0]
 
     def _made(self, step: Step) -> list[ModelRef]:
         """Plan a step that makes models, and return its files."""
@@ -273,8 +272,7 @@ class Plan:
         """Plan the fit of a method without a training, such as laplace, and return the file of its model."""
         request = self.request
         options = {"ensemble": ensemble, "train": request.train, "val": half(request.val, 1), "force": True}
-        (model,) = self._made(self.step("finetune", [self.model], options, [f"{name}.st"]))
-        return model
+        return self._made(self.step("finetune", [self.model], options, [f"{name}.st"]))[0]
 
     def trained_by_seeds(self, name: str, arguments: Options, members: int = MEMBERS) -> list[ModelRef]:
         """Plan trainings of the studied model that differ only in their seeds, and return the files of the models.

@@ -15,7 +15,7 @@ from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_se
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
-from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
+from hydractl.expressions.data_sets import AUTO, DataSpec
 from hydractl.files.fingerprints import incomparable, marked, who_saw
 from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.ood_scores import LAYERS
@@ -157,8 +157,8 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     sets = _open_sets(request, source)
     _check_apart(sets, source)
     overlaps = _overlaps(sets)
-    val = _val_without_repeats(sets)
-    sets.request = request = replace(sets.request, val=val, ood_val=_ood_val_without_repeats(sets))
+    _leave_out_repeats(sets)
+    request = sets.request
     sets.fit = _samples_to_fit_to(sets)
 
     # Collect warnings: what the study does not use of the model, and data that are odd.
@@ -313,12 +313,12 @@ def _overlaps(sets: StudySets) -> Findings:
 # --- halves -----------------------------------------------------------------------------------------------------------
 
 
-def _val_without_repeats(sets: StudySets) -> DataSpec:
-    """Return ``--val`` without training samples and samples that would be in both halves; note how many these are.
+def _leave_out_repeats(sets: StudySets) -> None:
+    """Leave samples that would be in both halves out of the validation data, and training samples out of ``--val``.
 
     Raises:
-        InputError: more than half of the validation samples are training samples, a half becomes empty, or temperatures
-            cannot be fitted to the second half.
+        InputError: more than half of ``--val`` are training samples, a half becomes empty, or temperatures cannot be
+            fitted to the second half.
     """
     val = sets.val
 
@@ -343,21 +343,17 @@ def _val_without_repeats(sets: StudySets) -> DataSpec:
     left_out.update(index for index, digest in enumerate(digests) if digest in training_digests)
     _check_halves(val, left_out)
     _check_labels_to_fit(val, left_out)
-    return _without(sets.request.val, left_out)
 
-
-def _ood_val_without_repeats(sets: StudySets) -> list[OodSet]:
-    """Return the values of ``--ood-val`` without samples that would be in both halves."""
-    remaining = []
+    # The same in the OOD validation sets, but for those that are made from --val.
+    ood_val = []
     for ood_set in sets.request.ood_val:
         given_set = sets.ood_val.get(ood_set.name)
-        if given_set is None:  # this set is made from --val
-            remaining.append(ood_set)
-            continue
-        indices_left_out = _indices_repeated_across_halves(given_set.dataset)
-        _check_halves(given_set, indices_left_out)
-        remaining.append(ood_set.with_spec(_without(ood_set.spec, indices_left_out)))
-    return remaining
+        if given_set is not None:
+            repeated = _indices_repeated_across_halves(given_set.dataset)
+            _check_halves(given_set, repeated)
+            ood_set = ood_set.with_spec(_without(ood_set.spec, repeated))
+        ood_val.append(ood_set)
+    sets.request = replace(sets.request, val=_without(sets.request.val, left_out), ood_val=ood_val)
 
 
 def _without(spec: DataSpec, indices: Iterable[int]) -> DataSpec:

@@ -158,13 +158,19 @@ class Tested(Chosen):
 
     @property
     def _next_best(self) -> NextBestRecord | None:
-        """What comes next to the choice on validation data, compared with what is to be used; None without any."""
-        rung = self.next_best(self.used)
-        if rung is None:
+        """The best on validation data of what might have been chosen beside the choice, compared with the rung to use.
+
+        None if there is nothing else: always where no OOD validation set has a vote.
+        """
+        used = self.used
+        others = [other for other in self.choice.admissible if other.row not in (self.taken.row, used.row)]
+        best = max(others, key=self.choice.mean_auroc, default=None)  # of equals the cheapest
+        if best is None:
             return None
-        figures = self._on_resamples(self.tested[rung.row], rung.score)
+        measured = self.tested[best.row]
+        figures = self._on_resamples(measured, best.score)
         findings = self._findings(figures, self._figures[self._final_index], same_row=False)
-        return next_best_record(rung, self._mac_ratio(self.tested[rung.row]), findings, self.used)
+        return next_best_record(Rung(best.row, best.score), self._mac_ratio(measured), findings, used)
 
     @property
     def _samples_by_metric(self) -> dict[str, int]:
