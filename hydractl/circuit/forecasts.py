@@ -71,22 +71,9 @@ class Quantities:
 
     def of_samples(self, inside: Tensor, outside: Tensor) -> Quantities:
         """Return the numbers of selected ID and OOD samples; each selection is bool ``[N]``."""
-        selected = Quantities({}, {})
-        for name, values in self.inside.items():
-            selected.inside[name] = values[inside]
-        for name, values in self.outside.items():
-            selected.outside[name] = values[outside]
-        return selected
-
-    def of_columns(self, columns: Sequence[int]) -> Quantities:
-        """Return the slopes by some of the heads, float64 ``[N, len(columns)]``, given by their column indices."""
-        index = torch.tensor(list(columns), dtype=torch.long)
-        selected = Quantities({}, {})
-        for name, values in self.inside.items():
-            selected.inside[name] = values[:, index].double()
-        for name, values in self.outside.items():
-            selected.outside[name] = values[:, index].double()
-        return selected
+        selected_inside = {name: values[inside] for name, values in self.inside.items()}
+        selected_outside = {name: values[outside] for name, values in self.outside.items()}
+        return Quantities(selected_inside, selected_outside)
 
 
 @dataclass(frozen=True)
@@ -105,8 +92,10 @@ class Slopes:
         """Return the slopes by some heads, one column each; zeros for heads of the label tower."""
         column_of_head = {head: column for column, head in enumerate(self.heads)}
         column_of_zeros = -1  # the last column
-        columns = [column_of_head.get(head, column_of_zeros) for head in heads]
-        return self.quantities.of_columns(columns)
+        columns = torch.tensor([column_of_head.get(head, column_of_zeros) for head in heads], dtype=torch.long)
+        inside = {name: values[:, columns].double() for name, values in self.quantities.inside.items()}
+        outside = {name: values[:, columns].double() for name, values in self.quantities.outside.items()}
+        return Quantities(inside, outside)
 
 
 def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
@@ -198,18 +187,13 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
         readable, labels = _quantities_and_labels(evaluator, batch, names)
         if LABEL in readable:
             readable.append(_SPREAD)
-        lists = {}
-        for name in readable:
-            values = quantity(name, logits, labels, evaluator.ood_score)
-            lists[name] = values.tolist()
-        return lists
+        return {name: quantity(name, logits, labels, evaluator.ood_score).tolist() for name in readable}
 
     # Each process computes some batches; afterwards all processes have all of them.
     lists_by_batch = over_batches(evaluator, lists_of_batch, processes)
-    tensors_by_batch: dict[int, dict[str, Tensor]] = {}
+    tensors_by_batch = {}
     for batch, lists in lists_by_batch.items():
-        tensors = {name: torch.tensor(values).double() for name, values in lists.items()}
-        tensors_by_batch[batch] = tensors
+        tensors_by_batch[batch] = {name: torch.tensor(values).double() for name, values in lists.items()}
     return _joined_in_batch_order(evaluator, tensors_by_batch)
 
 
@@ -258,14 +242,19 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
     if not readable:
         return {}
 
-    # Each sample has its own gates, so one gradient of the sum over samples holds the slopes of each sample.
-    gates = _gates_of_ones(evaluator, batch)
+    # Each sample has its own gates of 1, [B, heads] at each site, so one gradient of the sum over samples holds the
+    # slopes of each sample. The gate of a site without heads has no gradient.
+    parameter = next(evaluator.model.parameters())
+    size = evaluator.batches[batch].size
+    gates = []
+    for kept in evaluator.sample_tower.kept:
+        gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
+        gates.append(gate.requires_grad_(bool(kept)))
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
     logits = evaluator.gated_logits(batch, gates).double()
 
     # The column of zeros stands for heads without slopes.
-    parameter = next(evaluator.model.parameters())
-    column_of_zeros = parameter.new_zeros(evaluator.batches[batch].size, 1)
+    column_of_zeros = parameter.new_zeros(size, 1)
     slopes_by_name = {}
     for name in readable:
         gradients: Sequence[Tensor] = ()
@@ -277,17 +266,6 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
         by_head = torch.cat([*gradients, column_of_zeros], dim=1)  # [B, heads + 1]
         slopes_by_name[name] = by_head.float().cpu()
     return slopes_by_name
-
-
-def _gates_of_ones(evaluator: Evaluator, batch: int) -> list[Tensor]:
-    """Return gates of value 1 for each site, ``[B, heads]``; a site without heads has a gate without a gradient."""
-    parameter = next(evaluator.model.parameters())
-    size = evaluator.batches[batch].size
-    gates = []
-    for kept in evaluator.sample_tower.kept:
-        gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
-        gates.append(gate.requires_grad_(bool(kept)))
-    return gates
 
 
 def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
@@ -317,15 +295,10 @@ def _joined_in_batch_order(evaluator: Evaluator, by_batch: Mapping[int, Mapping[
         is_ood = evaluator.batches[batch].labels is None
         parts_by_name = ood_parts if is_ood else id_parts
         for name, values in by_batch[batch].items():
-            tensors_of_name = parts_by_name.setdefault(name, [])
-            tensors_of_name.append(values)
-    return Quantities(_concatenated(id_parts), _concatenated(ood_parts))
-
-
-def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of each quantity along the samples."""
-    concatenated = {name: torch.cat(parts) for name, parts in parts_by_name.items()}
-    return concatenated
+            parts_by_name.setdefault(name, []).append(values)
+    inside = {name: torch.cat(parts) for name, parts in id_parts.items()}
+    outside = {name: torch.cat(parts) for name, parts in ood_parts.items()}
+    return Quantities(inside, outside)
 
 
 @contextlib.contextmanager

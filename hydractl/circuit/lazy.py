@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -210,27 +210,20 @@ class Lazy(GreedySearch):
         # Go to the model without the head as a trial ("aside"): the states of the current model are kept.
         self.evaluator.go_to_model_without([*removed, head], aside=True)
 
-        def record_of_batch(batch: int) -> _ValuesRecord:
+        def record_of_batch(batch: int) -> dict[str, Any]:
             values = self.evaluator.current_values(batch)
-            return {
-                "labelled": values.labelled,
-                "scores": values.scores.tolist(),
-                "correct": values.correct,
-                "nll": values.nll,
-                "brier": values.brier,
-                "doubt": list(values.doubt),
-                "near": np.asarray(values.near).tolist(),
-                "tasks": list(values.tasks),
-            }
+            near = np.asarray(values.near)
+            return {**vars(values), "scores": values.scores.tolist(), "near": near.tolist(), "tasks": [*values.tasks]}
 
-        # Each process evaluates some batches; afterwards all processes have the records of all batches.
+        # Each process evaluates some batches; afterwards all processes have the records of all batches, from JSON.
         record_by_batch = over_batches(self.evaluator, record_of_batch, self.processes)
 
         # Add up in the order of the batches, so that every process gets exactly the same counts.
         tally = Tally(self.evaluator.shares)
         for batch in sorted(record_by_batch):
-            values = _values_from_record(record_by_batch[batch])
-            tally.add(batch, values)
+            record = record_by_batch[batch]
+            arrays = {name: np.array(record[name]) for name in ("scores", "near")}
+            tally.add(batch, Values(**{**record, **arrays, "doubt": Doubt(*record["doubt"])}))
         counts = tally.counts()
 
         # How far the forecast was off, for each objective. Memory writes the evaluation to the journal.
@@ -359,30 +352,3 @@ class Lazy(GreedySearch):
             evaluations = self.memory.evaluations_of_step(group[0], step)
             self._note_forecast_errors(group, step, evaluations)
         return winners
-
-
-class _ValuesRecord(TypedDict):
-    """The results of one batch as JSON values, in the form in which processes exchange them."""
-
-    labelled: bool
-    scores: list[float]
-    correct: int
-    nll: int
-    brier: int
-    doubt: list[int]
-    near: float | list[float]
-    tasks: list[int]
-
-
-def _values_from_record(record: _ValuesRecord) -> Values:
-    """Return the results of one batch, the inverse of :func:`_record_of_values`."""
-    return Values(
-        labelled=record["labelled"],
-        scores=np.array(record["scores"]),
-        correct=record["correct"],
-        nll=record["nll"],
-        brier=record["brier"],
-        doubt=Doubt(*record["doubt"]),
-        near=np.array(record["near"]),
-        tasks=record["tasks"],
-    )
