@@ -13,7 +13,6 @@ from hydractl.options.call import (
     current,
     filled,
     log,
-    where,
 )
 from hydractl.options.signature import opt
 
@@ -86,7 +85,7 @@ def bench(
     values = current().values
     with Problems() as problems:
         if compile_mode is not None and not compile:
-            problems.add(f"--compile-mode{where('compile_mode')} needs --compile")
+            problems.of("compile_mode", "needs --compile")
 
     from hydractl.api.results import Benchmark
     from hydractl.benchmark.measuring import BenchOptions

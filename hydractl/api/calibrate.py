@@ -107,7 +107,7 @@ def calibrate(
 
         # Of several scores one is chosen by the data.
         if len(scores) > 1 or ALL_SCORES in scores:
-            as_written = ALL_SCORES if ALL_SCORES in scores else ",".join(scores)
+            as_written = ",".join(scores)
             for needed in ("val", "ood_val"):
                 if not call.given(needed):
                     option = call.label(needed)

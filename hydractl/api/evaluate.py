@@ -184,7 +184,7 @@ def evaluate(
 
         # Scores, and the data that they are fitted to.
         if call.given("train") and not fits_to_training_data(scores):
-            problems.add(f"--train needs an --ood-score on features: {', '.join(ON_FEATURES)}{where('ood_score')}")
+            problems.add(f"--train needs an --ood-score on features: {', '.join(ON_FEATURES)}", "ood_score")
         add_problems_of_scores(problems, scores)
 
         # Further data sets.
@@ -242,15 +242,13 @@ def _add_problems_of_corruptions(problems: Problems, names: Sequence[str]) -> No
     """
     call = current()
     if ALL_CORRUPTIONS in names and len(names) > 1:
-        problems.add(
-            f"--corruptions {ALL_CORRUPTIONS} names every corruption: leave out the others{where('corruptions')}"
-        )
+        problems.add(f"--corruptions {ALL_CORRUPTIONS} names every corruption: leave out the others", "corruptions")
     has_photographs = call.given("photographs")
     may_have_frost = FROST in names or ALL_CORRUPTIONS in names  # all includes frost if there are photographs
     if FROST in names and not has_photographs:
         needed = PHOTOGRAPHS.format("the folder of photographs of frost")
         problems.add(f"--corruptions {FROST}{where('corruptions')} needs --photographs, {needed}")
     if has_photographs and not may_have_frost:
-        problems.add(f"--photographs{where('photographs')} needs --corruptions {FROST}, or {ALL_CORRUPTIONS}")
+        problems.of("photographs", f"needs --corruptions {FROST}, or {ALL_CORRUPTIONS}")
     if call.sources["severities"] == "flag" and not call.given("corruptions"):
-        problems.add(f"--severities{where('severities')} needs --corruptions")
+        problems.of("severities", "needs --corruptions")

@@ -16,7 +16,6 @@ from hydractl.options.call import (
     filled,
     log,
     to_stdout,
-    where,
 )
 from hydractl.options.signature import opt
 
@@ -151,11 +150,11 @@ def extract_circuit(
         if of_ood_data:
             problems.needs("ood_val", f"--objective {of_ood_data[0]}")
         if output == "-" and len(objectives) > 1:
-            problems.add(f"--output - takes one --objective, not {len(objectives)}{where('objective')}")
+            problems.add(f"--output - takes one --objective, not {len(objectives)}", "objective")
         problems.goes_with("share_from", "share_sites")
         problems.goes_with("share_sites", "share_from")
         if allow_other_base and not (given("start_mask") or given("share_from")):
-            problems.add(f"--allow-other-base{where('allow_other_base')} needs --start-mask or --share-from")
+            problems.of("allow_other_base", "needs --start-mask or --share-from")
         if resume and output == "-":
             problems.add("--resume needs an output file: a search that goes to standard output keeps no journal")
         problems.one_from_stdin("start_mask", "share_from")

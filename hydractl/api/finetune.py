@@ -138,16 +138,7 @@ def _without_effect(call: Call) -> Iterator[tuple[Sequence[str], str]]:
 
 def _asked(call: Call) -> FinetuneRequest:
     """Return what a method may look at."""
-    values = call.values
-    return FinetuneRequest(
-        val=values["val"],
-        loss=values["loss"],
-        schedule=values["schedule"],
-        freeze=values["freeze"],
-        compile=values["compile"],
-        where=call.where,
-        has_default=lambda name: not call.rank(name),
-    )
+    return filled(FinetuneRequest, call.values, where=call.where, has_default=lambda name: not call.rank(name))
 
 
 @verb(
@@ -338,9 +329,9 @@ def finetune(
         problems.needs("train")
         problems.at_most_one("epochs", "steps")
         if trainings > 1 and log not in (None, "-", "beside"):
-            problems.add(f"several trainings have a log each: --log beside, not {log}{where('log')}")
+            problems.add(f"several trainings have a log each: --log beside, not {log}", "log")
         if len(models) > 1 and output is not None and not str(output).endswith("/"):
-            problems.add(f"of several MODELs --output names their folder, as in out/, not {output}{where('output')}")
+            problems.add(f"of several MODELs --output names their folder, as in out/, not {output}", "output")
         if method is None or method.trains:
             _check_captions(problems, train, loss)
         if str(val or "").startswith(CAPTIONS):
@@ -350,15 +341,15 @@ def finetune(
                 problems.add(problem)
         problems.goes_with("patience", "val")
         if classes is not None and not new_head:
-            problems.add(f"--classes{where('classes')} needs --reset-head or --init head")
+            problems.of("classes", "needs --reset-head or --init head")
         if len(values["lr"]) > 1 and not call.given("val"):
             problems.add(f"several values of --lr{where('lr')} need --val, which selects among them")
         if len(betas) != 2:
-            problems.add(f"betas takes two numbers, not {len(betas)}{where('betas')}")
+            problems.add(f"betas takes two numbers, not {len(betas)}", "betas")
         kinds = [item.partition(":")[0] for item in values["augment"]]
         repeated = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if repeated:
-            problems.add(f"--augment lists {', '.join(repeated)} twice{where('augment')}")
+            problems.add(f"--augment lists {', '.join(repeated)} twice", "augment")
 
     from hydractl.api.making import made, place_of_model
     from hydractl.files.verb_answers import RecipeSetting

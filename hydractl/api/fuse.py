@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.options import Computing, Members, Output
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, current, log, where
+from hydractl.options.call import Problems, current, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def fuse(
     with Problems() as problems:
         for word in ("none", "auto"):
             if word in parts and len(parts) > 1:
-                problems.add(f"--merge {word} stands alone, not with the others: {','.join(parts)}{where('merge')}")
+                problems.add(f"--merge {word} stands alone, not with the others: {','.join(parts)}", "merge")
                 break
 
     from hydractl.api.making import made, place_of_model

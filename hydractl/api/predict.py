@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from hydractl.api.options import DataSet, ModelAndInputs, OnSamples, Required, io, requiring
 from hydractl.api.values import Path
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, current, filled, log, where
+from hydractl.options.call import Problems, current, filled, log
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -83,14 +83,14 @@ def predict(
         path = None
     with Problems() as problems:
         if inputs and current().of_this_verb("data"):
-            problems.add(f"give only one of INPUT, --data{where('data')}")
+            problems.add("give only one of INPUT, --data", "data")
         elif models and not inputs and data is None:
             problems.add("predict needs an INPUT: a folder, a file, - for standard input, or --data SPEC")
         elif inputs.count("-") > 1:
             problems.add("standard input can be read once, and - is given twice")
         if path is not None and not path.lower().endswith(LINE_FILES):
             endings = ", ".join(LINE_FILES)
-            problems.add(f"--output {path}: predictions are written to {endings}{where('output')}")
+            problems.add(f"--output {path}: predictions are written to {endings}", "output")
         if flagged and path is not None:
             problems.add("--flagged is for what is printed: the file of --output holds every sample, with is_ood")
         if resume and path is None:

@@ -178,7 +178,7 @@ def prune(
             elif given("circuit"):
                 problems.at_most_one("keep", "remove", "max_drop")
                 if given("sample_from") and not (given("keep") or given("remove")):
-                    problems.add(f"--sample-from{current().where('sample_from')} needs one of --keep, --remove")
+                    problems.of("sample_from", "needs one of --keep, --remove")
             if reads_data:
                 problems.needs("data", f"--method {criterion}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 from hydractl.api.options import General, Output, Required, io, requiring
 from hydractl.api.values import JsonDocument, Path
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, current, filled, log, where
+from hydractl.options.call import Problems, current, filled, log
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -75,7 +75,7 @@ def make_report(
     values = current().values
     with Problems() as problems:
         if output is not None and over is None:
-            problems.add(f"--output{where('output')} needs --over: only means are a new document")
+            problems.of("output", "needs --over: only means are a new document")
 
     from hydractl.api.results import Result
     from hydractl.report.eval_files import ReportOptions

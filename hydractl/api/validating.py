@@ -119,7 +119,7 @@ def add_problems_of_scores(problems: Problems, ood_score: Sequence[str]) -> None
     """Add the problems of ``--ood-score``: ``all`` beside other names, and ``--negative-words`` that none uses."""
     call = current()
     if ALL_SCORES in ood_score and len(set(ood_score)) > 1:
-        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others{call.where('ood_score')}")
+        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others", "ood_score")
     on_words = [name for name, needed in ON_FEATURES.items() if needed == "words"]
     if call.given("negative_words") and {ALL_SCORES, *on_words}.isdisjoint(ood_score):
-        problems.add(f"--negative-words{call.where('negative_words')} needs --ood-score {' or '.join(on_words)}")
+        problems.of("negative_words", f"needs --ood-score {' or '.join(on_words)}")

@@ -82,20 +82,15 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
         UsageError: this is not a command of hydractl.
         KeyboardInterrupt: Ctrl-C was pressed during parsing.
     """
-    first = ""  # the first word, which decides what is to be done
-    if arguments:
-        first = arguments[0]
+    # The first word decides what is to be done. Without any the help is shown.
+    arguments = arguments or ["--help"]
+    first = arguments[0]
 
     # The shell asks for completions, or completion is to be installed.
     is_for_completion = _COMPLETING in os.environ or first in _COMPLETION
     if is_for_completion:
         _complete(arguments)
         return None
-
-    # Nothing was given: show the help. Otherwise the first word is an option of the program, a verb, or --info.
-    if not arguments:
-        first = "--help"
-        arguments = [first]
     is_option = first.startswith("-")
     if not is_option and first not in VERBS:
         raise no_such_verb(first)

@@ -104,17 +104,19 @@ class Call:
         """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
         return self.rank(name) in (VERB_KEY, FLAG)
 
-    def drop_shared(self, *names: str) -> None:
-        """Drop the values of options that were given to all verbs at once: this verb takes only its own."""
-        for name in names:
-            if not self.of_this_verb(name):
-                self.values[name] = self.declared.by_name[name].fresh_default()
-                self.wrong.pop(name, None)
+    def drop_shared(self, name: str) -> None:
+        """Drop the value of an option that was given to all verbs at once: this verb takes only its own."""
+        if not self.of_this_verb(name):
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        """Give an option its default again."""
+        self.values[name] = self.declared.by_name[name].fresh_default()
+        self.wrong.pop(name, None)
 
     def put_back(self, name: str, because: str) -> None:
         """Give an option its default again, and say in ``sources`` which other option set it aside."""
-        self.values[name] = self.declared.by_name[name].fresh_default()
-        self.wrong.pop(name, None)
+        self._drop(name)
         source_before = self.sources[name]
         self.sources[name] = f"default, as {self.label(because)} sets aside {source_before}"
         del self.ranks[name]
@@ -327,9 +329,13 @@ class Problems:
             raise UsageError(f"{len(problems)} problems with the options of {call.verb}", hint=hint, problems=problems)
         call.ready()
 
-    def add(self, problem: str) -> None:
-        """Add a problem, as a whole sentence without a full stop."""
-        self._between.append(problem)
+    def add(self, problem: str, source_of: str = "") -> None:
+        """Add a problem, as a whole sentence without a full stop; at its end may stand where an option was given."""
+        self._between.append(problem + self._call.where(source_of))
+
+    def of(self, name: str, problem: str) -> None:
+        """Add a problem as a sentence that begins with an option, and where that was given."""
+        self.add(f"{self._call.label(name)}{self._call.where(name)} {problem}")
 
     def needs(self, name: str, why: str = "") -> None:
         """Add a problem if this option was not given; ``why`` follows the name of the verb in the message."""
@@ -340,9 +346,8 @@ class Problems:
 
     def goes_with(self, name: str, other: str) -> None:
         """Add a problem if the option ``name`` was given without the option ``other``."""
-        call = self._call
-        if call.given(name) and not call.given(other):
-            self.add(f"{call.label(name)}{call.where(name)} needs {call.label(other)}")
+        if self._call.given(name) and not self._call.given(other):
+            self.of(name, f"needs {self._call.label(other)}")
 
     def exactly_one(self, *names: str) -> None:
         """Add a problem if not exactly one of these options was given."""

@@ -44,7 +44,7 @@ def inputs_of(call: Call) -> list[InputFile]:
     with reading([replace(read, replaceable=False) for read in inputs]):
         for option in options:
             is_the_model = option.name == "output" and writes_models
-            if not option.writes or option.many or is_the_model:
+            if not option.writes or is_the_model:
                 continue
             for path in _texts(values[option.name]):
                 refuse_input(Path(path), folder=False)
