@@ -485,6 +485,20 @@ MUTATIONS = (
         "tests/faults/test_checkpoints_of_others.py -k fault_108",
     ),
     Mutation(
+        "weights of open_clip whose activation nobody knows",
+        "hydractl/families/open_clip/family.py",
+        "if has_other_activation or prepares_otherwise:",
+        "if prepares_otherwise and not has_other_activation:",
+        "tests/families/test_open_clip_names.py -k fault_109",
+    ),
+    Mutation(
+        "drawn weights are doubted as published ones",
+        "hydractl/model/source.py",
+        "return replace(source, drawn_by=seed, warnings=())",
+        "return replace(source, drawn_by=seed)",
+        "tests/families/test_open_clip_names.py -k drawn",
+    ),
+    Mutation(
         "a packed file is taken for one of another encoding",
         "hydractl/data/text_rows.py",
         "is_packed = number == 1 and",

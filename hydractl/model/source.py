@@ -379,7 +379,9 @@ def _open_family_name(family_name: str, rest: str, seed: int, name: str | None) 
         return _open_reference(str(loaded), None, seed, name or loaded.stem)
     name_by_default = model_name.replace("/", "_")
     source = _source_of_loaded(family_name, loaded, name or name_by_default)
-    return replace(source, drawn_by=seed) if options.get("pretrained") is False else source
+    if options.get("pretrained") is False:
+        return replace(source, drawn_by=seed, warnings=())  # these are about weights that somebody has trained
+    return source
 
 
 def _parse_query(query: str) -> dict[str, object]:

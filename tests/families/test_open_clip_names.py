@@ -13,6 +13,7 @@ import torch
 from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.families.torchvision_operators import declare_operators
+from hydractl.model.source import open_source
 from tests.families.test_open_clip import CONFIG, TINY, WEIGHTS
 from tests.pico import same_tensors, tensors_of
 from tests.pico_clip import (
@@ -193,6 +194,33 @@ def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
     assert loaded.config["quick_gelu"] is True
     plain = FAMILY.load_name("ViT-L-14/laion2b_s32b_b82k", {"pretrained": False, **TINY}, 0)
     assert "quick_gelu" not in plain.config and plain.preprocess["mean"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.fault(109)
+@pytest.mark.parametrize(
+    ("name", "options", "is_said"),
+    [
+        ("ViT-B-32", {}, True),  # OpenAI's need another activation
+        ("ViT-L-14", {}, True),
+        ("ViT-B-32/openai", {}, False),
+        ("ViT-B-32", {"quick_gelu": True}, False),
+        ("ViT-B-32-quickgelu", {}, False),
+        ("ViT-S-32", {}, False),  # of which none are published
+    ],
+)
+def test_weights_in_a_file_may_need_another_activation_or_other_images(
+    name: str, options: dict[str, Any], is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(FAMILY), "initial", lambda *_: {})
+    loaded = FAMILY.load_name(name, {"pretrained": False, **options}, 0)
+    assert [f"--arch open_clip:{name}/TAG" in warning for warning in loaded.warnings] == [True] * is_said
+
+
+def test_weights_that_are_drawn_began_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_clip, "list_pretrained_tags_by_model", lambda arch: ["openai"])
+    monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda arch, tag: {"quick_gelu": True})
+    assert FAMILY.load_name("ViT-S-32", {"pretrained": False}, 0).warnings
+    assert open_source("open_clip:ViT-S-32?pretrained=0").warnings == ()
 
 
 @pytest.mark.parametrize(

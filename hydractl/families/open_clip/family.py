@@ -195,12 +195,15 @@ class OpenClip(ModelFamily):
                 hint="open a folder of model and tokenizer",
             )
         model = skeleton(config)
+        preprocess = open_clip_preprocess(model.visual.image_size, published)
+        is_named_alone = not tag and not options
         return LoadedModel(
             arch=_arch_of(config),
             config=config,
             tensors=DictTensors(self.initial(config, seed)),
-            preprocess=open_clip_preprocess(model.visual.image_size, published),
+            preprocess=preprocess,
             labels=None,
+            warnings=_other_uses(arch, config, preprocess) if is_named_alone else (),
         )
 
     def export_folder(
@@ -458,6 +461,27 @@ def _published_entry(arch: str, tag: str) -> Mapping[str, object]:
         hint = f"none are published; random weights: 'open_clip:{arch}?pretrained=0'"
     problem = f"has no weights {tag!r}" if tag else "does not say which weights"
     raise InputError(f"open_clip:{arch} {problem}", hint=hint)
+
+
+def _other_uses(arch: str, config: LibraryConfig, preprocess: Preprocessing) -> list[str]:
+    """Return a warning if weights of an architecture may need another activation or other images; else none.
+
+    Their numbers do not tell it, and used wrongly they lose accuracy, a few per cent or nearly all.
+
+    Args:
+        arch: the name of the architecture.
+        config, preprocess: as that name alone has them.
+    """
+    for tag in open_clip.list_pretrained_tags_by_model(arch):
+        published = open_clip.get_pretrained_cfg(arch, tag)
+        has_other_activation = bool(published.get("quick_gelu")) != bool(config.get("quick_gelu"))
+        prepares_otherwise = open_clip_preprocess(preprocess["size"], published) != preprocess
+        if has_other_activation or prepares_otherwise:
+            return [
+                f"open_clip:{arch} does not say which published weights these are or began as, and the activation or "
+                f"the normalisation of {tag} is another: --arch open_clip:{arch}/TAG says it"
+            ]
+    return []
 
 
 def _with_settings(config: LibraryConfig, options: Mapping[str, object], name: str) -> dict[str, object]:
