@@ -100,18 +100,17 @@ def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
         InputError: if the file is damaged, or arrays are missing or have wrong types or shapes (all are listed).
     """
     spec.check_query(_SETTINGS)
-    path = Path(os.path.expanduser(spec.path))
     names = {key: spec.query.get(key, key) for key in _SETTINGS}  # an array is called like its setting by default
     with _errors_of_file(spec.where):
-        headers, problems = _read_needed_headers(spec, path, names)
+        headers, problems = _read_needed_headers(spec, names)
         label_problems = _label_problems(names, headers)
         if problems:
             all_problems = problems + label_problems
             raise InputError(f"{spec.where}: not a usable image set", problems=all_problems)
-        raw = RawLabels(problems=label_problems) if label_problems else _read_labels(path, names, headers)
+        raw = RawLabels(problems=label_problems) if label_problems else _read_labels(spec.file, names, headers)
         header = headers[names["x"]]
-        images = _open_images(spec, path, names["x"], header)
-    file_name = printable(path.name)
+        images = _open_images(spec, names["x"], header)
+    file_name = printable(spec.file.name)
     ids = RowIds(file_name, header.shape[0])
     return ArrayImages(spec.text, spec.where, ids, images), raw
 
@@ -129,12 +128,11 @@ def _errors_of_file(where: str) -> Iterator[None]:
         raise InputError(f"{where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
 
 
-def _read_needed_headers(spec: DataSpec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
+def _read_needed_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
     """Read the headers of the named arrays, and say why the images cannot be used.
 
     Args:
         spec: the SPEC of the file.
-        path: the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
 
     Returns:
@@ -143,7 +141,7 @@ def _read_needed_headers(spec: DataSpec, path: Path, names: Mapping[str, str]) -
     """
     headers: dict[str, _Header] = {}
     problems = []
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(spec.file) as archive:
         members = set(archive.namelist())
         for name in names.values():
             if f"{name}.npy" not in members:
@@ -204,29 +202,26 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
     return RawLabels(labels.astype(np.int64), class_names)
 
 
-def _open_images(
-    spec: DataSpec, path: Path, name: str, header: _Header
-) -> npt.NDArray[np.uint8] | _StoredRows | _PackedRows:
+def _open_images(spec: DataSpec, name: str, header: _Header) -> npt.NDArray[np.uint8] | _StoredRows | _PackedRows:
     """Return the images of the array: in memory, or read from the file when they are asked for.
 
     Args:
-        spec: the SPEC of the file, for messages.
-        path: the file.
+        spec: the SPEC of the file.
         name: the name of the array.
         header: the header of the array.
     """
     # In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
     if header.fortran:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(spec.file, allow_pickle=False) as arrays:
             return np.ascontiguousarray(arrays[name])
 
     # A compressed array would have to be unpacked from its start again for every image, so its rows are kept.
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(spec.file) as archive:
         info = archive.getinfo(f"{name}.npy")
-    packed = _PackedRows(path, name, header)
+    packed = _PackedRows(spec.file, name, header)
     if info.compress_type == zipfile.ZIP_STORED:
         packed.unpack([])
-        return _StoredRows(path, info, header, spec.where)
+        return _StoredRows(spec.file, info, header, spec.where)
     return packed
 
 

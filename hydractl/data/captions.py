@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from PIL import Image
 
@@ -84,7 +82,7 @@ def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels
         UsageError: for Parquet if pyarrow is not installed.
     """
     name = spec.path.lower()
-    path = Path(os.path.expanduser(spec.path))
+    path = spec.file
 
     # Shards: a .tar file, or a folder of them.
     if name.endswith(".tar") or path.is_dir():

@@ -10,6 +10,7 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from hydractl.data.base import Dataset, UnreadableSample, reason, visible
 from hydractl.data.labels import INTEGER, RawLabels, labels_of_column
 from hydractl.data.slow_images import refuse_slow
+from hydractl.data.text_rows import numbered_lines
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import in_eight_bits, upright
@@ -246,23 +248,11 @@ def _parse_list(spec: DataSpec, file: str, name: str = "") -> list[_ListedImage]
     Raises:
         InputError: if the file cannot be read, is not UTF-8 text, or lists nothing.
     """
-    path = Path(os.path.expanduser(file))
-    try:
-        text = read_whole(path).decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        # Say in which line the first wrong byte is.
-        content_before = error.object[: error.start]
-        number = content_before.count(b"\n") + 1
-        raise InputError(f"{spec.where}: {name}line {number} of the image list is not UTF-8 text") from error
     entries = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        image_path, label = split_line(line)
-        place = f"{name}line {number}"
-        entries.append(_ListedImage(place, image_path, label))
+    for number, line in numbered_lines(replace(spec, path=file), bom=True):
+        if line.strip():
+            image_path, label = split_line(line.rstrip("\n"))
+            entries.append(_ListedImage(f"{name}line {number}", image_path, label))
     if not entries:
         raise InputError(f"{spec.where}: the image list {name}is empty")
     return entries

@@ -46,7 +46,7 @@ class _ParquetColumn:
         starts: the first row of each row group, ascending, and at the end the number of rows in the file.
     """
 
-    def __init__(self, path: str, column: str, where: str, starts: list[int]) -> None:
+    def __init__(self, path: Path, column: str, where: str, starts: list[int]) -> None:
         self._path = path
         self._column = column
         self._where = where
@@ -88,9 +88,8 @@ class _ParquetColumn:
                 table = file.read_row_group(number, columns=[self._column], use_threads=False)
             return list(table.column(0).to_pylist())
         except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
-            raise UnreadableSample(
-                f"cannot read rows {self._starts[number]}.. of {printable(self._path)}: {reason(error)} ({self._where})"
-            ) from error
+            rows = f"rows {self._starts[number]}.. of {printable(str(self._path))}"
+            raise UnreadableSample(f"cannot read {rows}: {reason(error)} ({self._where})") from error
 
 
 def holds_images(path: str) -> bool:
@@ -139,11 +138,10 @@ def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, Raw
     from pyarrow.parquet import ParquetFile
 
     spec.check_query(_SETTINGS)
-    path = os.path.expanduser(spec.path)
 
     # Choose the columns, and read the labels but not yet the images.
     labels: list[Any] | None = None
-    with parquet_errors(spec.where), ParquetFile(path) as file:
+    with parquet_errors(spec.where), ParquetFile(spec.file) as file:
         schema = file.schema_arrow
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         starts = [0, *itertools.accumulate(group.num_rows for group in groups)]
@@ -156,8 +154,8 @@ def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, Raw
         raise InputError(f"{spec.where}: no images in the file")
     if labels is not None and len(labels) != total:
         raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
-    column = _ParquetColumn(path, image_column, spec.where, starts)
-    dataset = HubImages(spec.text, spec.where, RowIds(printable(Path(path).name), total), column, [])
+    column = _ParquetColumn(spec.file, image_column, spec.where, starts)
+    dataset = HubImages(spec.text, spec.where, RowIds(printable(spec.file.name), total), column, [])
     dataset.turns = False
     class_names = class_label_names(schema.metadata).get(str(label_column))
     return dataset, _labels(labels, class_names, schema.names)

@@ -272,17 +272,16 @@ def _key_with_numbers(name: str) -> list[tuple[bool, int | str]]:
     return key
 
 
-def read_words(path: str, option: str) -> list[str]:
+def read_words(path: str) -> list[str]:
     """Return the different words in a file, in order of their first occurrence.
 
     Args:
-        path: the file, with a word on each line or a JSON list.
-        option: the name of the option, for messages.
+        path: the file of ``--negative-words``, with a word on each line or a JSON list.
 
     Raises:
         InputError: if the file cannot be read or has no words.
     """
-    where = f"{option} {path}"
+    where = f"--negative-words {path}"
     words = _lines_of(path, where)
     if not words or not all(words):
         raise InputError(f"{where}: no words in the file, or an empty one")

@@ -278,7 +278,7 @@ def _reader_key(spec: DataSpec) -> str:
         return spec.kind
 
     # Anything else is a path, which must exist.
-    path = Path(os.path.expanduser(spec.path))
+    path = spec.file
     try:
         if path.is_dir():
             return "folder"

@@ -159,17 +159,12 @@ class Validation:
     dataset: Dataset
     left_out: int = 0
 
-    def sentence(self, option: str, training: str) -> str:
-        """Return a sentence that says how many samples were left out.
-
-        Args:
-            option: the option of the validation data.
-            training: the option of the training data.
-        """
+    def sentence(self) -> str:
+        """Return a sentence that says how many samples were left out."""
         count = self.left_out
         total = count + len(self.dataset)
         verb = "is" if count == 1 else "are"
-        return f"{count} of {total} samples of {option} {verb} among those of {training}, and left out of it"
+        return f"{count} of {total} samples of --val {verb} among those of --train, and left out of it"
 
 
 def without_training_data(validation: GivenSet, training: GivenSet) -> Validation:

@@ -6,7 +6,6 @@ import csv
 import difflib
 import gzip
 import itertools
-import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,7 +110,7 @@ def open_table(spec: DataSpec, settings: Sequence[str]) -> TextTable:
 
 def _json_rows(spec: DataSpec) -> Iterator[TextRow]:
     """Yield the rows of a file with one JSON object per line. Any other line becomes a row with a problem."""
-    for number, line in _numbered_lines(spec):
+    for number, line in numbered_lines(spec):
         if not line.strip():
             continue
         place = f"line {number}"
@@ -180,7 +179,7 @@ def _rows_by_column(spec: DataSpec, columns: Sequence[str], rows: Fields) -> Ite
 def _tsv_fields(spec: DataSpec) -> Fields:
     """Yield the fields of each line of a ``.tsv`` file. Blank lines are skipped if the table has several columns."""
     width = 0  # the number of fields in the first line that is not blank
-    for number, line in _numbered_lines(spec, bom=True):
+    for number, line in numbered_lines(spec, bom=True):
         content = line.removesuffix("\n").removesuffix("\r")
         # In a table with one column a blank line is an empty text.
         if not content and width != 1:
@@ -196,7 +195,7 @@ def _csv_fields(spec: DataSpec) -> Fields:
 
     Blank lines are skipped. Reading ends at the first row that cannot be read, because what follows is uncertain.
     """
-    lines = (line for _, line in _numbered_lines(spec, bom=True))
+    lines = (line for _, line in numbered_lines(spec, bom=True))
     reader = csv.reader(lines, strict=True)
 
     # Fetch row after row by hand, because the reader raises its errors from next().
@@ -227,7 +226,7 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
+def numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
     """Yield each line of a file with its number. The text keeps its line end; only a line feed ends a line.
 
     Args:
@@ -239,7 +238,7 @@ def _numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int,
             byte of the first error).
     """
     try:
-        path = Path(os.path.expanduser(spec.path))
+        path = spec.file
         with _open_unpacked(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
                 if len(line) > _LONGEST_LINE:
@@ -293,7 +292,7 @@ def _open_parquet(spec: DataSpec) -> TextTable:
             f"{spec.where}: reading Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow")
         ) from error
 
-    path = Path(os.path.expanduser(spec.path))
+    path = spec.file
     with parquet_errors(spec.where):
         file: Any = pyarrow.parquet.ParquetFile(path)
         schema: Any = file.schema_arrow

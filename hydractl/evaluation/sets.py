@@ -159,7 +159,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log, *, t
             remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
             validation, left_out = remaining.dataset, remaining.left_out
             if left_out:
-                log.info(remaining.sentence("--val", "--train"))
+                log.info(remaining.sentence())
         sets.append(replace(_eval_set("val", VAL, validation), left_out=left_out))
     for ood_set in options.ood_val:
         spec = ood_set.spec

@@ -20,7 +20,7 @@ def words_for(scores: Collection[str], fit: FitOptions) -> list[str]:
         return []
     if not any(ON_FEATURES[name] == "words" for name in scores):
         return []
-    return read_words(fit.negative_words, "--negative-words")
+    return read_words(fit.negative_words)
 
 
 def digest_of_words(words: Collection[str]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 
@@ -135,6 +137,11 @@ class DataSpec:
     def where(self) -> str:
         """How messages name this data set: the option and the SPEC."""
         return f"{self.option} {self.text}"
+
+    @property
+    def file(self) -> Path:
+        """The path on the disk, where ``~`` is the home folder."""
+        return Path(os.path.expanduser(self.path))
 
     def with_setting(self, setting: str) -> Self:
         """Return the data set with one more ``key=value`` in its query."""

@@ -361,10 +361,3 @@ class EvalAnswer(Result):
 
     def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
         return [row.to_dict() for row in self.models]
-
-    def said_of(self, convention: str, row: EvalRow) -> Any:
-        """Return the text of a convention for one row; None if the convention has no texts by row, or none for this."""
-        by_row = self.conventions.get(convention)
-        if not isinstance(by_row, Mapping):
-            return None
-        return by_row.get(row.name)

@@ -185,7 +185,7 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
     named, given = open_labelled(source, request.val, request.limit, request.seed)
     validation = without_training_data(GivenSet("--val", given), GivenSet("--train", data))
     if validation.left_out:
-        log.info(validation.sentence("--val", "--train"))
+        log.info(validation.sentence())
     val = validation.dataset
     log.warn_all([*sample_warnings(data, in_passing=request.dry_run), *sample_warnings(val)])
     log.warn_all([trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))])

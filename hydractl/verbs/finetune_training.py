@@ -189,7 +189,7 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         if differences:
             raise InputError(f"--val against the training set: {'; '.join(differences)}")
         if opened.left_out:
-            log.info(Validation(val_set, opened.left_out).sentence("--val", "--train"))
+            log.info(Validation(val_set, opened.left_out).sentence())
     return Prepared(request, opened, _plan_training(opened, request, log))
 
 

@@ -271,7 +271,7 @@ def test_image_list_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the image list is empty"):
         open_data(write_list(tmp_path, "", "  "))
     (tmp_path / "l.txt").write_bytes(b"a.png 1\nb\xff.png 1\n")
-    with pytest.raises(InputError, match="line 2 of the image list is not UTF-8"):
+    with pytest.raises(InputError, match="line 2 is not UTF-8 text"):
         open_data(str(tmp_path / "l.txt"))
     with pytest.raises(UsageError, match="known|unknown setting 'x'"):
         open_data(f"{tmp_path / 'l.txt'}?x=1")

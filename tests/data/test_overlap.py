@@ -62,7 +62,7 @@ def test_training_data_are_left_out_of_validation_data(tmp_path: Path) -> None:
     assert len(validation.dataset) == 100
     assert not set(validation.dataset.sample_fingerprints()) & set(training.dataset.sample_fingerprints())
     assert validation.dataset.labels.tolist() == [0, 1] * 50
-    assert validation.sentence("--val", "--data").startswith("20 of 120 samples of --val are among those of --data")
+    assert validation.sentence().startswith("20 of 120 samples of --val are among those of --train")
     with pytest.raises(InputError, match="61 of 120 samples of --val"):
         without_training_data(given(tmp_path, "val", IMAGES[139:259]), training)
 
