@@ -24,6 +24,7 @@ from hydractl.files.header import tensor_info
 from hydractl.files.model_records import ModelSize
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
+from hydractl.model.stored import stock_tensors
 
 COUNTED_PRODUCTS = (
     "matrix products of one sample: linear layers, convolutions, and both products of attention; "
@@ -145,8 +146,7 @@ def dense_parameters(description: Description) -> int:
 def _dense_tensors(description: Description) -> TensorSource:
     """Return the tensors of the library's own model; only their shapes and dtypes are meant to be used."""
     family = get_family(description.family)
-    network = family.build(description.config)
-    stock = network.state_dict()
+    stock = stock_tensors(family, description.config)
     infos = {name: tensor_info(tensor) for name, tensor in stock.items()}
     return MappedTensors(infos, stock.__getitem__)
 

@@ -7,6 +7,8 @@ block have stock names and hold every head that any member has, in ascending ord
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families.base import ModelFamily, attention_names, read_heads
+from hydractl.families.config_json import LibraryConfig
 from hydractl.families.meta_device import plain_sizes
 from hydractl.families.pixels import input_size
 from hydractl.files.checkpoint import FileTensors, MappedTensors, TensorSource, is_finite, read_piece
@@ -22,8 +25,25 @@ from hydractl.files.description import Description
 from hydractl.files.header import TensorInfo, meta_tensor, same_names, tensor_info, torch_dtype
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.heads.weights import HeadWeights
+from hydractl.jsonio import canonical_json
 
 Edit = Callable[[Site, HeadWeights], HeadWeights]
+
+
+# --- the library's own model ------------------------------------------------------------------------------------------
+
+
+def stock_tensors(family: ModelFamily, config: LibraryConfig) -> Mapping[str, Tensor]:
+    """Return the tensors of the library's own model, of which only names, dtypes and shapes are meant to be used.
+
+    They are kept for the next calls: to build a model takes longer than all that is done with these.
+    """
+    return _stock_of_text(family, canonical_json(config))
+
+
+@functools.lru_cache(maxsize=8)
+def _stock_of_text(family: ModelFamily, text: str) -> Mapping[str, Tensor]:
+    return family.build(json.loads(text)).state_dict()
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
@@ -284,7 +304,7 @@ def check_tensors(
 
     # Compare the names and shapes of each member's tensors with the library's model, reduced to the kept heads.
     problems = _problems_of_classes(description, family)
-    stock = family.build(description.config).state_dict()
+    stock = stock_tensors(family, description.config)
     once = sites_stored_once(tensors, family, sites)
     for member in range(len(description.masks)):
         member_tensors = MemberTensors(tensors, member)

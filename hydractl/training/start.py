@@ -28,7 +28,7 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, with_labels
-from hydractl.model.stored import sliced
+from hydractl.model.stored import sliced, stock_tensors
 from hydractl.training.adapters import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.members import AnyModel, Together
@@ -283,7 +283,7 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
 
     # `expected` has every tensor of the new architecture. The classifier itself starts from zeros.
     config = family.with_classes(body.description.config, classes)
-    expected = family.build(config).state_dict()
+    expected = stock_tensors(family, config)
     head = _classifier_tensors(body, expected, "--reset-head")
     new_tensors = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
 
@@ -315,7 +315,7 @@ def _image_tower(source: Source, classes: int) -> Source:
     mask = description.mask.at(paths)
 
     # Keep the tensors that both have: those of the image encoder.
-    names_of_classifier = set(family.build(config).state_dict())
+    names_of_classifier = set(stock_tensors(family, config))
     shared_names = names_of_classifier & set(source.tensors.names())
     infos = {name: source.tensors.info(name) for name in shared_names}
     tensors = MappedTensors(infos, source.tensors.read)

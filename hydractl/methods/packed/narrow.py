@@ -26,6 +26,7 @@ from hydractl.methods.classifiers.one_body import draw_members
 from hydractl.model.cost import nonzero_parameters
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
+from hydractl.model.stored import stock_tensors
 from hydractl.training.members import Together
 
 
@@ -91,8 +92,7 @@ class Packed:
         wide = {}
         for name in source.tensors.names():
             wide[name] = source.tensors.read(name)
-        narrow_network = source.family.build(narrow.description.config)
-        shapes = dict(narrow_network.state_dict())
+        shapes = stock_tensors(source.family, narrow.description.config)
 
         tensors_of_members = []
         for member in range(self.members):
@@ -164,7 +164,7 @@ def _sizes(source: Source, config: LibraryConfig) -> list[int]:
 
     # Rows and columns of the MLPs' matrices. One of the two is always the width, the other an inner size.
     sides: list[int] = []
-    for name, tensor in source.family.build(config).state_dict().items():
+    for name, tensor in stock_tensors(source.family, config).items():
         if _is_mlp_matrix(name, tensor, source):
             sides += tensor.shape
     inner_sizes = set(sides) - {sites[0].d_model}
@@ -177,7 +177,7 @@ def _sizes(source: Source, config: LibraryConfig) -> list[int]:
 
 
 def part_of(
-    wide: dict[str, Tensor], source: Source, shapes: dict[str, Tensor], sites: Sequence[Site], start: Fraction
+    wide: dict[str, Tensor], source: Source, shapes: Mapping[str, Tensor], sites: Sequence[Site], start: Fraction
 ) -> dict[str, Tensor]:
     """Cut the weights of a narrow model out of a wide one: neighbouring heads, channels and neurons.
 
