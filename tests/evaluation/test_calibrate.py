@@ -123,7 +123,6 @@ def test_near_ties_are_told_and_the_order_given_decides() -> None:
         (["--temperature", "fit"], 2, "--temperature fit needs --val"),
         ([*VAL, "--temperature", "base=2"], 2, "--temperature must be fit, vector, none or a number"),
         ([*VAL, "--ood-score", "msp,energy"], 2, "--ood-score msp,energy needs --ood-val (auto makes some)"),
-        ([*VAL, "--threshold", "ood:0.9"], 2, "--threshold ood:0.9 needs --ood-val"),
         ([*VAL, "--ood-val", "s=builtin:digits/val", "--threshold", "ood:0.9"], 3, "are the same samples"),
         ([*VAL, "--ood-score", "knn"], 2, "--ood-score knn needs --train SPEC"),
     ],

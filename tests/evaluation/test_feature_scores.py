@@ -26,7 +26,7 @@ from tests.running import evaluated, run
 from tests.spread import marked_long, marked_release
 
 TEST = ["--test", "builtin:digits/test", "--ood", "l=builtin:letters"]
-TRAIN = ["--train", "builtin:digits/train", "--limit", "400"]
+TRAIN = ["--train", "builtin:digits/train", "--limit", "200"]
 
 
 def samples(model: Any, spec: str, limit: int | None = None) -> Any:
@@ -39,7 +39,7 @@ def features(name: str, spec: str) -> np.ndarray:
     model = hydractl.load(name, device="cpu")
     (network,) = model.networks
     with torch.no_grad():
-        state = network.forward_features(samples(model, spec, 400))
+        state = network.forward_features(samples(model, spec, 200))
         return network.forward_head(state, pre_logits=True).double().numpy()
 
 
@@ -53,7 +53,7 @@ def distances(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def mahalanobis(name: str, spec: str) -> np.ndarray:
-    labels = np.asarray(open_data("builtin:digits/train", limit=400).labels)
+    labels = np.asarray(open_data("builtin:digits/train", limit=200).labels)
     return distances(features(name, "builtin:digits/train"), labels, features(name, spec))
 
 
@@ -66,7 +66,7 @@ def test_an_ensemble_scores_by_the_mean_of_its_members() -> None:
         for spec in ("builtin:digits/test", "builtin:letters")
     )
     assert row["ood"]["l"]["auroc"] == pytest.approx(ood_metrics(inside, outside).auroc, abs=1e-4)
-    assert row["ood_score"] == "mahalanobis" and row["fitted_on"]["n"] == 400
+    assert row["ood_score"] == "mahalanobis" and row["fitted_on"]["n"] == 200
     for name in ("t0", "t1"):
         run("eval", f"{name}.st", *asked, "--predictions", f"{name}.pred.st", "-o", f"{name}.json")
     both = evaluated("t0.pred.st+t1.pred.st", "--ood-score", "mahalanobis")["models"][0]
@@ -80,7 +80,7 @@ def layers(name: str, spec: str) -> list[np.ndarray]:
     outputs: list[torch.Tensor] = []
     handles = [block.register_forward_hook(lambda *call: outputs.append(call[2])) for block in network.blocks]
     with torch.no_grad():
-        network(samples(model, spec, 400))
+        network(samples(model, spec, 200))
     for handle in handles:
         handle.remove()
     of_blocks = [features(name, spec)]
@@ -93,7 +93,7 @@ def layers(name: str, spec: str) -> list[np.ndarray]:
 def test_an_ensemble_sums_the_distances_of_all_layers() -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis-layers,mahalanobis", "--predictions", "p.st"]
     row = evaluated("t0.st+t1.st", *asked)["models"][0]
-    labels = np.asarray(open_data("builtin:digits/train", limit=400).labels)
+    labels = np.asarray(open_data("builtin:digits/train", limit=200).labels)
     scores = []
     for spec in ("builtin:digits/test", "builtin:letters"):
         total = 0.0
@@ -143,7 +143,7 @@ def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
     before = Path("p.st").read_bytes()
     whole = read_predictions("p.st")
-    logits = Path("p.st").read_bytes().find(whole.piece(1, range(200, 201))[0].tobytes())
+    logits = Path("p.st").read_bytes().find(whole.piece(1, range(150, 151))[0].tobytes())
     Path("p.st.part").write_bytes(before[:logits] + b"\xff" * 4 * 10 + before[logits + 4 * 10 :])
     Path("p.st").unlink()
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "r.json", "--resume")
@@ -192,16 +192,16 @@ OTHERS = ("mahalanobis", "ddu", "ash", "hedge", "nnguide", "fdbd", "nci", "she",
 def test_a_checkpoint_keeps_its_score(score: str) -> None:
     fitted = TRAIN if score not in ("energy", "mi") else []
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
-    first = evaluated("hydra.st", *TEST, *asked, "--batch-size", "400", "--allow-seen")["models"][0]
-    run("calibrate", "hydra.st", *asked, "--batch-size", "400", "-o", "k.st")
-    where = ["--batch-size", "400", "--limit", "400", "--device", "cpu"]  # as the model below
+    first = evaluated("hydra.st", *TEST, *asked, "--batch-size", "200", "--allow-seen")["models"][0]
+    run("calibrate", "hydra.st", *asked, "--batch-size", "200", "-o", "k.st")
+    where = ["--batch-size", "200", "--limit", "200", "--device", "cpu"]  # as the model below
     run("eval", "k.st", *TEST, *where, "--predictions", "p.jsonl", "-o", "e.json")
     again = json.loads(Path("e.json").read_text())["models"][0]
     assert again["ood_score"] == score and again["threshold"]["value"] == first["threshold"]["value"]
     assert again["cost"] == first["cost"], "what a score was fitted to is no weight of the model"
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     model = hydractl.load("k.st", device="cpu")
-    given = samples(model, "builtin:digits/test", 400)
+    given = samples(model, "builtin:digits/test", 200)
     found = model.ood_score(given)
     assert found.dtype == torch.float64 and found.tolist() == pytest.approx([line["ood_score"] for line in lines])
     assert model.is_ood(given).tolist() == [line["is_ood"] for line in lines]
@@ -276,7 +276,6 @@ def test_a_damaged_score_is_refused(capsys: Any) -> None:
             3,
             "samples in 23 dimensions",  # of 24 features: a norm is in front of the classifier
         ),
-        (["--ood-score", "vilu", *TRAIN], 2, "--ood-score vilu is of class texts, and base is not zero-shot"),
         (
             ["--ood-score", "knn", *TRAIN, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
             3,

@@ -11,26 +11,34 @@ import hydractl
 from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
-from tests.running import evaluated
+from tests.running import evaluated, link_files
 
 TEST = ["--test", "builtin:digits/test", "--limit", "60"]
 
 
-@pytest.fixture
-def attacks(inside: None) -> None:
-    """One sample, 31 of a class, 300 with shuffled labels, 300 with wrong labels, and 15 as they are."""
+@pytest.fixture(scope="module")
+def made(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of one sample, 31 of a class, 300 with shuffled labels, 300 with wrong labels, and 15 as they are."""
+    folder = tmp_path_factory.mktemp("attacks")
     data = open_data("builtin:digits/val")
     pixels = np.stack([np.asarray(data[row]) for row in range(len(data))])
     labels = np.array(data.labels)
     rows_of_class = np.flatnonzero(labels == 3)[:31]
     shuffled = np.random.default_rng(0).permutation(labels)
-    np.savez("one.npz", x=pixels[:1], y=labels[:1])
-    np.savez("class.npz", x=pixels[rows_of_class], y=labels[rows_of_class])
-    np.savez("shuffled.npz", x=pixels, y=shuffled)
-    rows = hydractl.predict("base.st", data="builtin:digits/val").rows
+    np.savez(folder / "one.npz", x=pixels[:1], y=labels[:1])
+    np.savez(folder / "class.npz", x=pixels[rows_of_class], y=labels[rows_of_class])
+    np.savez(folder / "shuffled.npz", x=pixels, y=shuffled)
+    rows = hydractl.predict(models / "base.st", data="builtin:digits/val").rows
     predicted = np.array([int(row["predicted"]) for row in rows])
-    np.savez("wrong.npz", x=pixels, y=(predicted + 1) % 10)
-    np.savez("few.npz", x=pixels[:15], y=labels[:15])
+    np.savez(folder / "wrong.npz", x=pixels, y=(predicted + 1) % 10)
+    np.savez(folder / "few.npz", x=pixels[:15], y=labels[:15])
+    return folder
+
+
+@pytest.fixture
+def attacks(inside: None, made: Path) -> None:
+    """These files in the folder of the test."""
+    link_files(made, Path())
 
 
 @pytest.mark.fault(88)

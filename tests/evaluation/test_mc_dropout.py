@@ -38,16 +38,6 @@ def test_passes_are_members_and_cost_as_much() -> None:
     assert "4 passes, dropout rate 0.2, seed 0" in page
 
 
-def test_without_a_rate_it_is_the_model() -> None:
-    plain, found = (evaluated("base.st", *TEST, *SETS, *more)["models"][0] for more in ([], ["--mc-dropout", "0"]))
-    assert found["mc_dropout"]["passes"] == 10 and len(found["members"]) == 10
-    for key in ("accuracy", "aurc", "ece", "aece"):
-        assert found["id"][key] == pytest.approx(plain["id"][key], abs=1e-12)
-    assert found["id"]["nll"] == pytest.approx(plain["id"]["nll"], rel=1e-12)
-    assert found["members"][3] == plain["id"]
-    assert found["diversity"]["id"] == {"mi": 0.0, "disagreement": 0.0, "pairs": []}
-
-
 def command(name: str, *more: str) -> list[str]:
     files = ["--predictions", f"{name}.st", "-o", f"{name}.json", "-q"]
     return ["eval", "hydra.st", *TEST, *SETS, *MC, "--batch-size", "7", *files, *more]

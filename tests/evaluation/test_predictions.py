@@ -17,8 +17,8 @@ from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
 from hydractl.model.source import open_source
 from tests.running import evaluated, run, tensors
 
-TEST = ["--test", "builtin:digits/test"]
-SETS = ["--ood", "letters:far=builtin:letters", "--ood", "near:near=builtin:symbols"]
+TEST = ["--test", "builtin:digits/test?take=100"]
+SETS = ["--ood", "letters:far=builtin:letters?take=90", "--ood", "near:near=builtin:symbols?take=80"]
 
 
 def rows(document: Any, *without: str) -> list[dict[str, Any]]:

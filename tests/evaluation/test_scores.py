@@ -17,16 +17,8 @@ from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import ood_metrics
 from tests.running import evaluated, run
 
-TEST = [
-    "--test",
-    "builtin:digits/test",
-    "--ood",
-    "l:near=builtin:letters",
-    "--ood",
-    "s:far=builtin:symbols",
-    "--allow-seen",
-]
-SETS = {"id": "builtin:digits/test", "l": "builtin:letters", "s": "builtin:symbols"}
+SETS = {"id": "builtin:digits/test?take=120", "l": "builtin:letters?take=110", "s": "builtin:symbols?take=100"}
+TEST = ["--test", SETS["id"], "--ood", f"l:near={SETS['l']}", "--ood", f"s:far={SETS['s']}", "--allow-seen"]
 
 
 def logits_of(model: str) -> dict[str, np.ndarray]:

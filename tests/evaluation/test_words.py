@@ -107,7 +107,6 @@ def test_a_checkpoint_keeps_the_words() -> None:
             2,
             "--ood-score neglabel is of class texts, and base is not zero-shot",
         ),
-        ("base.st", ["--ood-score", "mcm"], 2, "--ood-score mcm is of class texts, and base is not zero-shot"),
     ],
 )
 def test_what_is_refused(

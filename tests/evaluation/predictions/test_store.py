@@ -64,14 +64,6 @@ def test_what_is_written_in_any_order_is_read_in_order(tmp_path: Path, kind: str
     assert [(one.role, one.group) for one in found.sets] == [("id", None), ("ood", "far")]
 
 
-def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
-    path = tmp_path / "p.st"
-    write_all(writer(path))
-    tensors = safetensors.numpy.load_file(path)
-    assert np.array_equal(tensors["sets.0.logits"], LOGITS["id"].astype("f4"))
-    assert np.array_equal(tensors["sets.0.labels"], LABELS)
-
-
 def test_long_sets_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "p.st"
     write_all(writer(path))
