@@ -21,13 +21,15 @@ from tests.image_data import write_images
 from tests.model.test_attention import weights
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
 from tests.running import stopped_after
+from tests.spread import marked_release
 from tests.training.test_loop import batches, prepare, settings, train, training_data
 
 STD = 0.3
-LIBRARIES = ("class-token", "map-pooling", "eva", "modernbert", "llama", "hf-vit", "hf-siglip", "gpt2")
+LIBRARIES = ("class-token", "map-pooling", "modernbert", "gpt2")
+OTHERS = marked_release(["eva", "llama", "hf-vit", "hf-siglip"])
 
 
-@pytest.mark.parametrize("variant", LIBRARIES)
+@pytest.mark.parametrize("variant", [*LIBRARIES, *OTHERS])
 def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
@@ -130,13 +132,8 @@ def test_the_forward_pass_is_that_of_the_paper(variant: str) -> None:
 @pytest.mark.parametrize(
     "variant",
     [
-        "average-pooling",
-        "qk-norm",
-        "pre-norm-no-bias",
-        "distilbert",
-        "hf-dinov2-swiglu",
-        "clip",
-        "custom-text-own-attention",
+        *("pre-norm-no-bias", "distilbert", "hf-dinov2-swiglu", "clip"),
+        *marked_release(["average-pooling", "qk-norm", "custom-text-own-attention"]),
     ],
 )
 def test_the_library_says_the_same_with_the_weights_that_are_written(variant: str) -> None:

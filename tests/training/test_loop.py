@@ -20,6 +20,7 @@ from hydractl.training.options import TrainOptions, WeightOptions
 from hydractl.training.start import adapt, trainable
 from tests.calls import training_request
 from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
+from tests.spread import spread
 
 SIZE, BATCH = 20, 8
 
@@ -82,9 +83,8 @@ def plain_loop(model: Any, s: TrainOptions, rates: list[float]) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_training_equals_a_plain_loop_on_the_stock_model(optimizer: str, schedule: str) -> None:
+@pytest.mark.parametrize(("schedule", "optimizer"), spread(["cosine", "linear", "constant"], ["adamw", "sgd"]))
+def test_training_equals_a_plain_loop_on_the_stock_model(schedule: str, optimizer: str) -> None:
     reference = stock("layer-scale")
     source = source_of(reference, "layer-scale")
     more = {"momentum": 0.8} if optimizer == "sgd" else {}
