@@ -128,11 +128,9 @@ def test_training_images_are_no_test_images_in_any_form(
     capsys.readouterr()
     run("eval", trained, "--test", spec, "-o", "e.json", *more, code=3)
     captured = capsys.readouterr()
-    assert "test data that has been seen: m: " in captured.err and captured.out == ""
-    assert {path.name for path in Path().iterdir()} == before
-    run("eval", trained, "--test", spec, "-o", "e.json", "--allow-seen")
     count = 1 if test == "one of them" else 24
-    assert json.loads(Path("e.json").read_text())["models"][0]["seen"] == {"id": count}
+    assert f"test data that has been seen: m: {count} of 24 samples of --test" in " ".join(captured.err.split())
+    assert captured.out == "" and {path.name for path in Path().iterdir()} == before
 
 
 @pytest.mark.fault(96)
@@ -175,7 +173,6 @@ def test_a_file_with_older_fingerprints(trained: str, capsys: pytest.CaptureFixt
     assert "whether --val is apart from it is not known" in capsys.readouterr().err
     run("prune", trained, "--method", "taylor", "--keep", "2", "--data", test, "--samples", "4", "-o", "a.st")
     run("fuse", trained, "a.st", "-o", "h.st")
-    run("bench", trained, "--batch-size", "1", "--rounds", "1", "--warmup", "0")
     run("--info", "h.st")
 
 

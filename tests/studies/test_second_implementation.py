@@ -75,7 +75,7 @@ def test_both_decide_alike() -> None:
     rules = script(SCRIPT)
     setting = rules.Setting(scores="one")
     taken = set()
-    for seed in range(300):
+    for seed in range(100):
         drawn = Drawn(seed)
         ours = Decision(drawn.evidence(), MAX_DROP).chosen
         theirs = rules.decide(drawn.validation(rules), range(SETS), setting, {})

@@ -65,8 +65,6 @@ def test_what_was_made_from_other_weights_is_refused(command: list[str], capsys:
     assert not Path(output[1]).exists()
     run(verb, "other.st", *options, *output, "--allow-other-base")
     assert "was made from another checkpoint" in capsys.readouterr().err
-    run(verb, "vit.st", *options, *output, "--force")
-    assert "another checkpoint" not in capsys.readouterr().err
 
 
 def test_what_comes_from_the_same_base_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
