@@ -10,7 +10,7 @@ from hydractl.circuit.objective import LOSS_OBJECTIVES, LOSS_UNIT, OBJECTIVE_BY_
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import ObjectiveRanking
 from hydractl.circuit.tasks import Task, role_of
-from hydractl.circuit.winners import CandidateHead, Trial
+from hydractl.circuit.winners import CandidateHead
 from hydractl.data.base import Dataset
 from hydractl.files.circuit_answer import (
     CircuitAnswer,
@@ -81,6 +81,11 @@ class CircuitWriter:
         settings = {**search, **self._provenance_details()}
         made_by = provenance("extract-circuit", options.seed, [source.sha256], settings, source.lineage)
         seen = merged(source.description.seen, self.scope.seen, self._entries_seen())
+        removals = []
+        for number, step in enumerate(ranking.steps, start=1):
+            site, head = self.names[step.head]
+            counts = _counts(step.counts, objective)
+            removals.append(RemovalRecord(step=number, site=site, head=head, **counts))
         return CircuitAnswer(
             arch=source.description.arch,
             **search,
@@ -88,7 +93,7 @@ class CircuitWriter:
             loss_unit=LOSS_UNIT if objective in LOSS_OBJECTIVES else None,
             sites=dict(mask.heads),
             base=SearchCounts(**_counts(ranking.base, objective)),
-            removed=self._removals(ranking, objective),
+            removed=removals,
             gain=self._gain(objective, ranking),
             rounding=self._undecided_steps(objective, ranking) or None,
             source=ProvenanceRecord.model_validate(made_by),
@@ -118,25 +123,15 @@ class CircuitWriter:
 
         # A single task is fully described by its data.
         if len(self.tasks) > 1:
-            details["tasks"] = [self._task_document(task) for task in self.tasks]
+            documents = []
+            for task in self.tasks:
+                document: dict[str, object] = {"val": _set_document(self.data[task.data])}
+                if task.ood is not None:
+                    document["ood_val"] = _set_document(self.data[task.ood])
+                document["weight"] = 1  # every task counts equally in the mean
+                documents.append(document)
+            details["tasks"] = documents
         return details
-
-    def _task_document(self, task: Task) -> dict[str, object]:
-        """Return the entry of one task in the provenance: its sets, and its weight in the mean."""
-        document: dict[str, object] = {"val": _set_document(self.data[task.data])}
-        if task.ood is not None:
-            document["ood_val"] = _set_document(self.data[task.ood])
-        document["weight"] = 1  # every task counts equally in the mean
-        return document
-
-    def _removals(self, ranking: ObjectiveRanking, objective: str) -> list[RemovalRecord]:
-        """Return the removals of a ranking, each with its step, head and counts."""
-        removals = []
-        for number, step in enumerate(ranking.steps, start=1):
-            site, head = self.names[step.head]
-            counts = _counts(step.counts, objective)
-            removals.append(RemovalRecord(step=number, site=site, head=head, **counts))
-        return removals
 
     def _gain(self, objective: str, ranking: ObjectiveRanking) -> SearchedGain | None:
         """Return how much the AUROC on the validation samples rose.
@@ -144,17 +139,13 @@ class CircuitWriter:
         None if this says nothing: the search is not the greedy one, the objective reads no OOD samples, no head was
         removed, or the AUROC was 1 before.
         """
-        if self.options.algorithm != "greedy":
-            return None
-        if not OBJECTIVE_BY_NAME[objective].needs_ood:
-            return None
-        if not ranking.steps:
+        rises = self.options.algorithm == "greedy" and OBJECTIVE_BY_NAME[objective].needs_ood
+        if not rises or not ranking.steps:
             return None
         before = ranking.base.score("ood")
         if before == 1:
             return None
-        last_step = ranking.steps[-1]
-        after = last_step.counts.score("ood")
+        after = ranking.steps[-1].counts.score("ood")
 
         # The share of the wrongly ordered pairs (1 - AUROC) that the circuit puts right.
         corrected = (after - before) / (1 - before)
@@ -166,18 +157,16 @@ class CircuitWriter:
         for number, step in enumerate(ranking.steps, start=1):
             if not step.rivals:
                 continue
-            rivals = [self._rival(rival, objective) for rival in step.rivals]
+            rivals = []
+            for rival in step.rivals:
+                site, head = self.names[rival.head]
+                most = rival.counts.most.score(objective)  # its highest score on another machine
+                score = rival.counts.score(objective)
+                rivals.append(RivalRecord(site=site, head=head, score=score, most=most))
             lead = step.counts.score(objective) - rivals[0].score
             least = step.counts.least.score(objective)
             undecided.append(UndecidedStep(step=number, lead=lead, least=least, rivals=rivals))
         return undecided
-
-    def _rival(self, rival: Trial, objective: str) -> RivalRecord:
-        """Return the record of a trial that another machine may prefer; ``most`` is its highest score there."""
-        site, head = self.names[rival.head]
-        score = rival.counts.score(objective)
-        most = rival.counts.most.score(objective)
-        return RivalRecord(site=site, head=head, score=score, most=most)
 
     def _entries_seen(self) -> list[Entry]:
         """List the sets that this search has seen, and the sets that their samples were made from, with their roles."""

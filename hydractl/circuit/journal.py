@@ -14,10 +14,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from hydractl.errors import HydraError, InputError, OutputError
 from hydractl.files.atomic import lock, make_folder, open_locked, open_own, storage_error, sync_folder
@@ -92,20 +92,15 @@ class Journal:
         """
         # Every process has its own file.
         path_of_rank = path if rank == 0 else path.with_name(f"{path.name}.{rank}")
-        header = _Header(dict(fingerprint), dict(environment))
-        header_line = _json_line({"schema": JOURNAL_SCHEMA, **header._asdict()})
+        header = {"schema": JOURNAL_SCHEMA, "fingerprint": dict(fingerprint), "environment": dict(environment)}
+        header_line = _json_line(header)
         journal = cls(path_of_rank, _open_locked(path_of_rank))
         try:
             kept_bytes = 0
             if resume:
                 # Parse the header line back, since JSON changes some values: tuples become lists, and characters that
                 # cannot be encoded become "?". Only then can it be compared with a recorded header.
-                header_as_read = _header_from_line(json.loads(header_line))
-                assert header_as_read is not None
-                recorded = journal._read_search(path, rank, header_as_read, log)
-                journal.records = recorded.records
-                journal.order = recorded.order
-                kept_bytes = recorded.whole_bytes
+                kept_bytes = journal._read_search(path, rank, json.loads(header_line), log)
             else:
                 journal._check_free_or_clear(path, rank, force)
 
@@ -204,8 +199,8 @@ class Journal:
                 raise OutputError(f"{other} is in the way and is no {JOURNAL_SCHEMA} file", hint="move it away")
             other.unlink()
 
-    def _read_search(self, path: Path, rank: int, header: _Header, log: Log) -> _RecordedSearch:
-        """Return what the files of all processes record of a search. Nothing is changed, neither here nor in the files.
+    def _read_search(self, path: Path, rank: int, header: Mapping[str, Any], log: Log) -> int:
+        """Take over what the files of all processes record of a search. The files are not changed.
 
         Args:
             path: the file of rank 0.
@@ -213,30 +208,42 @@ class Journal:
             header: the header of this search, in the form in which it would be read from a file.
             log: receives a line for each half-written line, which is ignored, and for another environment.
 
+        Returns:
+            The size in bytes of the whole lines in the file of this process; new lines are appended after them.
+
         Raises:
             InputError: a file belongs to another search, or is broken.
         """
         files = self._parse_files(path, rank)
-        for file in files:
-            _check_same_search(file, header)
+        files_with_header = [file for file in files if not file.headless]
+        for file in files_with_header:
+            problems = differences(file.header.get("fingerprint", {}), header["fingerprint"], "in the journal")
+            if problems:
+                hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
+                raise InputError(f"{file.path} records another search", hint=hint, problems=problems)
 
         # The records of all processes, and the order of the samples, which all files must agree on.
-        records: list[dict[str, Any]] = []
         for file in files:
-            records += file.records
+            self.records += file.records
             if file.torn:
                 half_written = "header" if file.headless else "last line"
                 log.info(f"the {half_written} of {file.path} is half-written: dropped")
-        order = _common_order(path, files)
+            if file.order is None:
+                continue
+            if self.order is not None and self.order != file.order:
+                raise InputError(f"{path} and the files beside it are of different searches", hint=HOW_TO_START_OVER)
+            self.order = file.order
 
-        # Messages about what was found.
-        files_with_header = [file for file in files if not file.headless]
+        # Messages about what was found. Another environment may round differently; the search goes on all the same.
         if not files_with_header:
             log.info(f"no search is recorded in {path}: starting afresh")
-        _warn_of_other_environment(files_with_header, header, log)
-
-        file_of_this_process = next(file for file in files if file.path == self.path)
-        return _RecordedSearch(records, order, file_of_this_process.whole_bytes)
+        changes: dict[str, None] = {}  # each once, in the order of the files
+        for file in files_with_header:
+            of_file = differences(file.header.get("environment", {}), header["environment"], "in the journal")
+            changes.update(dict.fromkeys(of_file))
+        if changes:
+            log.warn("the search was begun in another environment: " + "; ".join(changes))
+        return next(file.whole_bytes for file in files if file.path == self.path)
 
     def _parse_files(self, path: Path, rank: int) -> list[_JournalFile]:
         """Read and parse the existing files of all processes, the file of rank 0 first.
@@ -294,27 +301,6 @@ def check_free(path: Path) -> None:
             raise OutputError(f"a search is recorded in {file}", hint=hint)
 
 
-class _Header(NamedTuple):
-    """The first line of a journal, which says what search it records.
-
-    Attributes:
-        fingerprint: the settings that decide the result.
-        environment: the values that may change its rounding.
-    """
-
-    fingerprint: dict[str, object]
-    environment: dict[str, object]
-
-
-def _header_from_line(line: Mapping[str, object]) -> _Header | None:
-    """Return the header that a parsed line holds; None if its fields are not objects."""
-    fingerprint = line.get("fingerprint", {})
-    environment = line.get("environment", {})
-    if not isinstance(fingerprint, dict) or not isinstance(environment, dict):
-        return None
-    return _Header(fingerprint, environment)
-
-
 @dataclass(frozen=True)
 class _JournalFile:
     """The file of one process, as it was read.
@@ -323,7 +309,7 @@ class _JournalFile:
         path: the file.
         whole_bytes: the size of its whole lines in bytes; 0 if even the header is missing.
         torn: whether a half-written line follows the whole ones.
-        header: its first line; without a header line, a header with empty fields.
+        header: its first line; empty without one.
         order: the order of the samples; None if the file has none.
         records: the objects of the other lines.
     """
@@ -331,7 +317,7 @@ class _JournalFile:
     path: Path
     whole_bytes: int
     torn: bool
-    header: _Header
+    header: Mapping[str, Any]
     order: Any
     records: list[dict[str, Any]]
 
@@ -339,62 +325,6 @@ class _JournalFile:
     def headless(self) -> bool:
         """Whether even the header line is missing."""
         return self.whole_bytes == 0
-
-
-class _RecordedSearch(NamedTuple):
-    """A search that an earlier run has recorded; empty if that run ended before its first record.
-
-    Attributes:
-        records: the records of all processes, those of the first process first.
-        order: the order of the samples; None if none was stored.
-        whole_bytes: the size in bytes of the whole lines in the file of this process; new lines are appended after
-            them.
-    """
-
-    records: list[dict[str, Any]]
-    order: Any
-    whole_bytes: int
-
-
-def _check_same_search(file: _JournalFile, header: _Header) -> None:
-    """Raise an error that lists every difference if a file belongs to another search."""
-    if file.headless:
-        return
-    problems = differences(file.header.fingerprint, header.fingerprint, "in the journal")
-    if problems:
-        hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
-        raise InputError(f"{file.path} records another search", hint=hint, problems=problems)
-
-
-def _warn_of_other_environment(files: Sequence[_JournalFile], header: _Header, log: Log) -> None:
-    """Warn if files were begun in another environment, which may round differently; the search goes on all the same.
-
-    Args:
-        files: the files that have a header.
-        header: the header of this search.
-        log: receives one warning, which lists each difference once, in the order of the files.
-    """
-    changes: dict[str, None] = {}
-    for file in files:
-        changes_of_file = differences(file.header.environment, header.environment, "in the journal")
-        changes.update(dict.fromkeys(changes_of_file))
-    if changes:
-        log.warn("the search was begun in another environment: " + "; ".join(changes))
-
-
-def _common_order(path: Path, files: Sequence[_JournalFile]) -> Any:
-    """Return the order of the samples that the files agree on; None if no file has one.
-
-    Raises:
-        InputError: two files have different orders.
-    """
-    orders = [file.order for file in files if file.order is not None]
-    if not orders:
-        return None
-    first = orders[0]
-    if not all(order == first for order in orders):
-        raise InputError(f"{path} and the files beside it are of different searches", hint=HOW_TO_START_OVER)
-    return first
 
 
 def _json_line(value: Mapping[str, object]) -> bytes:
@@ -446,11 +376,11 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
         else:
             problems.append(f"line {number} is {shown(value)}, not an object")
 
-    # The first object is the header. If there is none, the header has empty fields.
-    header = _header_from_line(objects[0] if objects else {})
-    if header is None:
+    # The first object is the header.
+    header = objects[0] if objects else {}
+    if not all(isinstance(header.get(key, {}), dict) for key in ("fingerprint", "environment")):
         problems.append("line 1 is no header")
-    if header is None or problems:
+    if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
 
     # Of the other objects, those without an order are records. If there are several orders, the first one counts.
