@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hydractl.data.base import Dataset, RowIds, reason
+from hydractl.data.base import Dataset, RowIds, UnreadableSample, reason
 from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
+from hydractl.families.pixels import image_of
 from hydractl.files.header import state_of
 
 _SETTINGS = ("x", "y", "classes")
@@ -38,19 +39,17 @@ _LONGEST_REASON = 200
 
 
 class ArrayImages(Dataset):
-    """The images of one array.
+    """Images in memory, or in one array.
 
     Args:
         spec: the SPEC from which the set was opened.
         where: the name of the set in messages.
         ids: one id for each image.
-        images: the images by index, each uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB). They are an
-            array in memory, rows that are read from the file, or rows that are unpacked before.
+        images: the images by index, each in a form that :func:`hydractl.families.pixels.image_of` accepts. They are in
+            memory, rows that are read from a file, or rows that are unpacked before.
     """
 
-    def __init__(
-        self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | _StoredRows | _PackedRows
-    ) -> None:
+    def __init__(self, spec: str, where: str, ids: Sequence[str], images: Any) -> None:
         super().__init__(spec, where, ids)
         self.images = images
 
@@ -61,10 +60,12 @@ class ArrayImages(Dataset):
                 self.images.unpack(rows)
 
     def _sample(self, i: int) -> Image.Image:
-        pixels: npt.NDArray[np.uint8] = self.images[i]
-        if pixels.ndim == 3 and pixels.shape[2] == 1:
-            pixels = pixels[..., 0]
-        return Image.fromarray(pixels)
+        image = self.images[i]
+        try:
+            return image_of(image)
+        except InputError as error:
+            why = f"cannot read image {self.ids[i]}: {error.message} ({self.where})"
+            raise UnreadableSample(why, hint=error.hint) from error
 
 
 class _Header(NamedTuple):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from PIL import Image
-
-from hydractl.data.base import Dataset, RowIds, UnreadableSample
+from hydractl.data.arrays import ArrayImages
+from hydractl.data.base import Dataset, RowIds
 from hydractl.data.held import HeldSamples, HeldSet
 from hydractl.data.hub import read_table_in_memory
 from hydractl.data.labels import RawLabels, labels_of_column
@@ -16,29 +14,6 @@ from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import image_of
 from hydractl.jsonio import shown
-
-
-class HeldImages(Dataset):
-    """Images in memory.
-
-    Args:
-        spec: the name of the set in documents.
-        where: the name of the set in messages.
-        ids: one id for each image.
-        images: each in a form that :func:`hydractl.families.pixels.image_of` accepts; converted when it is read.
-    """
-
-    def __init__(self, spec: str, where: str, ids: Sequence[str], images: Sequence[Any]) -> None:
-        super().__init__(spec, where, ids)
-        self.images = images
-
-    def _sample(self, i: int) -> Image.Image:
-        image = self.images[i]
-        try:
-            return image_of(image)
-        except InputError as error:
-            why = f"cannot read image {self.ids[i]}: {error.message} ({self.where})"
-            raise UnreadableSample(why, hint=error.hint) from error
 
 
 def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
@@ -82,7 +57,7 @@ def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
         texts = [_text_or_pair(samples[row], spec) for row in range(total)]
         return Texts(spec.text, spec.where, ids, texts), raw
     image_of(first)  # raises an error if the sample is no image
-    return HeldImages(spec.text, spec.where, ids, samples), raw
+    return ArrayImages(spec.text, spec.where, ids, samples), raw
 
 
 def _as_python(label: Any) -> Any:
