@@ -43,17 +43,15 @@ _NOT_DECISIVE = (
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Opened):
     """Everything that is known and checked before a training begins.
 
     Attributes:
         request: what the command asks for, with what the method changes.
-        opened: the model and its data sets.
         plan: what will be trained and written, as the answer shows it.
     """
 
     request: TrainingRequest
-    opened: Opened
     plan: TrainingPlan
 
     @cached_property
@@ -67,7 +65,7 @@ class Prepared:
             By key: the recipe settings (such as ``epochs``), what they mean for this model (such as ``labels``, the
             class names of a new head), and the fingerprints ``train`` and ``val`` of the data.
         """
-        source = self.opened.source
+        source = self.source
         request = self.request
 
         # The options as they were set. A single learning rate is stored as a number, several as a list.
@@ -82,7 +80,7 @@ class Prepared:
 
         # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
         # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
-        drawn_tensors = list(self.opened.drawn)
+        drawn_tensors = list(self.drawn)
         names_of_new_head = list(request.labels or ())
         facts["max_length"] = source.description.preprocess.get("max_length")
         facts["drawn"] = drawn_tensors or None
@@ -90,8 +88,8 @@ class Prepared:
         facts.update(asked_classes(source, request.tower))
 
         # The data.
-        val_set = self.opened.val_set
-        facts["train"] = self.opened.train_set.fingerprint()
+        val_set = self.val_set
+        facts["train"] = self.train_set.fingerprint()
         facts["val"] = val_set.fingerprint() if val_set is not None else None
         return facts
 
@@ -102,7 +100,7 @@ class Prepared:
         Unfinished runs and finished outputs with the same record belong to this training. Computing it hashes the
         model.
         """
-        fingerprint: dict[str, object] = {"model": self.opened.source.sha256, "seed": self.request.seed}
+        fingerprint: dict[str, object] = {"model": self.source.sha256, "seed": self.request.seed}
         fingerprint.update(self.decisive)
         return fingerprint
 
@@ -115,7 +113,7 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     """
     prepared = prepare(request, log)
     paths = prepared.request.files.paths
-    log.warn_all(warnings_of_data(prepared.opened, in_passing=request.dry_run))
+    log.warn_all(warnings_of_data(prepared, in_passing=request.dry_run))
     is_first = team.rank == 0
     if request.dry_run:
         if not is_first:
@@ -127,7 +125,7 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     if is_first and not request.resume:
         check_files(prepared.request)
 
-    announce_reading([prepared.opened.source], log)
+    announce_reading([prepared.source], log)
     if request.resume:
         answer = answer_of_finished(prepared, log)
         if answer is not None:
@@ -190,7 +188,7 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
             raise InputError(f"--val against the training set: {'; '.join(differences)}")
         if opened.left_out:
             log.info(Validation(val_set, opened.left_out).sentence())
-    return Prepared(request, opened, _plan_training(opened, request, log))
+    return Prepared(**vars(opened), request=request, plan=_plan_training(opened, request, log))
 
 
 def files_of_members(files: RunFiles) -> list[TrainedFile] | None:
@@ -244,7 +242,6 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
     Returns:
         The answer; in processes other than the first, a silent outcome.
     """
-    opened = prepared.opened
     plan = prepared.plan
     request = prepared.request
     files = request.files
@@ -290,23 +287,23 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
 
         # Train, once for each learning rate; the best result is kept.
         model = _build_model(prepared)
-        report_all_cut(model, (opened.train_set, opened.val_set), log)
+        report_all_cut(model, (prepared.train_set, prepared.val_set), log)
         context = TrainingContext(log, run_log, state, team, signals=signals)
         with team.exchanging():
-            data = training_data(model, opened.train_set, opened.val_set, request, team)
+            data = training_data(model, prepared.train_set, prepared.val_set, request, team)
             trained = train_each(model, partial(_build_model, prepared), data, request, context, saved)
         run_log.event("end", lr=trained.outcome["lr"], kept_epoch=trained.outcome["kept_epoch"])
 
         # Write the models.
         if not is_first:
             return Outcome(None, silent=True)
-        digests = write_all(outputs, opened, prepared.decisive, trained)
+        digests = write_all(outputs, prepared, prepared.decisive, trained)
         state.remove()
 
     # Only the cross-entropy of one model is compared with that of the uniform prediction.
     has_classes = request.loss != "contrastive" and request.together is None
-    classes = opened.source.classes if has_classes else None
-    log.warn_all(warnings_of_course(trained.outcome, opened.val_set, classes))
+    classes = prepared.source.classes if has_classes else None
+    log.warn_all(warnings_of_course(trained.outcome, prepared.val_set, classes))
     trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
     results = {**trained.outcome, "grid": trained.grid or None, "trained_params": trained_params}
     answer = _answer(plan, results, digests, log)
@@ -321,18 +318,17 @@ def _build_model(prepared: Prepared) -> AnyModel:
 
     Members that are trained together are built as one model.
     """
-    opened = prepared.opened
     request = prepared.request
     device = resolve_device(local_device(request.device))
     models = []
-    for source in opened.members:
+    for source in prepared.members:
         model = build_model(with_dropout(source, request.dropout), str(device), request.dtype)
         adapt(model, request)
         speed_up(model, checkpoint_blocks=request.checkpoint_blocks, compile=request.compile)
         models.append(model)
     if request.together is None:
         return models[0]
-    return request.together.model(models, opened.source, request.seed)
+    return request.together.model(models, prepared.source, request.seed)
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
