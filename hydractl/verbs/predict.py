@@ -80,18 +80,14 @@ class _Plan:
     @property
     def fields(self) -> list[str]:
         """The names of the fields of every line, in order."""
-        fields = list(FIELDS)
-        if self.chosen.threshold is not None:
-            fields.append(FLAG)
-        if self.dataset.kind == "text":
-            fields.append(CUT)
-        if self.chosen.conformal is not None:
-            fields.append("set")
-        if self.options.top:
-            fields.append("top")
-        if self.options.members:
-            fields.append("members")
-        return fields
+        further = {
+            FLAG: self.chosen.threshold is not None,
+            CUT: self.dataset.kind == "text",
+            "set": self.chosen.conformal is not None,
+            "top": self.options.top > 0,
+            "members": self.options.members,
+        }
+        return [*FIELDS, *(name for name, is_there in further.items() if is_there)]
 
     @property
     def paths(self) -> list[Path]:
