@@ -121,11 +121,6 @@ def distinct_entries(lists: Iterable[Iterable[str]]) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
-def ood_group(rows: Rows, name: str) -> str | None:
-    """Return the group of an OOD set, ``near``, ``far`` or None, from the first row that has the set."""
-    return next((row.ood[name].group for row in rows if name in row.ood), None)
-
-
 def sizes_of_sets(rows: Rows, names: Sequence[str] = ("id",)) -> str:
     """Return the number of samples of the named data sets in these rows, as text.
 
@@ -218,12 +213,7 @@ def metric_table(rows: Rows, shown: Sequence[Column], title: str = "", note: str
 
 
 def name_cell(row: EvalRow) -> Cell:
-    """Return the name of a row; a page explains it by its members and heads."""
-    return Cell(row.name, small=kind_words(row))
-
-
-def kind_words(row: EvalRow) -> str:
-    """Return in words how many members or runs a row has, and how many heads each member keeps, if that is known."""
+    """Return the name of a row; a page explains it by its members or runs, and the heads that each member keeps."""
     kind = "a single model"
     if row.runs is not None:
         kind = f"the mean of {row.runs} runs"
@@ -232,11 +222,11 @@ def kind_words(row: EvalRow) -> str:
     elif row.members:
         kind = f"an ensemble of {len(row.members)} members"
     sites = row.heads or ()
-    if not sites:
-        return kind
-    members = max(len(site.kept) for site in sites)
-    kept = [str(sum(len(site.kept_by(member)) for site in sites)) for member in range(members)]
-    return f"{kind}; heads kept: {' / '.join(kept)} of {sum(site.heads for site in sites)}"
+    if sites:
+        members = max(len(site.kept) for site in sites)
+        kept = [str(sum(len(site.kept_by(member)) for site in sites)) for member in range(members)]
+        kind += f"; heads kept: {' / '.join(kept)} of {sum(site.heads for site in sites)}"
+    return Cell(row.name, small=kind)
 
 
 def _heads(*columns: str | Metric) -> list[tuple[str, str]]:
@@ -412,7 +402,9 @@ def data_table(answer: EvalAnswer) -> Table:
         data = answer.test.get(name, DataSetRecord())
         sizes = [sample_count_of(row, name) for row in rows] + [data.n]
         size = next((str(size) for size in sizes if size is not None), "-")
-        group = "in distribution" if name == "id" else ood_group(rows, name) or "-"
+        group = next((row.ood[name].group for row in rows if name in row.ood), None) or "-"
+        if name == "id":
+            group = "in distribution"
         lines.append([Cell(set_title(name)), Cell(data.spec or "-"), Cell(group), Cell(size)])
     return Table("", _heads("data set", "", "group", "n"), lines, left=3)
 

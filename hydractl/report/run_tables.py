@@ -146,8 +146,9 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
     """Return the tables of a bench: one of times for each dtype and batch size, one of the models, and the machine."""
     rows = answer.results
     parts: list[RenderableType] = []
-    for comparable_rows in _by_dtype_and_batch_size(rows):
-        parts += [_times_table(comparable_rows), Text("")]
+    columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
+    for comparable in _by_dtype_and_batch_size(rows):
+        parts += [plain_table(_times_title(comparable), columns, list(map(_time_cells, comparable))), Text("")]
     if any(row.noisy for row in rows):
         explanation = f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"
         parts += [Text(explanation), Text("")]
@@ -172,12 +173,6 @@ def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
     if plan.files_:
         parts.append(Text(f"would write {', '.join(plan.files_)}"))
     return Group(*parts)
-
-
-def _times_table(rows: Sequence[BenchRow]) -> RenderableType:
-    """Return the table of the times of rows with the same batch size and dtype."""
-    columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
-    return plain_table(_times_title(rows), columns, [_time_cells(row) for row in rows])
 
 
 def _time_cells(row: BenchRow) -> list[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
-from hydractl.methods import MethodOptions
 from hydractl.methods.study_rows import MEMBERS
 from hydractl.metrics.ood_scores import HEDGE, ON_FEATURES
 from hydractl.options.command import Command
@@ -31,9 +30,6 @@ _SHARED: Mapping[str, Sequence[str]] = {
 
 _OF_SAMPLES = ("limit", "on_bad", "seed")
 """The options of a study that say which samples are read."""
-
-_KEPT_WEIGHTS = 0.891
-"""The share of weights that a ViT-B/16 keeps if a third of its heads is removed."""
 
 SHARED = {name for names in _SHARED.values() for name in names}
 """All options that steps of any verb share with the study."""
@@ -132,7 +128,8 @@ class Plan:
         """
         paths = tuple(self.folder / name for name in outputs)
         written = self.folder / (output or outputs[-1])
-        common = self.request.given_of(_SHARED[verb] if shared is None else shared)
+        given = self.request.given
+        common = {name: given[name] for name in (_SHARED[verb] if shared is None else shared) if name in given}
         return Step(Command(verb, tuple(models), {**common, **arguments, "output": str(written)}), paths)
 
     def add(self, step: Step) -> Step:
@@ -196,7 +193,7 @@ class Plan:
 
     # --- members ------------------------------------------------------------------------------------------------------
 
-    def pruned(self, name: str, circuit: Path, **removed: object) -> ModelRef:
+    def pruned_by_circuit(self, name: str, circuit: Path, **removed: object) -> ModelRef:
         """Plan a member that is pruned by the file of a circuit, and return its file.
 
         Args:
@@ -204,35 +201,14 @@ class Plan:
             circuit: the file of the circuit.
             removed: the options of ``prune`` that say how many heads are removed.
         """
-        return self._pruned(name, {"circuit": str(circuit), **removed}, shared=_OF_A_MODEL)
+        return self.pruned(name, {"circuit": str(circuit), **removed}, shared=_OF_A_MODEL)
 
-    def pruned_by_taylor(self, name: str, remove: int, seed: int) -> ModelRef:
-        """Plan a member that is pruned by Taylor scores of training samples drawn by a seed, and return its file."""
-        arguments = {
-            "method": "taylor",
-            "scope": "global",
-            "remove": remove,
-            "samples": 128,  # members differ only in their samples; with more, they would rank the heads alike
-            "data": self.request.train,
-            "force": True,
-            "seed": seed,
-        }
-        return self._pruned(name, arguments)
-
-    def _pruned(self, name: str, arguments: Options, shared: Sequence[str] | None = None) -> ModelRef:
-        """Plan a step that removes heads, and return the file of the model."""
+    def pruned(self, name: str, arguments: Options, shared: Sequence[str] | None = None) -> ModelRef:
+        """Plan a step that removes heads with these options, and return the file of the model."""
         outputs = [f"{name}.mask.json", f"{name}.st"]
-        return self._made(self.step("prune", [self.model], {**arguments, "force": True}, outputs, shared=shared))[-1]
+        return self.made(self.step("prune", [self.model], {**arguments, "force": True}, outputs, shared=shared))[-1]
 
-    def with_pruned_weights(self, name: str, method: str) -> ModelRef:
-        """Plan a model some of whose single weights are pruned by a method, and return its file."""
-        arguments: dict[str, object] = {"method": method, "weights": _KEPT_WEIGHTS, "force": True}
-        if method == "oba":  # the only method that reads training data
-            arguments["data"] = self.request.train
-            arguments["samples"] = 128  # per step; OBA takes many steps
-        return self._made(self.step("prune", [self.model], arguments, [f"{name}.st"]))[0]
-
-    def _made(self, step: Step) -> list[ModelRef]:
+    def made(self, step: Step) -> list[ModelRef]:
         """Plan a step that makes models, and return its files."""
         return [ModelRef(str(path)) for path in self.add(step).outputs]
 
@@ -266,13 +242,7 @@ class Plan:
             outputs = [f"{name}.{number}.st" for number in range(1, members + 1)]
         seeded = {} if seed is None else {"seed": seed}
         options = {**training, **arguments, "resume": True, **seeded}
-        return self._made(self.step("finetune", [model or self.model], options, outputs, output=f"{name}.st"))
-
-    def fitted_posterior(self, name: str, ensemble: MethodOptions) -> ModelRef:
-        """Plan the fit of a method without a training, such as laplace, and return the file of its model."""
-        request = self.request
-        options = {"ensemble": ensemble, "train": request.train, "val": half(request.val, 1), "force": True}
-        return self._made(self.step("finetune", [self.model], options, [f"{name}.st"]))[0]
+        return self.made(self.step("finetune", [model or self.model], options, outputs, output=f"{name}.st"))
 
     def trained_by_seeds(self, name: str, arguments: Options, members: int = MEMBERS) -> list[ModelRef]:
         """Plan trainings of the studied model that differ only in their seeds, and return the files of the models.
@@ -303,7 +273,7 @@ class Plan:
         arguments: dict[str, object] = {"force": True}
         if merge is not None:
             arguments["merge"] = merge
-        (model,) = self._made(self.step("fuse", members, arguments, [f"{file or name}.st"]))
+        (model,) = self.made(self.step("fuse", members, arguments, [f"{file or name}.st"]))
         self.add_file(name, model, members)
 
     def add_file(self, name: str, model: ModelRef, members: Sequence[ModelRef] = ()) -> None:

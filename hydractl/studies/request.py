@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
@@ -140,7 +140,3 @@ class StudyRequest:
         if self.time is None:
             return None
         return float(self.time[:-1]) * _UNITS[self.time[-1]]
-
-    def given_of(self, names: Iterable[str]) -> Options:
-        """Return the values of those of the named options that somebody gave."""
-        return {name: self.given[name] for name in names if name in self.given}

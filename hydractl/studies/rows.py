@@ -13,7 +13,7 @@ from hydractl.errors import InputError
 from hydractl.expressions.models import ModelRef
 from hydractl.methods import rows_of_methods
 from hydractl.methods.study_rows import MEMBERS, AsMeasured, ByOneTraining, BySeeds, ByTraining, StudyRow
-from hydractl.studies.plan import Plan, Row
+from hydractl.studies.plan import Plan, Row, half
 from hydractl.studies.scale import THREE
 
 _NOTHING_AVERAGED = "none"
@@ -57,7 +57,7 @@ def whole_avg(plan: Plan) -> None:
     counts = [plan.share(part) for part in (1 / 12, 1 / 6, 1 / 4)]
     for count in dict.fromkeys(counts):  # without repetition
         circuit = plan.circuit("avg")
-        member = plan.pruned(f"avg@{count}", circuit, remove=count)
+        member = plan.pruned_by_circuit(f"avg@{count}", circuit, remove=count)
         plan.add_fused(f"whole-avg@{count}", [plan.model, member])
 
 
@@ -66,7 +66,7 @@ def whole_auto(plan: Plan) -> None:
 
     The search has measured how many these are.
     """
-    member = plan.pruned("auto", plan.circuit("avg"), remove="auto", max_drop=plan.request.max_drop)
+    member = plan.pruned_by_circuit("auto", plan.circuit("avg"), remove="auto", max_drop=plan.request.max_drop)
     plan.add_fused("whole-auto", [plan.model, member])
 
 
@@ -76,7 +76,7 @@ def whole_late(plan: Plan) -> None:
     Both members share everything before these sites, so that part runs only once.
     """
     circuit, count = plan.late_circuit()
-    member = plan.pruned(f"late@{count}", circuit, remove=count)
+    member = plan.pruned_by_circuit(f"late@{count}", circuit, remove=count)
     plan.add_fused(f"whole-late@{count}", [plan.model, member])
 
 
@@ -100,7 +100,7 @@ def circuits(plan: Plan) -> None:
 def _pruned_by_three_circuits(plan: Plan, count: int) -> Iterator[ModelRef]:
     """Plan a member for each of the three circuits, which remove ``count`` heads each; yield its file."""
     for objective in THREE:
-        yield plan.pruned(f"{objective}@{count}", plan.circuit(objective), remove=count)
+        yield plan.pruned_by_circuit(f"{objective}@{count}", plan.circuit(objective), remove=count)
 
 
 def taylor(plan: Plan) -> None:
@@ -112,7 +112,16 @@ def _pruned_by_taylor_scores(plan: Plan) -> Iterator[ModelRef]:
     """Plan three members, a third of whose heads is removed by Taylor scores; yield the file of each."""
     count = plan.share(1 / 3)
     for member, seed in enumerate(plan.seeds):
-        yield plan.pruned_by_taylor(f"taylor{member}", count, seed)
+        arguments = {
+            "method": "taylor",
+            "scope": "global",
+            "remove": count,
+            "samples": 128,  # members differ only in their samples; with more, they would rank the heads alike
+            "data": plan.request.train,
+            "force": True,
+            "seed": seed,
+        }
+        yield plan.pruned(f"taylor{member}", arguments)
 
 
 # --- trainings --------------------------------------------------------------------------------------------------------
@@ -182,7 +191,10 @@ def _add_row_of_method(plan: Plan, declared: StudyRow) -> None:
             (model,) = plan.trained(name, {"ensemble": ensemble, **options})
             plan.add_file(name, model)
         case ByTraining(ensemble):
-            plan.add_file(name, plan.fitted_posterior(name, ensemble))
+            data = {"train": plan.request.train, "val": half(plan.request.val, 1)}
+            options = {"ensemble": ensemble, **data, "force": True}
+            (model,) = plan.made(plan.step("finetune", [plan.model], options, [f"{name}.st"]))
+            plan.add_file(name, model)
         # No file is made: eval measures the studied model itself with other options, e.g. MC dropout.
         case AsMeasured(options):
             plan.add_row(Row(name, plan.model, options, stored=False))
@@ -202,10 +214,21 @@ for _declared in rows_of_methods():
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
+_KEPT_WEIGHTS = 0.891
+"""The share of weights that a ViT-B/16 keeps if a third of its heads is removed."""
+
 
 def _add_row_of_pruned_weights(plan: Plan, name: str) -> None:
     """Add the row of a model some of whose single weights are pruned by a method, and then fine-tuned."""
-    pruned = plan.with_pruned_weights(name, name.removesuffix("-weights"))
+    arguments: dict[str, object] = {
+        "method": name.removesuffix("-weights"),
+        "weights": _KEPT_WEIGHTS,
+        "force": True,
+    }
+    if name == "oba":  # the only method that reads training data
+        arguments["data"] = plan.request.train
+        arguments["samples"] = 128  # per step; OBA takes many steps
+    (pruned,) = plan.made(plan.step("prune", [plan.model], arguments, [f"{name}.st"]))
     plan.add_file(name, plan.tuned(pruned))
 
 

@@ -29,12 +29,6 @@ class Step:
         return all(exists)
 
 
-def _path_in(word: str) -> str:
-    """Return the path in a word of a command line, ``PATH`` or ``NAME=PATH``."""
-    _, _, path = word.rpartition("=")
-    return path
-
-
 def script(steps: Sequence[Step], folder: Path, here: Path, held: Collection[str] = ()) -> str:
     """Return a shell script of the steps of a plan.
 
@@ -73,7 +67,7 @@ def _line(step: Step, folder: Path) -> str:
 
 def _in_folder(word: str, folder: Path) -> str:
     """Return a word quoted for the shell, with ``$DIR`` in place of ``folder`` in a ``PATH`` or ``NAME=PATH``."""
-    path = _path_in(word)
+    _, _, path = word.rpartition("=")
     if not path.startswith(f"{folder}/"):
         return shlex.quote(word)
     name = word.removesuffix(path)

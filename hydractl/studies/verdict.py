@@ -328,7 +328,9 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
         differences = facts.differences_to_next[index]
         how_much = _NO_BETTER[differences[AUROC].kind]
         difference = _detection(differences)
-        upper = _capitalised(name_of(facts.ladder[index]))
+        upper = name_of(facts.ladder[index])
+        if upper.startswith("the "):  # names of rows stay as they are at the start of a sentence
+            upper = f"T{upper[1:]}"
         lower = name_of(facts.ladder[index + 1])
         where = "there"
         if index == 0:
@@ -537,8 +539,3 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
             enough = f"about {times:,g} times as many samples of each test set would do; the smallest has {finding.n:,}"
         sentences.append(f"To tell about {words}, {enough}.")
     return sentences
-
-
-def _capitalised(text: str) -> str:
-    """Return a text for the start of a sentence: "the" becomes "The"; names of rows stay as they are."""
-    return f"T{text[1:]}" if text.startswith("the ") else text
