@@ -97,7 +97,7 @@ def test_the_commands_of_other_pages_are_those_of_today(tmp_path: Path) -> None:
 
 def parse_verb(words: list[str], folder: Path) -> None:
     """Read a command line up to its settings."""
-    request = _parse(words, Answer(io.StringIO(), warn=lambda message: None))
+    request = _parse(words, Answer(io.StringIO()))
     assert request is not None
     checked(request.verb, request.given, {}, folder)
 

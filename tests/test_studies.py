@@ -149,7 +149,7 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
             output.write_text(json.dumps({"models": [{"name": name, **row} for name in names]}))
 
     def parse(words: list[str]) -> None:
-        request = _parse(words, Answer(io.StringIO(), warn=lambda message: None))
+        request = _parse(words, Answer(io.StringIO()))
         assert request is not None
         checked(request.verb, request.given, {}, tmp_path)
 

@@ -7,11 +7,11 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hydractl.cli.console import clean_document, debugging, is_terminal, send_nowhere
+from hydractl.cli.console import clean_document, debugging, is_terminal, say, send_nowhere
 from hydractl.errors import NonFiniteError, StorageError
 
 if TYPE_CHECKING:
@@ -32,12 +32,10 @@ class Answer:
 
     Args:
         stream: standard output as it was when the command started; None if it is closed.
-        warn: called with a warning if a table could not be drawn.
     """
 
-    def __init__(self, stream: TextIO | None, warn: Callable[[str], None]) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self._warn = warn
 
     @property
     def to_terminal(self) -> bool:
@@ -89,7 +87,7 @@ class Answer:
         except Exception as error:  # the answer matters more than its table
             if debugging():
                 raise
-            self._warn(f"the table could not be drawn ({type(error).__name__}: {error})")
+            say(f"warning: the table could not be drawn ({type(error).__name__}: {error})")
             text = None
         self._write(text or _plain_text(result))
 

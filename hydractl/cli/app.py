@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from hydractl.cli.answer import Answer
-from hydractl.cli.console import say, settle_log
+from hydractl.cli.console import settle_log
 from hydractl.cli.failures import no_such_verb, parser_problem, say_failure
 from hydractl.cli.help import app_help, info_help, verb_help
 from hydractl.cli.request import INFO, Request
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
     if is_whole_process:
         gc.freeze()  # collections of garbage pass over modules, see hydractl.files.collecting
-    answer = Answer(sys.stdout, warn=lambda message: say(f"warning: {message}"))
+    answer = Answer(sys.stdout)
     try:
         with _interruptible():
             _run(list(argv), answer)

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
@@ -120,19 +120,15 @@ class ConsoleLog(Log):
     Args:
         quiet: write only warnings.
         verbose: write details, too.
-        clock: returns the time in seconds; tests replace it.
     """
 
     shows_bars = False
     """Whether tasks have bars even where standard error is no terminal, as in a notebook."""
 
-    def __init__(
-        self, *, quiet: bool = False, verbose: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         super().__init__()
         self.quiet = quiet
         self.verbose = verbose
-        self._clock = clock
         self._bars: Bars | None = None
 
     def info(self, message: str) -> None:
@@ -163,7 +159,7 @@ class ConsoleLog(Log):
             display = self._open_bars()
         with display as bars:
             names = list(map(clean, columns))
-            task = Task(self, bars, self._clock, clean(description), total, clean(unit), names)
+            task = Task(self, bars, clean(description), total, clean(unit), names)
             try:
                 yield task
             except BaseException:
@@ -208,7 +204,6 @@ class Task(Progress):
     Attributes:
         log: writes the lines.
         bars: the display to put a bar in; None if standard error is not a terminal.
-        clock: returns the time in seconds.
         description: the name of the task.
         total: how many units the task has; None if that is not known yet.
         unit: the name of a unit, in the plural.
@@ -219,7 +214,6 @@ class Task(Progress):
 
     log: ConsoleLog
     bars: Bars | None
-    clock: Callable[[], float]
     description: str
     total: int | None
     unit: str
@@ -228,7 +222,7 @@ class Task(Progress):
     rows: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        self._start = self.clock()
+        self._start = time.monotonic()
         self._last_line = self._start
         self._done = 0
         self._pace = Pace()
@@ -254,7 +248,7 @@ class Task(Progress):
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
-        now = self.clock()
+        now = time.monotonic()
         self._pace.mark(now, self._done)
         if self.bars is not None:
             self.note = clean(note)
@@ -285,7 +279,7 @@ class Task(Progress):
 
     def finish(self) -> None:
         """Write the line at the end: what was done, and in how many seconds."""
-        elapsed = self.clock() - self._start
+        elapsed = time.monotonic() - self._start
         line = self._state(elapsed)
         if self.unit == _TIMED and self._done and elapsed > 0:
             line += f", {speed(self._done / elapsed, self.unit)}"
@@ -298,7 +292,7 @@ class Task(Progress):
 
     def time_left(self, words: str = "{} left") -> str:
         """Return the time that is left, put into ``words`` in place of ``{}``; empty if it cannot be estimated."""
-        seconds = self._pace.left(self.clock(), self.total)
+        seconds = self._pace.left(time.monotonic(), self.total)
         return "" if seconds is None else words.format(duration(seconds))
 
     def _state(self, elapsed: float) -> str:

@@ -284,7 +284,8 @@ class Option:
             listed = ",".join(map(str, value))
             problems.append(f"lists something twice: {listed}")
         names = [item.name for item in items if self.type is OodSet]
-        problems += [f"has the name {name!r} twice" for number, name in enumerate(names) if name in names[:number]]
+        repeated = {name for name in names if names.count(name) > 1}
+        problems += [f"has the name {name!r} twice" for name in sorted(repeated)]
         return problems
 
     def _complaint(self, value: Any) -> str | None:

@@ -26,16 +26,23 @@ class Clock:
     def __init__(self) -> None:
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all tasks."""
+    clock = Clock()
+    monkeypatch.setattr("hydractl.cli.console.time", clock)
+    return clock
 
 
 COLUMNS = ("step", "removed at", "", "score")
 
 
-def test_at_most_a_line_every_five_seconds_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with ConsoleLog(clock=clock).progress("scoring", 100, "samples") as progress:
+def test_at_most_a_line_every_five_seconds_and_one_at_the_end(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with ConsoleLog().progress("scoring", 100, "samples") as progress:
         for step in range(100):
             clock.now += 0.13
             progress.advance(note=f"step {step}")
@@ -46,9 +53,8 @@ def test_at_most_a_line_every_five_seconds_and_one_at_the_end(capsys: pytest.Cap
     )
 
 
-def test_without_a_total(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with ConsoleLog(clock=clock).progress("reading", None, "files") as progress:
+def test_without_a_total(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with ConsoleLog().progress("reading", None, "files") as progress:
         clock.now += 6
         progress.advance(7)
     assert capsys.readouterr().err == "reading: 7 files, 6.0 s\nreading: 7 files, 6.0 s\n"
@@ -60,9 +66,8 @@ def test_a_failed_task_does_not_say_it_ended(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
 
 
-def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    log = ConsoleLog(quiet=True, clock=clock)
+def test_quiet(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    log = ConsoleLog(quiet=True)
     with log.progress("x", 3, "steps", COLUMNS) as progress:
         clock.now += 60
         progress.row(["1"])
@@ -84,11 +89,11 @@ def test_an_interruption_leaves_the_rows(capsys: pytest.CaptureFixture[str], ter
 
 
 def test_a_dumb_terminal_has_no_bar(
-    capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     terminal("stderr")
     monkeypatch.setenv("TERM", "dumb")
-    with ConsoleLog(clock=Clock()).progress("x", 1, "steps") as progress:
+    with ConsoleLog().progress("x", 1, "steps") as progress:
         progress.advance()
     assert capsys.readouterr().err == "x: 1/1 steps, 0.0 s\n"
 
@@ -96,9 +101,8 @@ def test_a_dumb_terminal_has_no_bar(
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with ConsoleLog(clock=clock).progress("circuit", 40, "evaluations", COLUMNS) as progress:
+def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with ConsoleLog().progress("circuit", 40, "evaluations", COLUMNS) as progress:
         progress.row(["1/3", "blocks.2.attn", "first", "0.9120"])
         clock.now += 1
         progress.advance(4)
@@ -106,7 +110,7 @@ def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixtur
         progress.set_total(20)
         clock.now += 4
         progress.advance(4)
-    with ConsoleLog(clock=clock).progress("plain", 1, "steps") as progress:
+    with ConsoleLog().progress("plain", 1, "steps") as progress:
         progress.row(["no", "columns"])
     assert capsys.readouterr().err == (
         "circuit: step 1/3  removed at blocks.2.attn  first  score 0.9120\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 
 import pytest
 
@@ -33,7 +32,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.words()[0] for command in COMMANDS])
 def test_a_command_line_is_read_as_the_values_that_it_was_written_from(command: Command) -> None:
-    request = _parse(command.words(), Answer(io.StringIO(), warn=warnings.warn))
+    request = _parse(command.words(), Answer(io.StringIO()))
     assert request is not None and request.verb == command.verb
     typed = gather(declared(command.verb), request.given, {}, None)
     called = command.call(Log())
