@@ -50,7 +50,7 @@ def made(outcome: Outcome, folder: Folder | None, *, files: int | None = 1) -> M
         return cast("Model", result)
     models = _models()
     opened = [ModelRef(str(file), models.open_source(str(file)), folder) for file in outcome.files[:files]]
-    return cast("Model", models.Model(opened, result))
+    return models.Model(opened, result)
 
 
 def _models() -> Any:

@@ -83,8 +83,7 @@ class Model:
         """
         if len(self.models) > 1:
             raise UsageError(f"{self.name} is {len(self.models)} models", hint="take one of its members")
-        source: Source = self.models[0].held
-        return source
+        return self.models[0].held
 
     @property
     def outcome(self) -> Outcome:
@@ -100,8 +99,7 @@ class Model:
     @property
     def description(self) -> Description:
         """The description in the model's header: kind, architecture, kept heads, labels, how it was made."""
-        description: Description = self.models[0].held.description
-        return description
+        return self.models[0].held.description
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
         """Read the weights and return an ``nn.Module`` in eval mode; the arguments are those of :func:`load`."""

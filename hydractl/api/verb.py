@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from hydractl.options.signature import OF_A_TERMINAL, Declared
 
@@ -28,7 +28,7 @@ def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:
             door = import_module("hydractl.api.door")  # heavy, and of no use to the command line
-            return cast(R, door.call(declared, arguments, keywords))
+            return door.call(declared, arguments, keywords)
 
         call.declared = declared  # type: ignore[attr-defined]
         call.__signature__ = declared.plain_signature()  # type: ignore[attr-defined]

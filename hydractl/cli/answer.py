@@ -184,7 +184,6 @@ def _plain_text(result: Result) -> str:
     import yaml
 
     document = clean_document(result.to_dict())
-    text: str = yaml.safe_dump(
+    return yaml.safe_dump(
         document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=_WIDTH_IN_A_FILE
     )
-    return text

@@ -96,8 +96,7 @@ class _CompilerUtils(_StandIn):
     @staticmethod
     def is_compile_supported(device_type: str) -> bool:
         """Return whether torch can compile for a type of device; this imports the compiler."""
-        supported: bool = _real_module(_UTILS).is_compile_supported(device_type)
-        return supported
+        return _real_module(_UTILS).is_compile_supported(device_type)
 
 
 _asked_about: list[Callable[..., Any]] = []

@@ -97,8 +97,8 @@ class Call:
         """Return whether the JSON goes to standard output, or to the program, instead of a file."""
         output = self.values.get("output")
         if output is None:
-            return self.from_python or bool(self.values["json"])
-        return bool(output == "-")
+            return self.from_python or self.values["json"]
+        return output == "-"
 
     def of_this_verb(self, name: str) -> bool:
         """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""

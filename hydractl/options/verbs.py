@@ -11,9 +11,7 @@ from hydractl.options.signature import Declared
 
 def declared(verb: str) -> Declared:
     """Return a verb as its function declares it; the module of its signature is imported when asked for."""
-    function = pkgutil.resolve_name(VERBS[verb].signature)
-    signature: Declared = function.declared
-    return signature
+    return pkgutil.resolve_name(VERBS[verb].signature).declared
 
 
 def options_of_verb(verb: str) -> tuple[Option, ...]:

@@ -209,7 +209,7 @@ def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -
 
 def _is_null(node: Node) -> bool:
     """Return whether a value is empty: nothing, ``~`` or ``null``."""
-    return bool(node.tag == "tag:yaml.org,2002:null")
+    return node.tag == "tag:yaml.org,2002:null"
 
 
 def _line_of(node: Node) -> int:
