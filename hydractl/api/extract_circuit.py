@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from hydractl.api.heads import AUTO, COUNT, DROP, KEEP, OTHER_BASE, REMOVE, count_of_drop
+from hydractl.api.heads import AUTO, DROP, OTHER_BASE, count_of_drop
 from hydractl.api.options import OfHeads, OneModel, Output, running
 from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
@@ -59,9 +59,9 @@ def extract_circuit(
         "The OOD score whose AUROC is measured", default="msp"
     ),
     budget: int | Literal["auto"] | None = search(
-        f"{REMOVE} in all; {AUTO} [heads]", at_least=1, word="auto", metavar=COUNT
+        f"Heads to remove in all; {AUTO} [heads]", at_least=1, word="auto", metavar="N|auto"
     ),
-    keep: int | None = search(f"{KEEP}, mean per site [heads]", at_least=0, often=True),
+    keep: int | None = search("Heads to keep, mean per site [heads]", at_least=0, often=True),
     max_drop: float | None = search(
         f"{DROP} --val; --budget or --keep may end it before [fraction]", at_least=0, below=1
     ),

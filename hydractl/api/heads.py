@@ -11,13 +11,9 @@ Order = Literal["sequential", "one-shot"]
 
 CRITERION = "The importance criterion; higher scores are kept"
 SAMPLES = "Calibration samples, drawn by --seed without replacement"
-KEEP = "Heads to keep"
-REMOVE = "Heads to remove"
 OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
 DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
 MAX_DROP = 0.01
-COUNT = "N|auto"
-"""A number of heads, or as many as ``--max-drop`` allows."""
 AUTO = f"auto: as many as --max-drop allows, {MAX_DROP:g} where that is not given"
 
 

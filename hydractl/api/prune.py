@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.heads import (
     AUTO,
-    COUNT,
     CRITERION,
     DROP,
-    KEEP,
     OTHER_BASE,
-    REMOVE,
     SAMPLES,
     Order,
     count_of_drop,
@@ -80,13 +77,15 @@ def prune(
     circuit: JsonDocument | None = choosing("A removal order from extract-circuit; - is standard input", often=True),
     mask: JsonDocument | None = choosing("The heads to keep; - is standard input", often=True),
     allow_other_base: bool = choosing(OTHER_BASE, default=False),
-    keep: int | None = amount(f"{KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True),
+    keep: int | None = amount(
+        "Heads to keep per site; mean per site with --scope global [heads]", at_least=0, often=True
+    ),
     remove: int | Literal["auto"] | None = amount(
-        f"{REMOVE} per site; in all with --scope global; {AUTO} [heads]",
+        f"Heads to remove per site; in all with --scope global; {AUTO} [heads]",
         at_least=0,
         often=True,
         word="auto",
-        metavar=COUNT,
+        metavar="N|auto",
     ),
     max_drop: float | None = amount(
         f"{DROP} --val or else on the samples that chose the heads; the one before is taken [fraction]",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
-from hydractl.api.heads import CRITERION, KEEP, REMOVE, SAMPLES, Order
+from hydractl.api.heads import CRITERION, SAMPLES, Order
 from hydractl.api.options import DataSet, OfHeads, OneModel, Output
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, arguments_help, read_criterion
@@ -30,8 +30,8 @@ def score(
         "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the "
         "full model [default: sequential with --keep or --remove, else one-shot]"
     ),
-    keep: int | None = scoring(f"{KEEP} per site [heads]", at_least=0, often=True),
-    remove: int | None = scoring(f"{REMOVE} per site [heads]", at_least=0),
+    keep: int | None = scoring("Heads to keep per site [heads]", at_least=0, often=True),
+    remove: int | None = scoring("Heads to remove per site [heads]", at_least=0),
     output: Output = None,
     data: DataSet = None,
     **shared: Unpack[OfHeads],
