@@ -485,8 +485,6 @@ class ModelFamily(ABC):
     """A published folder is offered first to the families with higher priority."""
     builds_by_name: bool = False
     """Whether an architecture can be built from its name alone (``--arch``)."""
-    hint_of_positions: str | None = None
-    """What to do where the positions in a file are those of another image size."""
     scaled: Mapping[str, str] = {}
     """Names of vectors that a block holds itself and multiplies its hidden state by (if they are not None), each with
     the name of the module that receives the product."""

@@ -92,7 +92,6 @@ class TimmViT(ModelFamily):
     name = "timm"
     version = timm.__version__
     builds_by_name = True
-    hint_of_positions = "say the size of the images that it was trained on, as in --arch 'timm:NAME?img_size=384'"
     parts = {  # noqa: RUF012 - as the protocol declares it
         "attention": r"(layers\.\d+\.)?blocks\.\d+\.attn\.",
         "mlp": r"(layers\.\d+\.)?blocks\.\d+\.mlp\.",

@@ -99,9 +99,6 @@ class TorchvisionViT(ModelFamily):
     name = "torchvision"
     version = torchvision.__version__.partition("+")[0]
     builds_by_name = True
-    hint_of_positions = (
-        "say the size of the images that it was trained on, as in --arch 'torchvision:NAME?image_size=384'"
-    )
     attention = AttentionLayout(("in_proj_",), "out_proj")
     parts = {  # noqa: RUF012 - as the protocol declares it
         "attention": rf"{_BLOCK}self_attention\.",

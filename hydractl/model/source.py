@@ -119,7 +119,10 @@ class Source:
 
 _PLAIN = ModelOptions()
 
-_WAYS_TO_NAME = "write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder"
+_WAYS_TO_NAME = (
+    "write --arch timm:NAME, open_clip:ARCH or torchvision:NAME, with ?num_classes=10, &image_size=64 for other "
+    "images; weights of transformers open as a folder"
+)
 
 
 def open_source(ref: str | ModelRef, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
@@ -473,7 +476,11 @@ def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed:
         preprocess = family.preprocess_of_script(tensors.arguments, model_name, without_weights.preprocess)
     loaded = replace(without_weights, tensors=tensors, preprocess=preprocess)
     name_without_suffix, _, _ = path.name.removesuffix(".tar").rpartition(".")
-    return _source_of_loaded(family_name, loaded, name or name_without_suffix)
+    try:
+        return _source_of_loaded(family_name, loaded, name or name_without_suffix)
+    except InputError as error:
+        error.hint = error.hint or arch_hint(tensors)
+        raise
 
 
 def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
@@ -314,17 +313,10 @@ def check_tensors(
         problems += _problems_of_tensors(member_tensors, stock, shapes)
     problems += _problems_of_sharing(tensors, description, family, sites, once)
     if problems:
-        positions = family.named_parts.get("position")
-        of_positions = [name for name in stock if positions and re.match(positions, name)]
-        is_resized = any(problem.startswith(f"tensor {name!r} is [") for name in of_positions for problem in problems)
         left = len(problems) - _MOST_PROBLEMS
         if left > 0:  # another architecture: a few lines tell as much as all
             problems[_MOST_PROBLEMS:] = [f"and {left} more"]
-        raise InputError(
-            f"{origin} does not hold the weights of {description.arch}",
-            problems=problems,
-            hint=family.hint_of_positions if is_resized else None,
-        )
+        raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems)
     # Called because it refuses preprocessing that it does not know. It prepares an image of the size in the
     # description, for which memory is set aside only where the weights have that size, too.
     family.collate(description.preprocess)
