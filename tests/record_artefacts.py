@@ -1,7 +1,7 @@
 """Records everything that hydractl writes, to show what a change of the code changes of it.
 
     python tests/record_artefacts.py OUT.json [--tree DIR] [--only NAME]
-    python tests/record_artefacts.py --compare OLD.json NEW.json [--only NAME] [--rtol R] [--moved MOVED.json]
+    python tests/record_artefacts.py --compare OLD.json NEW.json [--only NAME] [--rtol R]
 
 The first form makes tiny models and data, runs every verb on them, and records each file, answer and message;
 ``--tree`` selects the checkout whose hydractl runs. The second form prints what differs, is missing or is new, and
@@ -11,13 +11,8 @@ checkpoint. Both records have to come from one machine: rounding differs between
 
 JSON is recorded and compared by value, in any order of its keys. ``--rtol`` lets numbers differ by so much of the
 larger one, but never two whole numbers, such as heads. Tensors (weights, predictions) and files of other forms are
-digests, and text is lines: equal or not. ``--moved`` names what is meant to change, old to new: schemas, wherever they
-are named, and paths in the documents of a schema (that with its new number, or a pattern). A path takes along what is
-below it; ``*`` stands for a name; null leaves out what is there:
-
-    {"hydractl.eval/2": "hydractl.eval/3",
-     "hydractl.eval/3 models.*.id.accuracy": "models.*.accuracy",
-     "hydractl.* provenance.torch": null}
+digests, and text is lines: equal or not. A record is one line of JSON, in which what was renamed on purpose can be
+replaced before.
 """
 
 from __future__ import annotations
@@ -32,7 +27,6 @@ import json
 import math
 import os
 import random
-import re
 import shlex
 import shutil
 import struct
@@ -42,15 +36,11 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
 """What ``--compare`` walks through: the artefacts, messages and help texts by name, each of them JSON values."""
-
-Moved = dict[str, str | None]
-"""What ``--moved`` names."""
 
 REAL_DATA = os.environ.get("HYDRACTL_DATA")
 CLASSES = 5
@@ -506,49 +496,18 @@ def without_clocks(value: Any, *, counters: bool, key: str = "", by: Any = "numb
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def leaves(value: Any, moved: Moved, at: str = "", path: str = "", schema: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what holds no other value, after its path; a list of texts is one value.
-
-    Args:
-        value: a part of a record.
-        moved: what puts a value elsewhere.
-        at: the path of the document around the value, with a dot at its end.
-        path: where the value is in the document.
-        schema: that of the document.
-    """
-    if isinstance(value, dict) and isinstance(value.get("schema"), str):
-        at, path, schema = f"{at}{path}.", "", value["schema"]
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what holds no other value, after its path; a list of texts is one value."""
     if isinstance(value, dict | list) and value and not is_text(value):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(item, moved, at, f"{path}.{name}" if path else str(name), schema)
+            yield from leaves(item, f"{path}.{name}" if path else str(name))
         return
-    new_path = path_after(moved, schema, path)
-    if new_path is not None:
-        yield at + new_path, value
+    yield path, value
 
 
-def path_after(moved: Moved, schema: str, path: str) -> str | None:
-    """Where the first move that names a value, or what holds it, puts it; None where it is left out."""
-    for old, new in moved.items():
-        schemas, _, start = old.partition(" ")
-        pattern = re.escape(start).replace(r"\*", "(.*?)") + r"(?![^.])"
-        found = re.match(pattern, path) if start and fnmatch(schema, schemas) else None
-        if found and new is not None:
-            for name in found.groups():
-                new = new.replace("*", name, 1)
-            return new + path[found.end() :]
-        if found:
-            return None
-    return path
-
-
-def differences(old: Any, new: Any, rtol: float, moved: Moved) -> Iterator[str]:
+def differences(old: Any, new: Any, rtol: float = 0.0) -> Iterator[str]:
     """A line for each value that is not the same, with its path; of two lists of texts, what diff says."""
-    left_out: Moved = {name: place for name, place in moved.items() if place is None}
-    text = json.dumps(old)
-    for name, place in moved.items():
-        text = text if " " in name else text.replace(name, str(place))
-    before, after = dict(leaves(json.loads(text), moved)), dict(leaves(new, left_out))
+    before, after = dict(leaves(old)), dict(leaves(new))
     for path in dict.fromkeys([*before, *after]):
         if path not in before or path not in after:
             held = after if path in after else before
@@ -572,12 +531,12 @@ def is_text(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
 
-def compare(old: Record, new: Record, rtol: float = 0.0, moved: Moved | None = None, most: int = 20) -> int:
+def compare(old: Record, new: Record, rtol: float = 0.0, most: int = 20) -> int:
     """Prints what is not the same; the number of artefacts that are not."""
     count = 0
     for name in dict.fromkeys([*old, *new]):
         if name in old and name in new:
-            lines = list(differences({name: old[name]}, {name: new[name]}, rtol, moved or {}))
+            lines = list(differences({name: old[name]}, {name: new[name]}, rtol))
         else:
             lines = [f"{name}: {'new' if name in new else 'missing'}"]
         count += bool(lines)
@@ -642,7 +601,6 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, default=Path(__file__).parents[1], help="the checkout whose hydractl runs")
     parser.add_argument("--only", choices=CASES, help="one of the cases")
     parser.add_argument("--rtol", type=float, default=0.0, help="by how much of the larger one two numbers may differ")
-    parser.add_argument("--moved", type=Path, help="a JSON file of what is meant to change, from old to new")
     arguments = parser.parse_args()
     if arguments.compare:
         old, new = (json.loads(path.read_text()) for path in arguments.files)
@@ -651,8 +609,7 @@ def main() -> int:
             old, new = (
                 {name: held for name, held in record.items() if name.startswith(of_case)} for record in (old, new)
             )
-        moved = json.loads(arguments.moved.read_text()) if arguments.moved else {}
-        return int(compare(old, new, arguments.rtol, moved) > 0)
+        return int(compare(old, new, arguments.rtol) > 0)
     (out,), tree = arguments.files, arguments.tree.resolve()
     out = out.resolve()
     set_up(tree)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.record_artefacts import Moved, compare, differences, file_record, with_names
+from tests.record_artefacts import compare, differences, file_record, with_names
 
 
-def differing(old: Any, new: Any, rtol: float = 0.0, moved: Moved | None = None) -> list[str]:
-    return list(differences(old, new, rtol, moved or {}))
+def differing(old: Any, new: Any, rtol: float = 0.0) -> list[str]:
+    return list(differences(old, new, rtol))
 
 
 def test_a_tolerance_is_for_numbers_that_are_not_both_whole() -> None:
@@ -23,27 +23,6 @@ def test_a_tolerance_is_for_numbers_that_are_not_both_whole() -> None:
     assert differing(old, new, rtol=1e-6) == ["kept.1: 100 -> 101"]
     assert differing(old, new, rtol=0.5) == ["kept.1: 100 -> 101"]
     assert differing(old, new) == ["ece: 0.25 -> 0.25000001", "kept.1: 100 -> 101"]
-
-
-def test_what_moves_is_found_where_it_is_put() -> None:
-    model = {"id": {"accuracy": 0.5, "n": 30}, "sites": {"blocks.0.attn": {"kept": [0, 2]}}}
-    old = {"answer": {"schema": "x.eval/2", "models": [model], "threads": 1}, "threads": 1, "lines": ["an x.eval/2"]}
-    new_model = {"accuracy": 0.5, "data": {"n": 30}, "heads": {"blocks.0.attn": [0, 2]}}
-    new = {
-        "answer": {"schema": "x.eval/3", "models": [new_model], "threads": 2},
-        "threads": 2,
-        "lines": ["an x.eval/3"],
-    }
-    moved: Moved = {
-        "x.eval/2": "x.eval/3",
-        "x.eval/3 models.*.id.accuracy": "models.*.accuracy",
-        "x.eval/* models.*.id": "models.*.data",
-        "x.eval/* models.*.sites.*.kept": "models.*.heads.*",
-        "x.* thread": None,  # a name is not the beginning of another
-        "y.* models": None,
-    }
-    assert differing(old, new, moved=moved) == ["answer.threads: 1 -> 2", "threads: 1 -> 2"]
-    assert differing(old, new, moved=moved | {"x.* threads": None}) == ["threads: 1 -> 2"]  # that of no document
 
 
 def test_a_tensor_is_equal_to_the_bit_or_not(tmp_path: Path) -> None:
