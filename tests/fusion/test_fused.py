@@ -124,7 +124,7 @@ NOT_MERGED = [variant for variant in ONE_OF_EACH if variant not in MERGED]
 @pytest.mark.parametrize("variant", [*VARIANTS, *marked_release(MORE)])
 def test_merged_parts_are_those_of_the_library(variant: str) -> None:
     source = shared_source(variant)
-    for merge in MERGES:
+    for merge in (["mlp"], ["norm"], ["embed"]):
         expected = merged_names(variant, shared_stock(variant), merge)
         plan = plan_fusion([source, source], merge, headers_only=True)  # which weights they have does not matter
         assert sorted(plan.averaged) == sorted(expected), merge

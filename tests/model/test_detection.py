@@ -24,8 +24,8 @@ def built(variant: str) -> HydraModel:
 
 # One of each kind of classifier.
 KINDS = (
-    *("class-token", "distilled", "map-pooling", "swin", "torchvision", "bert", "roberta", "distilbert", "electra"),
-    *("modernbert", "llama", "hf-vit", "hf-deit-distilled", "hf-dinov2", "clip", "clip-bias", "hf-clip", "hf-siglip"),
+    *("class-token", "distilled", "map-pooling", "swin", "torchvision", "bert", "roberta", "distilbert"),
+    *("modernbert", "llama", "hf-deit-distilled", "hf-dinov2", "clip-bias", "hf-siglip"),
 )
 
 
