@@ -51,6 +51,8 @@ class Generator(GenerateJsonSchema):
         record = schema["cls"]
         for key, text in descriptions(record).items():
             generated["properties"][key]["description"] = text
+        if issubclass(record, Result):
+            generated["properties"]["schema"]["description"] = "Name and version of this form."
         if issubclass(record, MetricBlock):
             generated["properties"] = {**generated.get("properties", {}), **metric_properties(record)}
         return generated

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hydractl.files.model_records import FILE_HASH
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema
+from hydractl.files.results import Count, Number, Record, Result, optional
 
 Positive = Annotated[float, Field(gt=0)]
 PositiveCount = Annotated[int, Field(gt=0)]
@@ -20,7 +19,8 @@ class LatencyRecord(Record):
     median: Positive
     """Median of the runs."""
     mean: Number = optional("Mean of the runs.")
-    std: Number = null("Standard deviation of the runs, with n - 1; null for one run.")
+    std: Number = None
+    """Standard deviation of the runs, with n - 1; null for one run."""
     min: Number = optional("The fastest run.")
     max: Number = optional("The slowest run.")
     q25: Number = optional("First quartile of the runs.")
@@ -40,8 +40,10 @@ class TimedFigures(Record):
     """Median over rounds of the time over the first model's in the same round."""
     ratio_ci: Annotated[Sequence[Positive], Field(min_length=2, max_length=2)]
     """95 % bootstrap interval of the ratio."""
-    noisy: bool | None = null("Whether the runs scatter too far; null for fewer than five rounds.")
-    peak_memory_bytes: Count | None = null("Most memory in use; null where it is not counted.")
+    noisy: bool | None = None
+    """Whether the runs scatter too far; null for fewer than five rounds."""
+    peak_memory_bytes: Count | None = None
+    """Most memory in use; null where it is not counted."""
 
 
 class BenchInput(Record):
@@ -56,13 +58,15 @@ class BenchCost(Record):
 
     kind: str | None = optional("`model`, or of `--compare` the baseline.")
     input: BenchInput | None = optional("What it ran on.")
-    checkpoint_bytes: Count | None = null("Size of the files; null where there are none.")
+    checkpoint_bytes: Count | None = None
+    """Size of the files; null where there are none."""
     members: Count | None = optional("Number of members.")
     params: PositiveCount
     """Number of stored parameters of all members."""
     macs: PositiveCount
     """Multiply-adds of one sample."""
-    bytes: Count | None = null("Size of the stored weights.")
+    bytes: Count | None = None
+    """Size of the stored weights."""
     params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
     mac_ratio: Positive | None
     """`macs` over the first model's; null where they are not known."""
@@ -73,20 +77,23 @@ class BenchSetting(Record):
 
     model: str
     """Name of the row."""
-    sha256: Any = null(FILE_HASH)
+    sha256: Any = None
+    """SHA-256 of its file; a list where several run one after another."""
     batch_size: PositiveCount
     """Samples of a batch."""
     dtype: str
     """Number format of the computation."""
     device: str | None = optional("Where it ran.")
     compile: bool | None = optional("Whether it was compiled.")
-    compile_mode: str | None = null("Mode of `torch.compile`; null where it was not compiled.")
+    compile_mode: str | None = None
+    """Mode of `torch.compile`; null where it was not compiled."""
 
 
 class BenchRow(BenchCost, TimedFigures, BenchSetting):
     """One model at one batch size and dtype."""
 
-    peak_share: Number = null("Rate of multiply-adds over that of the machine at its best.")
+    peak_share: Number = None
+    """Rate of multiply-adds over that of the machine at its best."""
 
 
 class MachineRecord(Record):
@@ -97,7 +104,8 @@ class MachineRecord(Record):
     processor: str | None = optional("Name of the processor.")
     cores: Count | None = optional("Number of its cores.")
     threads: Count | None = optional("Number of threads that torch used.")
-    device_name: str | None = null("Name of the accelerator; null on a CPU.")
+    device_name: str | None = None
+    """Name of the accelerator; null on a CPU."""
     peak_macs_per_s: Mapping[str, Number] | None = optional(
         "By dtype the best rate of a large matrix product, multiply-adds a second."
     )
@@ -106,7 +114,7 @@ class MachineRecord(Record):
 class BenchAnswer(Result):
     """What `hydractl bench` measured."""
 
-    schema_: Literal["hydractl.bench/1"] = schema("hydractl.bench/1")
+    schema_: Literal["hydractl.bench/1"] = "hydractl.bench/1"
     results: Annotated[Sequence[BenchRow], Field(min_length=1)]
     """A row for each model, batch size and dtype."""
     batch_sizes: Sequence[Count] | None = optional("Of a dry run.")

@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hydractl.files.model_records import (
-    FILE_HASH,
     CalibrationRecord,
     DataSetRecord,
     DropoutRecord,
     ThresholdRecord,
 )
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema
+from hydractl.files.results import Count, Number, Record, Result, optional
 
 
 class CalibratedModelRecord(Record):
@@ -22,7 +21,8 @@ class CalibratedModelRecord(Record):
 
     name: str
     """Its name."""
-    sha256: Any = null(FILE_HASH)
+    sha256: Any = None
+    """SHA-256 of its file; a list where several run one after another."""
     mc_dropout: DropoutRecord | None = optional("How the members were drawn by MC dropout.")
     prompt: Sequence[str] | None = optional("Templates of a zero-shot model.")
     labels: Sequence[str] | None = optional("Names of the classes of a zero-shot model.")
@@ -31,7 +31,8 @@ class CalibratedModelRecord(Record):
 class ComparedScoreRecord(Record):
     """How well an OOD score tells the OOD validation sets from the validation data."""
 
-    auroc: Number = null("Mean AUROC over the OOD validation sets; null where the score is constant.")
+    auroc: Number = None
+    """Mean AUROC over the OOD validation sets; null where the score is constant."""
     by_set: Mapping[str, Number]
     """By OOD validation set the AUROC."""
 
@@ -63,7 +64,7 @@ class Conformal(ChosenConformalRecord):
 class CalibrateAnswer(Result):
     """What `hydractl calibrate` chose."""
 
-    schema_: Literal["hydractl.calibrate/1"] = schema("hydractl.calibrate/1")
+    schema_: Literal["hydractl.calibrate/1"] = "hydractl.calibrate/1"
     model: CalibratedModelRecord
     """The model."""
     calibration: CalibrationRecord | None = optional("The calibration of its averaged prediction.")

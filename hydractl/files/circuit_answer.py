@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from hydractl.files.model_records import ProvenanceRecord
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
+from hydractl.files.results import Count, Number, Record, Result, optional, sparse
 from hydractl.heads.mask import MOST_HEADS
 
 
@@ -71,7 +71,7 @@ class KeptSite(MaskSiteRecord):
 class MaskRecord(Result):
     """A head mask: which heads are kept at each site."""
 
-    schema_: Literal["hydractl.mask/1"] = schema("hydractl.mask/1")
+    schema_: Literal["hydractl.mask/1"] = "hydractl.mask/1"
     arch: str | None = optional("Architecture of the model.")
     sites: Mapping[str, MaskSiteRecord]
     """Every site of the model, by path."""
@@ -87,7 +87,7 @@ class MaskRecord(Result):
 class ScoresAnswer(Result, extra="allow"):
     """Importance of heads: higher means keep. A dry run tells the model, the output and the heads by site."""
 
-    schema_: Literal["hydractl.scores/1"] = schema("hydractl.scores/1")
+    schema_: Literal["hydractl.scores/1"] = "hydractl.scores/1"
     arch: str | None = optional("Architecture of the model.")
     method: str | None = optional("The criterion.")
     sites: Mapping[str, Sequence[Number]]
@@ -112,8 +112,10 @@ class SearchCounts(Record):
     """How many ID samples are classified right."""
     n_id: Count
     """Number of ID samples."""
-    two_u: Count | None = null("Twice the Mann-Whitney U; null without OOD data.")
-    n_ood: Count | None = null("Number of OOD samples; null without OOD data.")
+    two_u: Count | None = None
+    """Twice the Mann-Whitney U; null without OOD data."""
+    n_ood: Count | None = None
+    """Number of OOD samples; null without OOD data."""
     nll: Count | None = optional("Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = optional("Summed Brier score, likewise.")
     score: float
@@ -182,7 +184,7 @@ class SearchedGain(Record):
 class SearchEstimate(Result):
     """What a dry run tells of a search for circuits."""
 
-    schema_: Literal["hydractl.circuit/2"] = schema("hydractl.circuit/2")
+    schema_: Literal["hydractl.circuit/2"] = "hydractl.circuit/2"
     model: str
     """Name of the model."""
     budget: Count
@@ -210,11 +212,12 @@ class SearchEstimate(Result):
 class CircuitAnswer(Result):
     """An order in which heads are removed: nested masks for every budget up to its length, but for `headmap`."""
 
-    schema_: Literal["hydractl.circuit/2"] = schema("hydractl.circuit/2")
+    schema_: Literal["hydractl.circuit/2"] = "hydractl.circuit/2"
     arch: str | None = optional("Architecture of the model.")
     objective: str | None = optional("What each step maximises.")
     algorithm: str | None = optional("`greedy` or `headmap`.")
-    approx: str | None = null("The approximation; null of an exact search.")
+    approx: str | None = None
+    """The approximation; null of an exact search."""
     ood_score: str | None = optional("The OOD score whose AUROC counts.")
     budget: Count | None = optional("How many heads were to be removed in all, or were, if it ended.")
     max_drop: float | None = optional("The value of `--max-drop`.")
@@ -260,7 +263,7 @@ class CircuitHeads(Record):
 class CircuitsAnswer(Result):
     """Circuits of several objectives."""
 
-    schema_: Literal["hydractl.circuits/1"] = schema("hydractl.circuits/1")
+    schema_: Literal["hydractl.circuits/1"] = "hydractl.circuits/1"
     circuits: Sequence[CircuitAnswer]
     """One for each objective."""
 

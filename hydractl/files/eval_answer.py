@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from hydractl.files.model_records import (
-    FILE_HASH,
     CalibrationRecord,
     CostRecord,
     DataSetRecord,
@@ -28,9 +27,7 @@ from hydractl.files.results import (
     Number,
     Record,
     Result,
-    null,
     optional,
-    schema,
     sparse,
 )
 from hydractl.jsonio import shown
@@ -80,7 +77,8 @@ class DetectionMetrics(MetricBlock):
 class OodSetMetrics(MetricBlock):
     """Metrics of telling the samples of one OOD set from ID samples."""
 
-    group: str | None = null("`near` or `far`, where that was said.")
+    group: str | None = None
+    """`near` or `far`, where that was said."""
     n: Count | None = optional("Number of OOD samples.")
     kind = "ood"
 
@@ -191,10 +189,14 @@ class ScoreHistograms(CurveRecord, extra="allow"):
 class EvalCurves(Record):
     """What the curves of a report are drawn from."""
 
-    reliability: ReliabilityCurve | None = null("The reliability diagram of labelled ID samples.")
-    risk_coverage: RiskCoverageCurve | None = null("Risk over coverage of labelled ID samples.")
-    roc: Mapping[str, RocCurve] | None = null("By OOD set its ROC curve.")
-    scores: ScoreHistograms | None = null("Histograms of OOD scores.")
+    reliability: ReliabilityCurve | None = None
+    """The reliability diagram of labelled ID samples."""
+    risk_coverage: RiskCoverageCurve | None = None
+    """Risk over coverage of labelled ID samples."""
+    roc: Mapping[str, RocCurve] | None = None
+    """By OOD set its ROC curve."""
+    scores: ScoreHistograms | None = None
+    """Histograms of OOD scores."""
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -203,8 +205,10 @@ class EvalCurves(Record):
 class PairedDifference(Record):
     """A paired difference of this row and the first."""
 
-    value: Number = null("This row minus the first.")
-    ci: Interval | None = null("Its bootstrap interval.")
+    value: Number = None
+    """This row minus the first."""
+    ci: Interval | None = None
+    """Its bootstrap interval."""
 
 
 class ConformalSets(Record):
@@ -214,9 +218,12 @@ class ConformalSets(Record):
     alpha: Number = optional("The error rate asked for.")
     qhat: Number = optional("The threshold from the validation data.")
     n_val: Count | None = optional("Number of validation samples.")
-    coverage: Number = null("Share of sets that hold the label.")
-    mean_size: Number = null("Mean number of classes in a set.")
-    empty: Number = null("Share of sets without a class.")
+    coverage: Number = None
+    """Share of sets that hold the label."""
+    mean_size: Number = None
+    """Mean number of classes in a set."""
+    empty: Number = None
+    """Share of sets without a class."""
 
 
 class EvaluatedModel(Record):
@@ -224,7 +231,8 @@ class EvaluatedModel(Record):
 
     name: str
     """Name of the row."""
-    sha256: Any = null(FILE_HASH)
+    sha256: Any = None
+    """SHA-256 of its file; a list where several run one after another."""
     ood_score: str | None = optional("The OOD score of the OOD metrics and curves.")
 
 
@@ -315,7 +323,7 @@ Conventions = Mapping[str, Any]
 class EvalAnswer(Result):
     """What `hydractl eval` measured."""
 
-    schema_: Literal["hydractl.eval/2"] = schema("hydractl.eval/2")
+    schema_: Literal["hydractl.eval/2"] = "hydractl.eval/2"
     models: Annotated[Sequence[EvalRow], Field(min_length=1)]
     """A row for each model; names differ."""
     test: Mapping[str, DataSetRecord] = optional(

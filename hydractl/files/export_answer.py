@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from hydractl.files.results import Count, Number, Record, Result, optional, schema
+from hydractl.files.results import Count, Number, Record, Result, optional
 
 
 class ExportCheck(Record):
@@ -52,7 +52,7 @@ class ExportedFileRecord(Record):
 class ExportAnswer(Result):
     """What `hydractl export --json` prints."""
 
-    schema_: Literal["hydractl.export/2"] = schema("hydractl.export/2")
+    schema_: Literal["hydractl.export/2"] = "hydractl.export/2"
     model: str
     """Name of the model."""
     sha256: str | None = optional("SHA-256 of its checkpoint; not in a plan.")

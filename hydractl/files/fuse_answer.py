@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from hydractl.files.model_records import ModelSize
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
+from hydractl.files.results import Count, Number, Record, Result, optional, sparse
 
 
 class SelfCheckRecord(Record):
@@ -105,9 +105,12 @@ class SharedTower(Record):
     """How many leading blocks run once."""
     attention_once: bool
     """Whether the attention behind them does."""
-    parts_at: str | None = null("Where members part; null where they never do.")
-    differs: str | None = null("In what they differ there.")
-    hint: str | None = null("What would make them part later.")
+    parts_at: str | None = None
+    """Where members part; null where they never do."""
+    differs: str | None = None
+    """In what they differ there."""
+    hint: str | None = None
+    """What would make them part later."""
 
     @property
     def once(self) -> list[str]:
@@ -125,7 +128,7 @@ class SharedTower(Record):
 class FuseAnswer(Result):
     """What `hydractl fuse --json` prints."""
 
-    schema_: Literal["hydractl.fuse/1"] = schema("hydractl.fuse/1")
+    schema_: Literal["hydractl.fuse/1"] = "hydractl.fuse/1"
     output: str
     """The fused checkpoint."""
     arch: str

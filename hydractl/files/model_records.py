@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from hydractl.files.results import Count, Number, Record, null, optional
+from hydractl.files.results import Count, Number, Record, optional
 from hydractl.heads.mask import MOST_HEADS
 
 FILE_HASH = "SHA-256 of its file; a list where several run one after another."
@@ -55,9 +55,12 @@ class TrainingRecord(Record):
 
     member: Count | None = optional("Number of the member, from 0.")
     steps: Count | None = optional("Number of steps of the training.")
-    kept_epoch: Count | None = null("The epoch whose weights were kept.")
-    n: Count | None = null("Number of training samples, where it is known.")
-    n_val: Count | None = null("Number of validation samples, where it is known.")
+    kept_epoch: Count | None = None
+    """The epoch whose weights were kept."""
+    n: Count | None = None
+    """Number of training samples, where it is known."""
+    n_val: Count | None = None
+    """Number of validation samples, where it is known."""
     epochs: Sequence[EpochRecord] | None = optional("Its epochs in order; of a long training about 60 of them.")
 
     @property
@@ -72,9 +75,11 @@ class TrainingRecord(Record):
 class CostRecord(Record):
     """The cost of one sample."""
 
-    params: Count | None = null("Number of stored parameters.")
+    params: Count | None = None
+    """Number of stored parameters."""
     params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
-    macs: Count | None = null("Multiply-adds of one sample.")
+    macs: Count | None = None
+    """Multiply-adds of one sample."""
     single_macs: Count | None = optional("Multiply-adds of the model with all its heads.")
 
 
@@ -144,10 +149,14 @@ class CalibrationRecord(Record):
     """The calibration of an averaged prediction."""
 
     kind: str | None = optional("`temperature` or `vector`.")
-    temperature: Number = null("What logarithms are divided by; null of a vector.")
-    scale: Sequence[Number] | None = null("Factor of each class; null of a temperature.")
-    bias: Sequence[Number] | None = null("Summand of each class; null of a temperature.")
-    fitted_on: DataSetRecord | None = null("The validation set; null where it was given.")
+    temperature: Number = None
+    """What logarithms are divided by; null of a vector."""
+    scale: Sequence[Number] | None = None
+    """Factor of each class; null of a temperature."""
+    bias: Sequence[Number] | None = None
+    """Summand of each class; null of a temperature."""
+    fitted_on: DataSetRecord | None = None
+    """The validation set; null where it was given."""
     stored: bool | None = optional("Whether it stood in the model's file, or in one of `calibrate`.")
 
 
@@ -170,5 +179,6 @@ class StoredThreshold(ThresholdRecord):
 class MeasuredThreshold(ThresholdRecord):
     """A threshold and what it flags."""
 
-    id_flagged: Number = null("Share of ID samples at or above it.")
+    id_flagged: Number = None
+    """Share of ID samples at or above it."""
     ood_flagged: Mapping[str, Number] | None = optional("By OOD set the share at or above it.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from hydractl.files.results import Count, Interval, Number, Record, Result, optional, schema
+from hydractl.files.results import Count, Interval, Number, Record, Result, optional
 
 
 class PredictingModelRecord(Record):
@@ -57,7 +57,7 @@ class SkippedRecord(Record):
 class PredictAnswer(Result):
     """What `hydractl predict` found, over all samples."""
 
-    schema_: Literal["hydractl.predict/1"] = schema("hydractl.predict/1")
+    schema_: Literal["hydractl.predict/1"] = "hydractl.predict/1"
     model: PredictingModelRecord
     """The model."""
     n: Count

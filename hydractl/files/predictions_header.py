@@ -17,7 +17,7 @@ from hydractl.files.model_records import (
     ThresholdRecord,
     TrainingRecord,
 )
-from hydractl.files.results import Count, Record, Result, null, optional, schema, sparse
+from hydractl.files.results import Count, Record, Result, optional, sparse
 
 
 class PredictedSiteRecord(SiteHeadsRecord):
@@ -52,7 +52,8 @@ class PredictedModelRecord(DecisiveRecord):
     name: str
     """Name of the row."""
     sha256: Any = optional(FILE_HASH)
-    labels: Annotated[Sequence[str], Field(min_length=1)] | None = null("Names of the classes, where they are known.")
+    labels: Annotated[Sequence[str], Field(min_length=1)] | None = None
+    """Names of the classes, where they are known."""
     heads: Sequence[PredictedSiteRecord] | None = optional("The heads at each site; empty where members differ.")
     training: Sequence[TrainingRecord] = sparse("The trainings that members came straight from.", [])
     cost: CostRecord | None = optional("The cost of one sample.")
@@ -89,7 +90,7 @@ class PredictedSetRecord(Record):
 class PredictionsRecord(Result):
     """The metadata of stored predictions, under `hydractl` in the header of their file."""
 
-    schema_: Literal["hydractl.predictions/3"] = schema("hydractl.predictions/3")
+    schema_: Literal["hydractl.predictions/3"] = "hydractl.predictions/3"
     model: PredictedModelRecord
     """The model, and what decides its logits."""
     sets: Annotated[Sequence[PredictedSetRecord], Field(min_length=1)]

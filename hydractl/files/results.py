@@ -6,7 +6,7 @@ read its fields. The published schemas come from the same declarations (``docs/m
 A field is one of four kinds::
 
     name: str                                                # needed; its description is a docstring below it
-    size: Number = null("Its size; null if unknown.")        # written as null if it is None
+    size: Number = None                                      # written as null if it is None; described likewise
     note: str | None = optional("What to know of it.")       # left out if it is None
     seen: Mapping[str, Count] = sparse("How many.", {})      # left out if it is empty
 
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 # --- kinds of fields --------------------------------------------------------------------------------------------------
 
 
-def null(text: str) -> Any:
-    """Return a field that is None if it is not given, and that is written as null then."""
-    return Field(None, description=text)
-
-
 def optional(text: str, default: Any = None) -> Any:
     """Return a field that may be missing; it is left out if it is None.
 
@@ -52,11 +47,6 @@ def optional(text: str, default: Any = None) -> Any:
 def sparse(text: str, default: Any) -> Any:
     """Return a field for a list or an object that is left out if it is empty."""
     return Field(default, description=text, exclude_if=_is_empty)
-
-
-def schema(name: str) -> Any:
-    """Return the field that names the form of a document and its version, such as ``hydractl.eval/2``."""
-    return Field(name, description="Name and version of this form.")
 
 
 def _key(name: str) -> str:
@@ -170,7 +160,8 @@ def _with_lists(value: Any) -> Any:
 class Result(Record):
     """Base of the records that are documents: their first key, ``schema``, names their form and its version."""
 
-    schema_: str = schema("")
+    schema_: str = ""
+    """Name and version of this form, such as ``hydractl.eval/2``; every result has its own."""
     dry_run: bool | None = optional("True of a dry run, which leaves out what is not known.")
     warnings: Sequence[str] = sparse("What makes the result less than it seems, in sentences.", [])
 

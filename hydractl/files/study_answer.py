@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetrics
 from hydractl.files.model_records import MeasuredThreshold
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
+from hydractl.files.results import Count, Number, Record, Result, optional, sparse
 
 Purpose = Literal["predict", "export", "recalibrate", "free score"]
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
@@ -26,9 +26,8 @@ class FindingRecord(Record):
     """Its 95 % bootstrap interval."""
     kind: Word
     """What it says."""
-    needed: Count | None = null(
-        "About how many samples of the smallest set would tell, if every set grows alike; null where these do."
-    )
+    needed: Count | None = None
+    """About how many samples of the smallest set would tell, if every set grows alike; null where these do."""
 
 
 class MistakesRecord(Record):
@@ -38,12 +37,14 @@ class MistakesRecord(Record):
     """The row."""
     score: str
     """The score to trust: `best` if it is significantly better than MSP on the test data, else MSP."""
-    best: str | None = null("The best score on validation data; null where these cannot tell.")
-    auroc: Number = null("The AUROC of wrong answers of `best` on the test data.")
-    auroc_msp: Number = null("That of MSP.")
-    ci: Annotated[Sequence[float], Field(min_length=2, max_length=2)] | None = null(
-        "The 95 % bootstrap interval of their paired difference."
-    )
+    best: str | None = None
+    """The best score on validation data; null where these cannot tell."""
+    auroc: Number = None
+    """The AUROC of wrong answers of `best` on the test data."""
+    auroc_msp: Number = None
+    """That of MSP."""
+    ci: Annotated[Sequence[float], Field(min_length=2, max_length=2)] | None = None
+    """The 95 % bootstrap interval of their paired difference."""
 
 
 class RungRecord(Record):
@@ -58,7 +59,8 @@ class RungRecord(Record):
 class NextBestRecord(RungRecord):
     """What comes next to the choice on validation data, on the test data."""
 
-    mac_ratio: Number = null("Its mult-adds over those of the single model.")
+    mac_ratio: Number = None
+    """Its mult-adds over those of the single model."""
     line: str
     """The same in a sentence."""
     against_used: Sequence[FindingRecord]
@@ -72,13 +74,16 @@ class VerdictRecord(Record):
     """The answer in a word or two."""
     lines: Annotated[Sequence[str], Field(min_length=1)]
     """The same in sentences."""
-    next_best: NextBestRecord | None = null("What might have been chosen instead.")
-    uncertain: str | None = null("What the first sentence ends with where resampled data often choose otherwise.")
+    next_best: NextBestRecord | None = None
+    """What might have been chosen instead."""
+    uncertain: str | None = None
+    """What the first sentence ends with where resampled data often choose otherwise."""
     doubts: Sequence[str]
     """Of these, other ones that make it less sure."""
     footnote: str
     """What the intervals leave out."""
-    hardest: str | None = null("The score of the single model that is the hardest rival.")
+    hardest: str | None = None
+    """The score of the single model that is the hardest rival."""
     rivals: Mapping[str, FindingRecord]
     """The differences to the rivals fixed beforehand, by score."""
     afterwards: Mapping[str, FindingRecord]
@@ -97,9 +102,12 @@ class UseRecord(RungRecord):
 
     temperature: float
     """What the log of the averaged prediction is divided by."""
-    threshold: MeasuredThreshold | None = null("From which score on a sample counts as OOD, and what it flags.")
-    mac_ratio: Number = null("Its mult-adds over those of the single model.")
-    param_ratio: Number = null("Its stored parameters over those of the single model.")
+    threshold: MeasuredThreshold | None = None
+    """From which score on a sample counts as OOD, and what it flags."""
+    mac_ratio: Number = None
+    """Its mult-adds over those of the single model."""
+    param_ratio: Number = None
+    """Its stored parameters over those of the single model."""
     stepped_down: bool
     """Whether the test data led from the choice to it."""
 
@@ -175,9 +183,12 @@ class AnyRowRecord(Record):
     """Its name."""
     members: Count
     """Number of members."""
-    macs: Count | None = null("Multiply-adds of one sample.")
-    params: Count | None = null("Number of stored parameters.")
-    mac_ratio: Number = null("`macs` over those of the single model.")
+    macs: Count | None = None
+    """Multiply-adds of one sample."""
+    params: Count | None = None
+    """Number of stored parameters."""
+    mac_ratio: Number = None
+    """`macs` over those of the single model."""
     temperature: float
     """The temperature that validation data gave it."""
 
@@ -198,7 +209,8 @@ class StudyRowRecord(AnyRowRecord):
     """On validation data."""
     test: TestedRecord
     """On the test data, under its own score."""
-    common: DetectedRecord | None = null("The same under the score of the single model, if it has it.")
+    common: DetectedRecord | None = None
+    """The same under the score of the single model, if it has it."""
 
 
 class RuledOutRecord(AnyRowRecord):
@@ -242,7 +254,7 @@ class TimeRatio(Record):
 class StudyAnswer(Result):
     """What `hydractl study` found."""
 
-    schema_: Literal["hydractl.study/2"] = schema("hydractl.study/2")
+    schema_: Literal["hydractl.study/2"] = "hydractl.study/2"
     model: StudiedModelRecord
     """The model that was studied."""
     verdict: VerdictRecord

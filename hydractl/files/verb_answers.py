@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hydractl.files.circuit_answer import KeptSite, MaskRecord
 from hydractl.files.model_records import EpochRecord, ModelSize
-from hydractl.files.results import Count, Number, Record, Result, null, optional, schema, sparse
+from hydractl.files.results import Count, Number, Record, Result, optional, sparse
 
 # --- trainings --------------------------------------------------------------------------------------------------------
 
@@ -20,8 +20,10 @@ class LearningRateTrial(Record):
 
     lr: float
     """The learning rate."""
-    val_accuracy: Number = null("Accuracy on the validation data; null where it failed.")
-    val_nll: Number = null("Negative log-likelihood of the validation data; null where it failed.")
+    val_accuracy: Number = None
+    """Accuracy on the validation data; null where it failed."""
+    val_nll: Number = None
+    """Negative log-likelihood of the validation data; null where it failed."""
     error: str | None = optional("Why it failed.")
     kept_epoch: Count | None = optional("The epoch whose weights were kept.")
     stopped_early: bool | None = optional("Whether it ended for want of a better validation accuracy.")
@@ -68,7 +70,7 @@ class TrainingPlan(Record):
 class FinetuneAnswer(TrainingPlan, Result):
     """A finished training."""
 
-    schema_: Literal["hydractl.finetune/2"] = schema("hydractl.finetune/2")
+    schema_: Literal["hydractl.finetune/2"] = "hydractl.finetune/2"
     epochs: Sequence[EpochRecord]
     """Its epochs in order."""
     kept_epoch: Count | None
@@ -103,7 +105,7 @@ class TrainedMember(FinetuneAnswer, NamedTraining):
 class FinetunesAnswer(Result):
     """Several finished trainings."""
 
-    schema_: Literal["hydractl.finetunes/2"] = schema("hydractl.finetunes/2")
+    schema_: Literal["hydractl.finetunes/2"] = "hydractl.finetunes/2"
     members: Sequence[TrainedMember]
     """The trainings in order."""
     recipe: Mapping[str, RecipeSetting] = sparse("By name the options in effect; of a dry run.", {})
@@ -115,7 +117,7 @@ class FinetunesAnswer(Result):
 class LaplaceAnswer(Result):
     """A model with a Laplace approximation over its last linear layers."""
 
-    schema_: Literal["hydractl.laplace/1"] = schema("hydractl.laplace/1")
+    schema_: Literal["hydractl.laplace/1"] = "hydractl.laplace/1"
     output: str
     """The file that it writes."""
     model: str
@@ -164,7 +166,7 @@ class PrunedWeights(Record):
 class PruneAnswer(Result):
     """A model without some of its heads or of its single weights, or the plan of one."""
 
-    schema_: Literal["hydractl.prune/1"] = schema("hydractl.prune/1")
+    schema_: Literal["hydractl.prune/1"] = "hydractl.prune/1"
     output: str | None = optional("The file or folder that was written.")
     model: str
     """Name of the model before pruning."""
@@ -190,9 +192,12 @@ class HeadsOverlap(Record):
     """Number of heads in the first set and in the second."""
     shared: Count
     """Number of the heads in both."""
-    jaccard: Number = null("Shared heads over heads in either.")
-    overlap: Number = null("Shared heads over those of the smaller set.")
-    divergence: Number = null("Jensen-Shannon divergence over the sites, in bits.")
+    jaccard: Number = None
+    """Shared heads over heads in either."""
+    overlap: Number = None
+    """Shared heads over those of the smaller set."""
+    divergence: Number = None
+    """Jensen-Shannon divergence over the sites, in bits."""
 
 
 class ComparedMasks(Record):
@@ -211,7 +216,7 @@ class ComparedMasks(Record):
 class OverlapAnswer(Result):
     """The masks of several files compared."""
 
-    schema_: Literal["hydractl.overlap/1"] = schema("hydractl.overlap/1")
+    schema_: Literal["hydractl.overlap/1"] = "hydractl.overlap/1"
     pairs: Sequence[ComparedMasks]
     """Each two of the same sites."""
 
@@ -224,7 +229,7 @@ class InfoAnswer(Result, extra="allow"):
     stored with a model by whatever made it, such as the self-check of a fusion.
     """
 
-    schema_: Literal["hydractl.info/1"] = schema("hydractl.info/1")
+    schema_: Literal["hydractl.info/1"] = "hydractl.info/1"
     file: str
     """Path of the file or folder."""
     holds: Any

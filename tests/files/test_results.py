@@ -16,9 +16,7 @@ from hydractl.files.results import (
     Number,
     Record,
     Result,
-    null,
     optional,
-    schema,
     sparse,
 )
 
@@ -28,7 +26,8 @@ class Wheel(Record):
 
     spokes: Count
     """Number of spokes."""
-    size: Number = null("Its size.")
+    size: Number = None
+    """Its size."""
 
 
 class Named(Record):
@@ -96,7 +95,7 @@ def test_values_by_name_stand_beside_the_other_fields() -> None:
 class Garage(Result):
     """A document."""
 
-    schema_: Literal["hydractl.garage/1"] = schema("hydractl.garage/1")
+    schema_: Literal["hydractl.garage/1"] = "hydractl.garage/1"
     first: Bicycle
     """The first."""
 
