@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from hydractl.api.options import DtypeName, Figures, Models, OfSpeed, Required, requiring
+from hydractl.api.options import DtypeName, Figures, Models, OfSpeed, requiring
+from hydractl.api.values import Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import (
     Problems,
@@ -61,7 +62,7 @@ def bench(
         often=True,
     ),
     warmup: int = measuring("Rounds before the measured ones [rounds]", default=3, at_least=0),
-    require: Required = requiring(
+    require: Texts = requiring(
         "Exit with 4 unless it holds for every MODEL but the first, as [NAME:]KEY<=NUMBER; repeat it for more; "
         "with a NAME it is about that row only",
         default=(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -22,7 +21,7 @@ from hydractl.api.validating import (
     temperature_option,
     threshold_option,
 )
-from hydractl.api.values import Data, JsonDocument, Path
+from hydractl.api.values import Data, JsonDocument, Path, Texts
 from hydractl.api.verb import verb
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
@@ -50,7 +49,7 @@ def calibrate(
         "a bias per class), a number, or none to drop that of the checkpoint [default: what the checkpoint has]",
         group=HEADING,
     ),
-    ood_score: str | Sequence[str] = calibrating(
+    ood_score: Texts = calibrating(
         "The score that separates OOD from ID samples; of several, or all, the one with the highest mean AUROC of "
         "--ood-val against --val, of near ties the one that is named first [default: what the checkpoint has, "
         "else msp]",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
-from hydractl.api.options import SPEC_FORMS, Figures, Models, OfQuality, Required, io, requiring
+from hydractl.api.options import SPEC_FORMS, Figures, Models, OfQuality, io, requiring
 from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
@@ -24,7 +24,7 @@ from hydractl.api.validating import (
     temperature_option,
     threshold_option,
 )
-from hydractl.api.values import Data, JsonDocument, NamedData, Path
+from hydractl.api.values import Data, JsonDocument, NamedData, Path, Texts
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import (
     ALL_CORRUPTIONS,
@@ -77,7 +77,7 @@ def evaluate(
         check=_check_ood,
         often=True,
     ),
-    ood_score: str | Sequence[str] = evaluating(
+    ood_score: Texts = evaluating(
         f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --train: "
         f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row [default: what the "
         "checkpoint has, else msp]",
@@ -109,10 +109,10 @@ def evaluate(
         "Measure on samples that scores, a circuit, a fine-tuning or a calibration have seen, and mark them",
         default=False,
     ),
-    require: Required = requiring(
+    require: Texts = requiring(
         "Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more", default=(), group=HEADING
     ),
-    corruptions: str | Sequence[str] = evaluating(
+    corruptions: Texts = evaluating(
         f"Also measure on corrupted images of --test: {ALL_CORRUPTIONS}, or some of {', '.join(CORRUPTIONS)}",
         default=(),
         choices=(ALL_CORRUPTIONS, *CORRUPTIONS),

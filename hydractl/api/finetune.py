@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from hydractl.api.options import SPEC_FORMS, OfHeads, OneOrMore, Output, io, running
-from hydractl.api.values import Data, Path
+from hydractl.api.values import Data, Path, Texts
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
@@ -259,7 +259,7 @@ def finetune(
         at_least=0,
         below=1,
     ),
-    augment: str | Sequence[str] = augmentation(
+    augment: Texts = augmentation(
         "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",
         default=(),
         metavar="crop[:0.08],flip,randaugment[:2:12]",

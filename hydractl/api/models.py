@@ -17,7 +17,7 @@ from torch import nn
 
 from hydractl.api.modules import open_module
 from hydractl.api.results import Result
-from hydractl.api.values import Data
+from hydractl.api.values import Data, Texts
 from hydractl.data import open_data
 from hydractl.data.held import held_set
 from hydractl.data.names import read_labels, read_prompts
@@ -124,8 +124,8 @@ def open(
     arch: str | None = None,
     seed: int = 0,
     max_length: int | None = None,
-    labels: str | Sequence[str] | None = None,
-    prompt: str | Sequence[str] = (),
+    labels: Texts | None = None,
+    prompt: Texts = (),
     processor: Any = None,
 ) -> Model:
     """Find a model and check everything that its header tells; no weights are read.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeAlias, TypedDict
 
-from hydractl.api.values import Data, Names, Path
+from hydractl.api.values import Data, Names, Path, Texts
 from hydractl.expressions.conditions import Requirement, parse_requirement
 from hydractl.options.signature import opt
 
@@ -33,12 +33,10 @@ OneOrMore: TypeAlias = ModelLike | Sequence[ModelLike]
 
 _MODELS = partial(io, "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble", metavar="MODEL...")
 
-Models: TypeAlias = Annotated[
-    ModelLike | Sequence[ModelLike] | Mapping[str, ModelLike | Sequence[ModelLike]], _MODELS(kind="rows")
-]
+Models: TypeAlias = Annotated[OneOrMore | Mapping[str, OneOrMore], _MODELS(kind="rows")]
 """One model, several, or a mapping from row names. In a mapping, a list is an ensemble whose models run in turn."""
 
-Members: TypeAlias = Annotated[ModelLike | Sequence[ModelLike], _MODELS(kind="members")]
+Members: TypeAlias = Annotated[OneOrMore, _MODELS(kind="members")]
 """One model or several."""
 
 OneModel: TypeAlias = Annotated[
@@ -143,7 +141,7 @@ class Opening(General, total=False):
         ),
     ]
     prompt: Annotated[
-        str | Sequence[str],
+        Texts,
         io(
             "Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or "
             "give a file of templates, or openai-imagenet for CLIP's own 80 [default: A photo of a {label}.]",
@@ -232,8 +230,6 @@ class OfStudy(OfHeads, total=False):
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-Required: TypeAlias = str | Sequence[str]
-"""What has to hold of the figures of a verb: one expression or several, e.g. ``id.accuracy>=0.9``."""
 
 requiring = partial(opt, metavar="EXPR", type=Requirement, reads=parse_requirement, often=True)
 """The option ``--require`` of a verb, with the help and the heading that are the verb's own."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from hydractl.api.options import DataSet, ModelAndInputs, OnSamples, Required, io, requiring
-from hydractl.api.values import Path
+from hydractl.api.options import DataSet, ModelAndInputs, OnSamples, io, requiring
+from hydractl.api.values import Path, Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, filled, log
 from hydractl.options.option import ends_in
@@ -45,7 +45,7 @@ def predict(
         often=True,
     ),
     resume: bool = predicting("Resume the unfinished file of the same command", default=False),
-    require: Required = requiring(
+    require: Texts = requiring(
         "Exit with 4 unless it holds: ood_share, confidence, n or skipped, as KEY<=NUMBER; repeat it for more",
         default=(),
         group="Predicting",

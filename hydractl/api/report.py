@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-from hydractl.api.options import General, Output, Required, io, requiring
-from hydractl.api.values import JsonDocument, Path
+from hydractl.api.options import General, Output, io, requiring
+from hydractl.api.values import JsonDocument, Path, Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import Problems, current, filled, log
 from hydractl.options.option import ends_in
@@ -52,7 +52,7 @@ def make_report(
         "before #) or over data sets (rows with the same name); -o keeps them",
         often=True,
     ),
-    require: Required = requiring(
+    require: Texts = requiring(
         "Exit with 4 unless it holds in every row, of a bench in every one but the first, as [NAME:]KEY>=NUMBER; "
         "repeat it for more",
         default=(),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from hydractl.api.options import OfStudy, OneFile, Output, running
-from hydractl.api.values import Data, NamedData
+from hydractl.api.values import Data, NamedData, Texts
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
@@ -61,7 +61,7 @@ def study(
         default=(),
         often=True,
     ),
-    rows: str | Sequence[str] = in_study(
+    rows: Texts = in_study(
         f"Rows to make beside the single model: {', '.join(ROWS)}; default stands for those that need no training",
         default=("default",),
         choices=ROWS,
@@ -90,7 +90,7 @@ def study(
         default=5000,
         at_least=0,
     ),
-    ood_score: str | Sequence[str] = in_study(
+    ood_score: Texts = in_study(
         f"Further OOD scores to choose from: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those on "
         f"features {', '.join(OF_STUDY)}]",
         default=(),

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
+Texts: TypeAlias = str | Sequence[str]
+"""One text or several."""
+
 if TYPE_CHECKING:
     import os
     from typing import Any
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     """A SPEC as on the command line; samples, or ``(samples, classes)``; a torch ``Dataset`` of ``(sample, class)``; a
     ``datasets.Dataset`` with columns ``image`` or ``text`` (``text_b``), and ``label``."""
 
-    NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
+    NamedData: TypeAlias = Mapping[str, Data] | Texts
     """Data sets by name (``NAME``, ``NAME:near`` or ``NAME:far``), or texts ``NAME=SPEC``."""
 
     ManyData: TypeAlias = Data | Mapping[str, Data]
