@@ -44,7 +44,14 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Ma
     Raises:
         OutputError: a file exists already, or cannot be written.
     """
-    path_by_kind = _single_files(options, names)
+    path_by_kind: dict[str, Path] = {}
+    if options.html is not None:
+        path_by_kind["html"] = file_path(options.html)
+    if options.openood_csv is not None:
+        path = file_path(options.openood_csv)
+        for index, name in enumerate(names):
+            # Several rows cannot share a file: the name of the row is added.
+            path_by_kind[_csv_kind(index)] = named_apart(path, name) if len(names) > 1 else path
 
     # On leaving, the stack ends every claim, even if a later one could not be made.
     with contextlib.ExitStack() as stack:
@@ -56,19 +63,6 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Ma
         for kind, path in path_by_kind.items():
             outputs[kind] = stack.enter_context(Output(path, force=options.force))
         yield outputs
-
-
-def _single_files(options: ReportOptions, names: Sequence[str]) -> dict[str, Path]:
-    """Return the paths of all files but the pictures, by kind: the page, and for each row a table of OpenOOD."""
-    files: dict[str, Path] = {}
-    if options.html is not None:
-        files["html"] = file_path(options.html)
-    if options.openood_csv is not None:
-        path = file_path(options.openood_csv)
-        for index, name in enumerate(names):
-            # Several rows cannot share a file: the name of the row is added.
-            files[_csv_kind(index)] = named_apart(path, name) if len(names) > 1 else path
-    return files
 
 
 def write_reports(answer: EvalAnswer, outputs: Mapping[str, Output]) -> list[Path]:

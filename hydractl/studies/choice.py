@@ -138,31 +138,20 @@ def choose(plan: Plan) -> Chosen:
     Args:
         plan: the plan of the study, whose steps up to the choice are done.
     """
+    rounds, seed = plan.request.bootstrap, plan.request.seed
     rows = {row.name: validated(plan, row) for row in plan.rows}
-    candidates: list[Candidate] = []
+    candidates = []
     for row in plan.rows:
-        candidates += _candidates(row, rows[row.name], plan.request.bootstrap, plan.request.seed)
+        measured = rows[row.name]
+        inside = measured.accuracy_and_nll(rounds, seed)
+        # The score that is taken blind is no candidate: what OOD samples choose is better.
+        scores = [score for score in measured.scores if score != HEDGE]
+        for score, outside in measured.aurocs(scores, rounds, seed).items():
+            candidates.append(
+                Candidate(row.name, score, measured.members, measured.macs, inside, outside, eligible=row.stored)
+            )
     evidence = Evidence(candidates, may_vote=plan.request.has_ood_val)
     return Chosen(plan, rows, Decision(evidence, plan.request.max_drop))
-
-
-def _candidates(row: Row, measured: MeasuredRow, rounds: int, seed: int) -> list[Candidate]:
-    """Return a row with each of its scores, measured on the data and on their resamples."""
-    # The score that is taken blind is no candidate: what OOD samples choose is better.
-    scores = [score for score in measured.scores if score != HEDGE]
-    inside = measured.accuracy_and_nll(rounds, seed)
-    return [
-        Candidate(
-            row=row.name,
-            score=score,
-            members=measured.members,
-            macs=measured.macs,
-            inside=inside,
-            outside=aurocs,
-            eligible=row.stored,
-        )
-        for score, aurocs in measured.aurocs(scores, rounds, seed).items()
-    ]
 
 
 def validated(plan: Plan, row: Row) -> MeasuredRow:

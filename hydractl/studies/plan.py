@@ -287,7 +287,7 @@ class Plan:
         """Add a row, and the steps that store its logits on validation data, and fit its temperature to them."""
         self.rows.append(row)
         self.add(self.choosing_step(row))
-        predictions = ModelRef.of_row(row.name, [ModelRef(str(self.predictions(row, "choose")))])
+        predictions = f"{row.name}={self.predictions(row, 'choose')}"
         fitted = {"val": half(self.request.val, 2), "temperature": "fit"}
         file = self.calibration_file(row).relative_to(self.folder)
         self.add(self.step("calibrate", [predictions], fitted, [str(file)], shared=_OF_SAMPLES))
@@ -378,9 +378,7 @@ class Plan:
         """
         noted = {"note": note} if note else {}
         best = ModelRef.of_row("best", [row.model])
-        chosen_on, tested_on = (
-            ModelRef.of_row("best", [ModelRef(str(self.predictions(row, purpose)))]) for purpose in ("choose", "test")
-        )
+        chosen_on, tested_on = (f"best={self.predictions(row, purpose)}" for purpose in ("choose", "test"))
         force = {"force": True}
 
         # The stored predictions of these rows, each with its own temperature.
@@ -406,8 +404,8 @@ class Plan:
 
         # Nothing is to compare of the single model.
         if self.request.timed and row.name != "single":
-            models = [ModelRef.of_row("single", [self.model]), ModelRef(f"best={self.folder / 'best.st'}")]
-            steps.append(self.step("bench", models, force, ["bench.json"]))
+            single = ModelRef.of_row("single", [self.model])
+            steps.append(self.step("bench", [single, f"best={self.folder / 'best.st'}"], force, ["bench.json"]))
         return steps
 
     def outline(self) -> list[Step]:
