@@ -327,23 +327,15 @@ def _weight_map(index: Path) -> dict[str, str]:
         InputError: the index names no files, or files that are not safetensors files beside it.
     """
     document = read_json_file(index)
-    file_of_tensor = None
-    if isinstance(document, dict):
-        file_of_tensor = document.get("weight_map")
-    if not isinstance(file_of_tensor, dict) or not file_of_tensor:
-        raise _no_index(index)
-    for name in file_of_tensor.values():
-        if not isinstance(name, str) or not name.endswith(".safetensors"):
-            raise _no_index(index)
-        lies_beside = Path(name).name == name  # a bare file name, not e.g. ../name
-        if not lies_beside:
-            raise _no_index(index)
-    return file_of_tensor
+    file_of_tensor = document.get("weight_map") if isinstance(document, dict) else None
+    if isinstance(file_of_tensor, dict) and file_of_tensor and all(map(_lies_beside, file_of_tensor.values())):
+        return file_of_tensor
+    raise InputError(f"{index} is no index of safetensors files beside it")
 
 
-def _no_index(index: Path) -> InputError:
-    """Return the error for a file that is not an index."""
-    return InputError(f"{index} is no index of safetensors files beside it")
+def _lies_beside(name: object) -> bool:
+    """Return whether a name in an index is that of a safetensors file beside it, and not e.g. ``../name``."""
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
 def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:

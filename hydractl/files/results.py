@@ -73,6 +73,9 @@ Number = float | None
 Interval = Annotated[Sequence[Number], Field(min_length=2, max_length=2)]
 """The lower and the upper end of an interval; null if there is none."""
 
+KnownInterval = Annotated[Sequence[float], Field(min_length=2, max_length=2)]
+"""The lower and the upper end of an interval, both of which are known."""
+
 
 def _measured(value: Any, check: Callable[[Any], Any]) -> Any:
     """Check the value of a metric, with one message for numbers alone and numbers by name."""
@@ -297,13 +300,12 @@ def value_at(document: Mapping[str, object], key: str) -> object:
         group_name = ".".join(parts[:cut])
         rest = ".".join(parts[cut:])
         group = document.get(group_name, MISSING)
+        if isinstance(group, list):
+            group = {str(index): entry for index, entry in enumerate(group)}
         if isinstance(group, Mapping):
             value = value_at(group, rest)
             if value is not MISSING:
                 return value
-        elif isinstance(group, list):
-            by_index = {str(index): entry for index, entry in enumerate(group)}
-            return value_at(by_index, rest)
         elif group is None:  # a group may be null, e.g. an average over no data sets
             return None
     return MISSING

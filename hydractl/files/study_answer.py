@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetrics
 from hydractl.files.model_records import MeasuredThreshold
-from hydractl.files.results import Count, Number, Record, Result, optional, sparse
+from hydractl.files.results import Count, KnownInterval, Number, Record, Result, optional, sparse
 
 Purpose = Literal["predict", "export", "recalibrate", "free score"]
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
@@ -22,7 +22,7 @@ class FindingRecord(Record):
     """Dotted key of the metric, as in an eval."""
     value: float
     """The difference."""
-    ci: Annotated[Sequence[float], Field(min_length=2, max_length=2)]
+    ci: KnownInterval
     """Its 95 % bootstrap interval."""
     kind: Word
     """What it says."""
@@ -43,7 +43,7 @@ class MistakesRecord(Record):
     """The AUROC of wrong answers of `best` on the test data."""
     auroc_msp: Number = None
     """That of MSP."""
-    ci: Annotated[Sequence[float], Field(min_length=2, max_length=2)] | None = None
+    ci: KnownInterval | None = None
     """The 95 % bootstrap interval of their paired difference."""
 
 
