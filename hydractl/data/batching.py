@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.data.base import Dataset, UnreadableSample, has_orientation
-from hydractl.errors import HydraError, InputError, SampleError, UsageError
+from hydractl.errors import HydraError, InputError, SampleError
 
 if TYPE_CHECKING:
     import torch
@@ -95,17 +95,12 @@ def batches(
         indices: the indices of the samples to read, in this order; None means all samples.
 
     Raises:
-        UsageError: for a batch size below 1, or negative workers.
         IndexError: for an index outside the data set.
         InputError: if every sample was skipped.
         HydraError: if a worker process was killed. An error of reading is raised unchanged, also from a worker.
     """
-    if batch_size < 1:
-        raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers is None:
         workers = default_workers(dataset)
-    if workers < 0:
-        raise UsageError(f"--workers {workers}: 0 or more is needed")
 
     # Choose the order of the samples, and check it.
     if indices is None:

@@ -94,8 +94,9 @@ def open_data(
 
     Args:
         spec: the data; a text is a SPEC, which messages name as that of ``--data``.
-        limit: take only this many samples: the first ones, or from a set that is sorted by class a random draw of all
-            classes (see :func:`hydractl.data.labels.limited`). Class names are still those of the whole set.
+        limit: take only this many samples, 1 or more: the first ones, or from a set that is sorted by class a random
+            draw of all classes (see :func:`hydractl.data.labels.limited`). Class names are still those of the whole
+            set.
         seed: seed of that draw, and of OOD samples that are made.
         labels: the checkpoint's class names. Empty means a checkpoint without names, for which labels that are names
             are refused. None means that the data's own names define the order (training from scratch).
@@ -115,13 +116,6 @@ def open_data(
         InputError: if a file does not exist, a model does not read such samples, the set is damaged or empty, or labels
             are missing or cannot be mapped.
     """
-    if need_labels and ignore_labels:
-        raise ValueError("need_labels and ignore_labels exclude each other")
-    if on_bad not in ("error", "skip"):
-        raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
-    if limit is not None and limit < 1:
-        raise UsageError(f"--limit {limit}: at least 1 is needed")
-
     if isinstance(spec, str):
         spec = DataSpec.of_option("--data", spec)
 

@@ -19,7 +19,7 @@ from hydractl.data import Batch, batches, open_data
 from hydractl.data.batching import default_workers
 from hydractl.data.captions import CaptionedImages
 from hydractl.data.joined import JoinedSets
-from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.errors import HydraError, InputError
 from hydractl.training.data import Numbered
 from tests.forked import Forked
 from tests.image_data import stacked
@@ -57,10 +57,6 @@ def test_indices_and_unlabelled(workers: int) -> None:
 
 def test_arguments_are_checked_at_the_call() -> None:
     data = open_data("builtin:photos", limit=3)
-    with pytest.raises(UsageError, match="--batch-size 0"):
-        batches(data, stacked, 0)
-    with pytest.raises(UsageError, match="--workers -1"):
-        batches(data, stacked, 1, workers=-1)
     with pytest.raises(IndexError, match="sample 3 of 3"):
         batches(data, stacked, 1, indices=[0, 3])
 

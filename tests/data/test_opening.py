@@ -44,8 +44,3 @@ def test_strange_paths(tmp_path: Path) -> None:
     assert "neither a file nor a folder" in error_of(str(tmp_path / "pipe")).message
     assert isinstance(error_of("a" * 5000), InputError)
     assert isinstance(error_of("a\0b"), InputError)
-
-
-def test_contrary_wishes() -> None:
-    with pytest.raises(ValueError, match="exclude each other"):
-        open_data("builtin:photos", need_labels=True, ignore_labels=True)

@@ -159,8 +159,3 @@ def test_the_list_has_an_end() -> None:
     data.ids = [str(i) for i in range(2000)]
     data.skipped = dict.fromkeys(range(1999, 500, -1), "why")
     assert skipped_document(data) == {"n": 1499, "ids": [str(i) for i in range(501, 501 + MOST_LISTED)]}
-
-
-def test_unknown_policy() -> None:
-    with pytest.raises(ValueError, match="error or skip"):
-        open_data("builtin:photos", on_bad="ignore")
