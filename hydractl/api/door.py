@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from torch import nn
@@ -120,7 +121,7 @@ def value_for_option(option: Option, value: Any) -> object:
     if option.kind == "rows":
         models = row_arguments(value)
     else:
-        models = model_arguments(as_list(value), by_file=option.kind == "file")
+        models = model_arguments(as_list(value), count(), by_file=option.kind == "file")
     return [model.text if model.held is None else model for model in models]
 
 
@@ -170,16 +171,15 @@ def as_list(models: Any) -> list[Any]:
     return [models]
 
 
-def model_arguments(models: Iterable[ModelLike], held_before: int = 0, *, by_file: bool = False) -> list[ModelRef]:
+def model_arguments(models: Iterable[ModelLike], numbers: Iterator[int], *, by_file: bool = False) -> list[ModelRef]:
     """Return each MODEL in the form that a verb takes.
 
     Args:
         models: files, names, opened models or modules; an opened one that is several models becomes several.
-        held_before: how many opened models the call has already. Messages number them, from ``memory:0``.
+        numbers: the numbers by which messages call opened models, from ``memory:0``.
         by_file: whether an opened model is named by its file or name, which other processes can open, if it has one.
     """
     arguments: list[ModelRef] = []
-    number = held_before
     for model in models:
         if not isinstance(model, Model | nn.Module):
             arguments.append(ModelRef(os.fspath(model)))
@@ -187,9 +187,8 @@ def model_arguments(models: Iterable[ModelLike], held_before: int = 0, *, by_fil
         for opened in open(model).models:
             if by_file and opened.text:
                 arguments.append(ModelRef(opened.text))
-                continue
-            arguments.append(replace(opened, text=f"memory:{number}"))
-            number += 1
+            else:
+                arguments.append(replace(opened, text=f"memory:{next(numbers)}"))
     return arguments
 
 
@@ -206,11 +205,9 @@ def row_arguments(models: Any) -> list[ModelRef]:
     if isinstance(models, Mapping):
         named_rows = list(models.items())
     rows: list[ModelRef] = []
-    models_held = 0
+    numbers = count()
     for name, members in named_rows:
         if set(name) & set("/:?="):
             raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
-        arguments = model_arguments(as_list(members), models_held)
-        models_held += sum(argument.held is not None for argument in arguments)
-        rows.append(ModelRef.of_row(name, arguments))
+        rows.append(ModelRef.of_row(name, model_arguments(as_list(members), numbers)))
     return rows
