@@ -10,7 +10,7 @@ from hydractl.api.options import DtypeName, Figures, Models, OfSpeed, requiring
 from hydractl.api.values import Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import (
-    Problems,
+    checking,
     current,
     filled,
     log,
@@ -84,7 +84,7 @@ def bench(
         RequirementError: one of ``require`` is not met.
     """
     values = current().values
-    with Problems() as problems:
+    with checking() as problems:
         if compile_mode is not None and not compile:
             problems.of("compile_mode", "needs --compile")
 

@@ -26,7 +26,7 @@ from hydractl.api.verb import verb
 from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
 from hydractl.options.call import (
-    Problems,
+    checking,
     current,
     filled,
     log,
@@ -99,7 +99,7 @@ def calibrate(
     call = current()
     values = call.values
     scores = values["ood_score"]
-    with Problems() as problems:
+    with checking() as problems:
         add_problems_of_validation(problems)
         if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal", "calibration"))):
             problems.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")

@@ -40,7 +40,8 @@ from hydractl.expressions.data_sets import (
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
 from hydractl.options.call import (
-    Problems,
+    Call,
+    checking,
     current,
     filled,
     log,
@@ -177,7 +178,7 @@ def evaluate(
     values = call.values
     scores = values["ood_score"]
     keeps_logits = (values["predictions"] or "").endswith(".st")
-    with Problems() as problems:
+    with checking() as problems:
         add_problems_of_validation(problems)
         problems.goes_with("passes", "mc_dropout")
         problems.goes_with("ood_root", "ood_suite")
@@ -235,7 +236,7 @@ def evaluate(
     return outcome.returned(Evaluation)
 
 
-def _add_problems_of_corruptions(problems: Problems, names: Sequence[str]) -> None:
+def _add_problems_of_corruptions(problems: Call, names: Sequence[str]) -> None:
     """Add the problems of ``--corruptions``, ``--photographs`` and ``--severities`` with each other.
 
     Severities from a file are no problem without corruptions: they may be meant for another command.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.options import OneModel, Opening, Output
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, current, log
+from hydractl.options.call import checking, current, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def export(
         OutputError: a file exists, and ``force`` is not set.
     """
     values = current().values
-    with Problems():
+    with checking():
         pass  # all rules are of single options
 
     from hydractl.api.results import Exports

@@ -11,7 +11,7 @@ from hydractl.api.options import OfHeads, OneModel, Output, running
 from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.options.call import (
-    Problems,
+    checking,
     current,
     filled,
     log,
@@ -131,7 +131,7 @@ def extract_circuit(
     objectives = values["objective"] or ["nll" if is_headmap else "avg"]
     val_sets = values["val"]
     ood_val_sets = values["ood_val"]
-    with Problems() as problems:
+    with checking() as problems:
         if is_headmap:  # a single pass
             problems.unused("approx", "max_drop", because="algorithm")
         problems.needs("val")

@@ -13,7 +13,7 @@ from hydractl.api.verb import verb
 from hydractl.errors import UsageError
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.methods.base import FinetuneRequest
-from hydractl.options.call import Call, Problems, current, filled, where
+from hydractl.options.call import Call, checking, current, filled, where
 from hydractl.options.option import Option
 from hydractl.options.signature import opt
 from hydractl.options.sources import RECIPE, Given
@@ -103,7 +103,7 @@ def _take_recipe(call: Call, recipe: str) -> None:
         has_length = call.rank("epochs") > RECIPE or call.rank("steps") > RECIPE
         if call.rank(option.name) or (is_length and has_length):
             continue
-        call.add(option, Given(raw, f"recipe {recipe}", RECIPE))
+        call.take(option, Given(raw, f"recipe {recipe}", RECIPE))
 
     if call.given("val"):
         return
@@ -325,7 +325,7 @@ def finetune(
     new_head = reset_head or init == "head"
     if trainings > 1 and on_log is not None:
         raise UsageError("on_log is of one training, and these are several", hint="train one after another")
-    with Problems() as problems:
+    with checking() as problems:
         problems.needs("train")
         problems.at_most_one("epochs", "steps")
         if trainings > 1 and log not in (None, "-", "beside"):
@@ -389,7 +389,7 @@ def finetune(
     return made(run(request, log=call.log), folder, files=None)
 
 
-def _check_captions(problems: Problems, train: object, loss: str) -> None:
+def _check_captions(problems: Call, train: object, loss: str) -> None:
     """Add a problem if captions are trained without the contrastive loss, or this loss without captions."""
     call = current()
     spec = str(train or "")

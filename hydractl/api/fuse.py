@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from hydractl.api.options import Computing, Members, Output
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, current, log
+from hydractl.options.call import checking, current, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def fuse(
     """
     values = current().values
     parts = values["merge"]
-    with Problems() as problems:
+    with checking() as problems:
         for word in ("none", "auto"):
             if word in parts and len(parts) > 1:
                 problems.add(f"--merge {word} stands alone, not with the others: {','.join(parts)}", "merge")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from hydractl.api.options import DataSet, ModelAndInputs, OnSamples, io, requiring
 from hydractl.api.values import Path, Texts
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, current, filled, log
+from hydractl.options.call import checking, current, filled, log
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -81,7 +81,7 @@ def predict(
     path = values["output"]
     if path == "-":
         path = None
-    with Problems() as problems:
+    with checking() as problems:
         if inputs and current().of_this_verb("data"):
             problems.add("give only one of INPUT, --data", "data")
         elif models and not inputs and data is None:

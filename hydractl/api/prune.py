@@ -27,7 +27,7 @@ from hydractl.criteria import (
     read_any_criterion,
 )
 from hydractl.criteria.weights import WEIGHT_CRITERIA
-from hydractl.options.call import Problems, current, filled, log
+from hydractl.options.call import Call, checking, current, filled, log
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def prune(
     reads_data = criterion is not None and criterion.needs_data
     reads_no_data = criterion is not None and not criterion.needs_data
     values = current().values
-    with Problems() as problems:
+    with checking() as problems:
         # What decides, and which options then have no effect.
         decisive = next(filter(given, _UNUSED), None)
         if decisive is not None:
@@ -235,7 +235,7 @@ def prune(
     return made(outcome, folder)
 
 
-def _check_criterion_of_weights(problems: Problems, criterion: AnyCriterion | None, dtype: str) -> None:
+def _check_criterion_of_weights(problems: Call, criterion: AnyCriterion | None, dtype: str) -> None:
     """Add the problems of the criterion of single weights: there is none, or it lacks what it needs."""
     if criterion is None:
         problems.needs("method", "--weights")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 from hydractl.api.options import General, Output, io, requiring
 from hydractl.api.values import JsonDocument, Path, Texts
 from hydractl.api.verb import verb
-from hydractl.options.call import Problems, current, filled, log
+from hydractl.options.call import checking, current, filled, log
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -73,7 +73,7 @@ def make_report(
         RequirementError: one of ``require`` is not met.
     """
     values = current().values
-    with Problems() as problems:
+    with checking() as problems:
         if output is not None and over is None:
             problems.of("output", "needs --over: only means are a new document")
 

@@ -9,7 +9,7 @@ from hydractl.api.heads import CRITERION, SAMPLES, Order
 from hydractl.api.options import DataSet, OfHeads, OneModel, Output
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, arguments_help, read_criterion
-from hydractl.options.call import Problems, current, filled, log, to_stdout
+from hydractl.options.call import checking, current, filled, log, to_stdout
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def score(
     values = current().values
     criterion = method if isinstance(method, Criterion) else None
     reads_no_data = criterion is not None and not criterion.needs_data
-    with Problems() as problems:
+    with checking() as problems:
         if reads_no_data:
             problems.unused("max_length", because="method")
 

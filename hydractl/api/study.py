@@ -12,7 +12,7 @@ from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.metrics.requested import Threshold
-from hydractl.options.call import Problems, current, filled, log
+from hydractl.options.call import checking, current, filled, log
 from hydractl.options.signature import opt
 from hydractl.studies.plan import SHARED
 from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
@@ -132,7 +132,7 @@ def study(
         OutputError: the folder belongs to another study.
     """
     values = current().values
-    with Problems() as problems:
+    with checking() as problems:
         problems.needs("val")
         problems.needs("test")
 

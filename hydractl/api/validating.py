@@ -13,7 +13,7 @@ from hydractl.api.values import Data, NamedData, Path
 from hydractl.expressions.data_sets import AUTO, OodSet, ood_val_set
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.requested import ALL_SCORES, Temperature, Threshold
-from hydractl.options.call import Call, Problems, current
+from hydractl.options.call import Call, current
 from hydractl.options.signature import opt
 
 VALIDATION = "Validation data"
@@ -91,7 +91,7 @@ def drop_unused_training_data(call: Call) -> None:
         call.drop_shared("train")
 
 
-def add_problems_of_validation(problems: Problems) -> None:
+def add_problems_of_validation(problems: Call) -> None:
     """Add the problems between options that choose something on validation data."""
     # What is chosen needs data. Of several choices that lack --val only the first is reported.
     values = current().values
@@ -115,7 +115,7 @@ def add_problems_of_validation(problems: Problems) -> None:
         problems.add("--ood-val auto needs --val, of whose samples it is made")
 
 
-def add_problems_of_scores(problems: Problems, ood_score: Sequence[str]) -> None:
+def add_problems_of_scores(problems: Call, ood_score: Sequence[str]) -> None:
     """Add the problems of ``--ood-score``: ``all`` beside other names, and ``--negative-words`` that none uses."""
     call = current()
     if ALL_SCORES in ood_score and len(set(ood_score)) > 1:

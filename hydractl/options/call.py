@@ -7,7 +7,8 @@ key there, and this over the default. A Python program gives arguments in place 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from itertools import chain
@@ -54,6 +55,7 @@ class Call:
         ranks: the rank of each option's source, by name, without defaults.
         wrong: the problems of each option whose value cannot be read or breaks a rule; nothing more is reported of it.
         problems: the problems of the sources.
+        between: the problems between options.
         notes: sentences about values that were passed over, for the log.
         log: the log of the call.
         from_python: whether a Python program calls, and no command line.
@@ -66,6 +68,7 @@ class Call:
     ranks: dict[str, int] = field(default_factory=dict)
     wrong: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    between: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     from_python: bool = False
@@ -154,9 +157,60 @@ class Call:
             lines.append(f"{option.label} {text} ({self.sources[option.name]})")
         return lines
 
+    # --- rules between options ----------------------------------------------------------------------------------------
+
+    def add(self, problem: str, source_of: str = "") -> None:
+        """Add a problem, as a whole sentence without a full stop; at its end may stand where an option was given."""
+        self.between.append(problem + self.where(source_of))
+
+    def of(self, name: str, problem: str) -> None:
+        """Add a problem as a sentence that begins with an option, and where that was given."""
+        self.add(f"{self.label(name)}{self.where(name)} {problem}")
+
+    def needs(self, name: str, why: str = "") -> None:
+        """Add a problem if this option was not given; ``why`` follows the name of the verb in the message."""
+        if self.given(name):
+            return
+        who = f"{self.verb} {why}".strip()
+        self.add(f"{who} needs {self.label(name)}")
+
+    def goes_with(self, name: str, other: str) -> None:
+        """Add a problem if the option ``name`` was given without the option ``other``."""
+        if self.given(name) and not self.given(other):
+            self.of(name, f"needs {self.label(other)}")
+
+    def exactly_one(self, *names: str) -> None:
+        """Add a problem if not exactly one of these options was given."""
+        if any(map(self.given, names)):
+            self.at_most_one(*names)
+            return
+        labels = ", ".join(map(self.label, names))
+        self.add(f"{self.verb} needs one of {labels}")
+
+    def at_most_one(self, *names: str) -> None:
+        """Add a problem if more than one of these options was given."""
+        given = [self.label(name) + self.where(name) for name in names if self.given(name)]
+        if len(given) > 1:
+            self.add(f"give only one of {', '.join(given)}")
+
+    def unused(self, *names: str, because: str) -> None:
+        """Say that options have no effect because of another one.
+
+        It is a problem for an option that was given to this verb, in a source that ranks as high as that of the other.
+        An option that a file sets for all verbs is meant for the verbs and modes that have a use for it. In any case
+        the body has to pass over the value.
+        """
+        self.between += self.set_aside(names, because)
+
+    def one_from_stdin(self, *names: str) -> None:
+        """Add a problem if more than one of these options is ``-``: standard input can be read only once."""
+        readers = [self.label(name) for name in names if str(self.values[name]) == "-"]
+        if len(readers) > 1:
+            self.add(f"standard input can be read once, not for {' and '.join(readers)}")
+
     # --- gathering values ---------------------------------------------------------------------------------------------
 
-    def add(self, option: Option, given: Given, *, of_program: bool = False) -> None:
+    def take(self, option: Option, given: Given, *, of_program: bool = False) -> None:
         """Take what was given for an option as its value; what cannot be read or breaks a rule is a problem.
 
         Args:
@@ -269,7 +323,7 @@ def gather(
             call.problems.append(not_a_default(option.variable, option.key))
         text = deciding_text(option, declared.verb, flags, environ, config)
         if text is not None:
-            call.add(option, text, of_program=of_program and text.rank == FLAG)
+            call.take(option, text, of_program=of_program and text.rank == FLAG)
             call.problems += paths_out_of_folder(option, text, call.values[option.name], config)
     return call
 
@@ -301,82 +355,24 @@ def filled(kind: type[Kind], values: Mapping[str, Any], **others: object) -> Kin
 # --- rules between options --------------------------------------------------------------------------------------------
 
 
-class Problems:
-    """The problems between the options of the call that runs, gathered by plain ``if``s in a ``with`` block.
+@contextmanager
+def checking() -> Iterator[Call]:
+    """Yield the call that runs, whose rules between options plain ``if``s check in a ``with`` block.
 
     At the end of the block all problems are raised at once; without any, the work may start.
     """
-
-    def __init__(self) -> None:
-        self._call = current()
-        self._between: list[str] = []
-
-    def __enter__(self) -> Problems:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
-        call = self._call
-        problems = [*call.problems, *chain.from_iterable(call.wrong.values())]
-        problems += _model_problems(call)
-        problems += _output_problems(call)
-        problems += self._between
-        hint = f"hydractl {call.verb} --help"
-        if len(problems) == 1:
-            raise UsageError(problems[0], hint=hint)
-        if problems:
-            raise UsageError(f"{len(problems)} problems with the options of {call.verb}", hint=hint, problems=problems)
-        call.ready()
-
-    def add(self, problem: str, source_of: str = "") -> None:
-        """Add a problem, as a whole sentence without a full stop; at its end may stand where an option was given."""
-        self._between.append(problem + self._call.where(source_of))
-
-    def of(self, name: str, problem: str) -> None:
-        """Add a problem as a sentence that begins with an option, and where that was given."""
-        self.add(f"{self._call.label(name)}{self._call.where(name)} {problem}")
-
-    def needs(self, name: str, why: str = "") -> None:
-        """Add a problem if this option was not given; ``why`` follows the name of the verb in the message."""
-        if self._call.given(name):
-            return
-        who = f"{self._call.verb} {why}".strip()
-        self.add(f"{who} needs {self._call.label(name)}")
-
-    def goes_with(self, name: str, other: str) -> None:
-        """Add a problem if the option ``name`` was given without the option ``other``."""
-        if self._call.given(name) and not self._call.given(other):
-            self.of(name, f"needs {self._call.label(other)}")
-
-    def exactly_one(self, *names: str) -> None:
-        """Add a problem if not exactly one of these options was given."""
-        if any(map(self._call.given, names)):
-            self.at_most_one(*names)
-            return
-        labels = ", ".join(map(self._call.label, names))
-        self.add(f"{self._call.verb} needs one of {labels}")
-
-    def at_most_one(self, *names: str) -> None:
-        """Add a problem if more than one of these options was given."""
-        given = [self._call.label(name) + self._call.where(name) for name in names if self._call.given(name)]
-        if len(given) > 1:
-            self.add(f"give only one of {', '.join(given)}")
-
-    def unused(self, *names: str, because: str) -> None:
-        """Say that options have no effect because of another one.
-
-        It is a problem for an option that was given to this verb, in a source that ranks as high as that of the other.
-        An option that a file sets for all verbs is meant for the verbs and modes that have a use for it. In any case
-        the body has to pass over the value.
-        """
-        self._between += self._call.set_aside(names, because)
-
-    def one_from_stdin(self, *names: str) -> None:
-        """Add a problem if more than one of these options is ``-``: standard input can be read only once."""
-        readers = [self._call.label(name) for name in names if str(self._call.values[name]) == "-"]
-        if len(readers) > 1:
-            self.add(f"standard input can be read once, not for {' and '.join(readers)}")
+    call = current()
+    yield call
+    problems = [*call.problems, *chain.from_iterable(call.wrong.values())]
+    problems += _model_problems(call)
+    problems += _output_problems(call)
+    problems += call.between
+    hint = f"hydractl {call.verb} --help"
+    if len(problems) == 1:
+        raise UsageError(problems[0], hint=hint)
+    if problems:
+        raise UsageError(f"{len(problems)} problems with the options of {call.verb}", hint=hint, problems=problems)
+    call.ready()
 
 
 def _model_problems(call: Call) -> list[str]:
