@@ -10,6 +10,7 @@ import math
 import os
 import struct
 import zipfile
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -240,11 +241,10 @@ class _PackedRows:
         self._name = name
         self._header = header
         self._unpacked = np.empty(0, np.uint8)
-        self._places: dict[int, int] = {}  # of the rows that were unpacked
+        self._rows: Sequence[int] = ()  # those that were unpacked, ascending
 
     def __getitem__(self, row: int) -> npt.NDArray[np.uint8]:
-        place = self._places[row]
-        return self._unpacked[place]
+        return self._unpacked[bisect_left(self._rows, row)]
 
     def unpack(self, rows: Sequence[int]) -> None:
         """Unpack some rows by reading the array through once, up to the last of them or to its end.
@@ -260,7 +260,8 @@ class _PackedRows:
         header = self._header
         total = header.shape[0]
         self._unpacked = np.empty((len(rows), *header.shape[1:]), np.uint8)
-        self._places = {row: place for place, row in enumerate(rows)}
+        self._rows = rows
+        place = 0  # of the next of them
         count = max(rows) + 1 if rows else total
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{self._name}.npy") as member:
             read_array_header(member)
@@ -268,8 +269,9 @@ class _PackedRows:
                 content = member.read(header.row_bytes)
                 if len(content) < header.row_bytes:
                     raise EOFError("the array ends too early")
-                if row in self._places:
-                    self._unpacked[self._places[row]] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
+                if place < len(rows) and rows[place] == row:
+                    self._unpacked[place] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
+                    place += 1
             if count == total:
                 member.read(1)  # zipfile compares the checksum when it reaches the end of the member
 
