@@ -113,8 +113,7 @@ def _interval_text(cell: Cell) -> str:
     """Return the interval of a number as text: with a dash if its ends cannot be negative, else with "to"."""
     assert cell.ends is not None
     if cell.signed:
-        low, high = map(tables.signed_number, cell.ends)
-        return f"{low} to {high}"
+        return tables.signed_range(*cell.ends)
     low, high = map(number, cell.ends)
     return f"{low}–{high}"
 

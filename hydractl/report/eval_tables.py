@@ -394,6 +394,11 @@ def signed_number(value: float) -> str:
     return "0.0000" if float(text) == 0 else text
 
 
+def signed_range(low: float, high: float) -> str:
+    """Return the interval of a difference as text."""
+    return f"{signed_number(low)} to {signed_number(high)}"
+
+
 def data_table(answer: EvalAnswer) -> Table:
     """Return the table of the data sets that rows were measured on: the spec, the group and the size of each."""
     rows = answer.models

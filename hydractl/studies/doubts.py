@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.confidence import share_difference_interval, share_interval
-from hydractl.report.eval_tables import signed_number
+from hydractl.report.eval_tables import signed_number, signed_range
 from hydractl.report.texts import number
 from hydractl.studies.rule import BLIND, Difference
 from hydractl.studies.words import AUROC_MARGIN, KINDS, NLL
@@ -69,10 +69,9 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
     accuracy = right / n
     test_accuracy = test_right / test_n
     difference = signed_number(accuracy - test_accuracy)
-    interval = f"{signed_number(low)} to {signed_number(high)}"
     return [
         f"The single model's accuracy is {number(accuracy)} on the validation data and {number(test_accuracy)} on the "
-        f"test data (a difference of {difference}, {interval}): {why}."
+        f"test data (a difference of {difference}, {signed_range(low, high)}): {why}."
     ]
 
 
@@ -98,11 +97,9 @@ def of_temperature(temperature: float, validation_gain: float, calibrated: Resam
 
     temperature_text = number(temperature, 3)
     rise = signed_number(change["value"])
-    low_text = signed_number(low)
-    high_text = signed_number(high)
     return [
         f"The temperature {temperature_text} sharpens probabilities, and makes the NLL of the test data worse by "
-        f"{rise} ({low_text} to {high_text}): it suits the validation data alone; was the model trained on them?"
+        f"{rise} ({signed_range(low, high)}): it suits the validation data alone; was the model trained on them?"
     ]
 
 
@@ -116,7 +113,7 @@ def of_limits(row: str, losses: Mapping[str, Difference], limits: Mapping[str, f
     """
     sentences = []
     for metric, loss in losses.items():
-        interval = f"{signed_number(loss.low)} to {signed_number(loss.high)}"
+        interval = signed_range(loss.low, loss.high)
         sentences.append(
             f"On validation data the {KINDS[metric].words} of {row} is worse by {number(loss.value)} ({interval}), "
             f"more than the {limits[metric]:g} allowed; the samples cannot tell whether it is worse at all, so it was "

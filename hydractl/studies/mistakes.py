@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydractl.files.study_answer import MistakesRecord
 from hydractl.metrics.bootstrap import paired_differences
 from hydractl.metrics.errors import answers_by_score, auroc
-from hydractl.report.eval_tables import signed_number
+from hydractl.report.eval_tables import signed_number, signed_range
 from hydractl.report.texts import number
 from hydractl.studies.measured_rows import MeasuredRow
 from hydractl.studies.rule import REFERENCE, SINGLE
@@ -75,8 +75,7 @@ def _figures(mistakes: MistakesRecord) -> str:
     text = f"an AUROC of {number(mistakes.auroc)} against {number(mistakes.auroc_msp)} on test data"
     if mistakes.ci is None:
         return f"{text} (too few wrong or right answers for an interval)"
-    difference, low, high = map(signed_number, (mistakes.auroc - mistakes.auroc_msp, *mistakes.ci))
-    return f"{text} ({difference}, {low} to {high})"
+    return f"{text} ({signed_number(mistakes.auroc - mistakes.auroc_msp)}, {signed_range(*mistakes.ci)})"
 
 
 def _best_on(validation: MeasuredRow) -> str | None:

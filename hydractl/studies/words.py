@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hydractl.files.study_answer import FindingRecord, Word
-from hydractl.report.eval_tables import signed_number
+from hydractl.report.eval_tables import signed_number, signed_range
 
 BETTER: Final = "better"
 SLIGHTLY_BETTER: Final = "slightly better"
@@ -93,11 +93,7 @@ class Finding(FindingRecord):
     @property
     def figures(self) -> str:
         """The difference with its interval, as text."""
-        low, high = self.ci
-        value_text = signed_number(self.value)
-        low_text = signed_number(low)
-        high_text = signed_number(high)
-        return f"{value_text} ({low_text} to {high_text})"
+        return f"{signed_number(self.value)} ({signed_range(*self.ci)})"
 
 
 Findings = dict[str, Finding]
