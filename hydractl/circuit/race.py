@@ -131,12 +131,9 @@ class Race:
         else:
             self._run_chunks()
 
-        trials: dict[str, list[Trial]] = {}
+        trials = {}
         for objective, contestants in self._counted.items():
-            trials[objective] = []
-            for contestant in contestants:
-                trial = Trial(contestant.head, contestant.counts)
-                trials[objective].append(trial)
+            trials[objective] = [Trial(contestant.head, contestant.counts) for contestant in contestants]
         return trials
 
     def tally_of(self, head: CandidateHead) -> Tally:
@@ -172,34 +169,14 @@ class Race:
             if not goes_to_the_end:
                 next_batches = next_batches[:1]
             for batch in next_batches:
-                is_given_up = objective not in leader.open_for  # the batch before may have ruled it out
-                if not is_given_up:
-                    companions = self._companions(leader, running, batch, objective)
-                    self._evaluate_unit([leader, *companions], batch)
-
-    def _companions(
-        self, leader: RacingHead, running: Sequence[RacingHead], batch: int, objective: str
-    ) -> list[RacingHead]:
-        """Return the candidates that run a batch together with the leader, the most hopeful first.
-
-        They are of the leader's site, as only candidates of one site can run together, and have not seen the batch.
-        Together with the leader they are at most ``at_once``.
-        """
-
-        def hope(contestant: RacingHead) -> Standing:
-            return contestant.hope(objective)
-
-        same_site_without_batch = []
-        for contestant in running:
-            if contestant is leader:
-                continue
-            if contestant.head.site != leader.head.site:
-                continue
-            if batch not in contestant.tally.seen:
-                same_site_without_batch.append(contestant)
-        same_site_without_batch.sort(key=hope, reverse=True)
-        places_left = self.at_once - 1
-        return same_site_without_batch[:places_left]
+                if objective not in leader.open_for:  # the batch before has ruled it out
+                    break
+                # Only candidates of one site can run together: the most hopeful of those that have not seen the batch.
+                site = leader.head.site
+                unseen = [other for other in running if other.head.site == site and batch not in other.tally.seen]
+                companions = sorted(unseen, key=lambda other: other.hope(objective), reverse=True)
+                others = [other for other in companions if other is not leader]
+                self._evaluate_unit([leader, *others[: self.at_once - 1]], batch)
 
     def _batches_in_order(self, objective: str) -> list[int]:
         """Return the indices of the batches that an objective needs, first those on which the current model loses most.
@@ -256,7 +233,9 @@ class Race:
         up. Then, if there are three chunks or more, the most hopeful unit runs to the end after the first chunk, so
         that others can be given up by comparison with it.
         """
-        batches_by_chunk = self._batches_read_by_chunk()
+        needed = set(self._batches_read_by(self.objectives))
+        batches_of_chunks = [[batch for batch in chunk if batch in needed] for chunk in self.evaluator.chunks]
+        batches_by_chunk = [batches for batches in batches_of_chunks if batches]
         for chunk_index, batches in enumerate(batches_by_chunk):
             # After a chunk, some candidates are given up, and the hopes of others have changed.
             units = self._units_by_hope()
@@ -269,16 +248,6 @@ class Race:
             for unit in units:
                 self._run_on_batches(unit, batches)
             self.evaluator.drop_traces(batches)
-
-    def _batches_read_by_chunk(self) -> list[list[int]]:
-        """Return the indices of the batches that any objective reads, one list for each chunk that has some."""
-        needed = set(self._batches_read_by(self.objectives))
-        batches_by_chunk = []
-        for chunk in self.evaluator.chunks:
-            batches = [batch for batch in chunk if batch in needed]
-            if batches:
-                batches_by_chunk.append(batches)
-        return batches_by_chunk
 
     def _run_on_batches(self, unit: Sequence[RacingHead], batches: Sequence[int]) -> None:
         """Run some candidates of one site on some batches."""
@@ -293,31 +262,20 @@ class Race:
         one.
         """
         first_objective = self.objectives[0]
-
-        def hope(contestant: RacingHead) -> Standing:
-            return contestant.hope(first_objective)
-
-        def hope_of_unit(unit: list[RacingHead]) -> Standing:
-            most_hopeful = unit[0]
-            return hope(most_hopeful)
-
         running = [contestant for contestant in self._contestants if contestant.final_counts is None]
-        most_hopeful_first = sorted(running, key=hope, reverse=True)
+        most_hopeful_first = sorted(running, key=lambda contestant: contestant.hope(first_objective), reverse=True)
 
         # Group by site; within a site the most hopeful candidate stays first.
         by_site: dict[int, list[RacingHead]] = {}
         for contestant in most_hopeful_first:
-            contestants_of_site = by_site.setdefault(contestant.head.site, [])
-            contestants_of_site.append(contestant)
+            by_site.setdefault(contestant.head.site, []).append(contestant)
 
         # Cut each site into units of `at_once` candidates.
         units = []
         for contestants_of_site in by_site.values():
             for start in range(0, len(contestants_of_site), self.at_once):
-                end = start + self.at_once
-                unit = contestants_of_site[start:end]
-                units.append(unit)
-        return sorted(units, key=hope_of_unit, reverse=True)
+                units.append(contestants_of_site[start : start + self.at_once])
+        return sorted(units, key=lambda unit: unit[0].hope(first_objective), reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -346,10 +304,7 @@ class Race:
 
     def _still_needs(self, contestant: RacingHead, batch: int) -> bool:
         """Return whether a candidate is not done, has not seen a batch, and is in an objective that reads it."""
-        is_done = contestant.final_counts is not None
-        if is_done:
-            return False
-        if batch in contestant.tally.seen:
+        if contestant.final_counts is not None or batch in contestant.tally.seen:
             return False
         return any(self._is_read_by(objective, batch) for objective in contestant.open_for)
 
@@ -383,8 +338,7 @@ class Race:
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
         trial = Trial(contestant.head, contestant.counts)
-        leads_now = self._leads.raise_if_ahead(objective, trial)
-        if not leads_now:
+        if not self._leads.raise_if_ahead(objective, trial):
             return
         for other in self._contestants:
             if other is not contestant:
@@ -395,18 +349,13 @@ class Race:
         """Drop the objectives that the candidate can no longer win; without bounds, no objective is dropped."""
         if not self.bounds:
             return
-        not_counted_yet = contestant.open_for - contestant.counted_for
-        for objective in not_counted_yet:
+        for objective in contestant.open_for - contestant.counted_for:
             if self._leads.out_of_reach(objective, contestant.head, contestant.best_case):
                 contestant.open_for.discard(objective)
 
     def _finish_if_nothing_left(self, contestant: RacingHead) -> None:
         """Mark a candidate as done, and report it to ``finished``, if it has nothing left to win or to count."""
-        is_done = contestant.final_counts is not None
-        if is_done:
-            return
-        has_nothing_to_count = contestant.open_for <= contestant.counted_for
-        if has_nothing_to_count:
+        if contestant.final_counts is None and contestant.open_for <= contestant.counted_for:
             contestant.final_counts = contestant.tally.counts()
             self.finished(contestant)
 
@@ -418,14 +367,9 @@ def _loss_of_single_samples(values: Values, objective: str) -> float:
     """Return the loss on one batch; 0 for OOD samples, and for an objective that reads only pairs of samples."""
     if not values.labelled:
         return 0.0
-    wrong = float(len(values.scores) - values.correct)
-    loss_of_objective = {
-        "acc": wrong,
-        "avg": wrong,
-        "nll": float(values.nll),
-        "brier": float(values.brier),
-    }
-    return loss_of_objective.get(objective, 0.0)
+    wrong = len(values.scores) - values.correct
+    losses = {"acc": wrong, "avg": wrong, "nll": values.nll, "brier": values.brier}
+    return float(losses.get(objective, 0))
 
 
 def _paired_losses(values: Sequence[Values]) -> np.ndarray:
