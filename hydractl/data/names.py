@@ -8,7 +8,6 @@ libraries that have them.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from hydractl.errors import InputError, UsageError, near_path
+from hydractl.errors import InputError, UsageError, did_you_mean, near_path
 from hydractl.jsonio import Document, parse_json, read_whole, shown
 
 _FOLDER = Path(__file__).parent / "classes"
@@ -219,11 +218,9 @@ def read_labels(labels: str | Document, option: str = "--labels") -> list[str]:
     # A text that is no file and has no ending was probably meant to be the name of a list.
     looks_like_name = not path.suffix
     if looks_like_name and not os.path.lexists(path):
-        hint = f"lists that are built in: {', '.join(LABEL_SETS)}"
-        near = difflib.get_close_matches(text, LABEL_SETS, n=1)
-        if near:
-            hint = f"did you mean {near[0]}? {hint}"
-        raise InputError(f"{where}: neither a file nor a list of class names", hint=hint)
+        lists = f"lists that are built in: {', '.join(LABEL_SETS)}"
+        message = f"{where}: neither a file nor a list of class names{did_you_mean(text, LABEL_SETS)}"
+        raise InputError(message, hint=near_path(path) or lists)
     return _checked_names(_lines_of(text, where), where, "class name")
 
 

@@ -107,7 +107,11 @@ def test_labels_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_labels("builtin:cifar20")
     with pytest.raises(InputError, match="neither a file nor a list of class names") as unknown:
         read_labels("cifar20")
-    assert "did you mean cifar10" in str(unknown.value.hint)
+    assert unknown.value.message.endswith("; did you mean cifar10?")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(InputError, match="neither a file nor a list of class names") as unknown:
+        read_labels(str(tmp_path / "trian"))
+    assert unknown.value.hint == f"in {tmp_path}/ there is: train"
 
 
 def test_prompts_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
