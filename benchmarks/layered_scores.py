@@ -554,7 +554,7 @@ def references_of(one: SetFeatures, fit: SetFeatures, model: HydraModel, samples
     """Return hydractl's own scores of a set [n], by name."""
     scores = {}
     for name in ON_LOGITS:
-        of_samples = samples_of(one.logits[None], score=name)
+        of_samples = samples_of(one.logits[None], scores=[name])
         assert of_samples.score is not None
         scores[name] = of_samples.score
     ((weight, bias),) = all_classifiers([model])

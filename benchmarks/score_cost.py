@@ -89,7 +89,7 @@ def main() -> None:
             given = layers_of_batch if of_layers else batch
             taken = timed(partial(FEATURE_SCORES[name].score, fitted, given, logits), asked.rounds)
         else:
-            taken = timed(partial(samples_of, logits[None], score=name), asked.rounds)
+            taken = timed(partial(samples_of, logits[None], scores=[name]), asked.rounds)
         print(f"{name:12} {fit:>8} {1000 * taken / asked.batch:12.3f} {100 * taken / forward:16.1f} %")
 
 

@@ -348,7 +348,7 @@ MUTATIONS = (
         "the threshold of another score than the one chosen",
         "hydractl/evaluation/fitting.py",
         "_scored(score, inside, outside)",
-        "_scored(scores.leading, inside, outside)",
+        "_scored(scores[0], inside, outside)",
         "tests/evaluation/test_calibrate.py",
     ),
     Mutation(

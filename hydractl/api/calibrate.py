@@ -116,7 +116,7 @@ def calibrate(
         add_problems_of_scores(problems, scores)
 
     from hydractl.api.making import Calibrated, made, place_of_model
-    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
+    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions
     from hydractl.files.calibrate_answer import CalibrateAnswer
     from hydractl.verbs.calibrate import run
     from hydractl.verbs.opening import opening_options
@@ -127,7 +127,7 @@ def calibrate(
         values,
         run=filled(EvalRunOptions, values),
         data=filled(DataOptions, values, test=None),
-        fit=filled(FitOptions, values, scores=ScoreOptions.of(scores)),
+        fit=filled(FitOptions, values),
         calibrations=values["calibration"],
         output=path,
     )

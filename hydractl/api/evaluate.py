@@ -204,7 +204,7 @@ def evaluate(
             problems.goes_with("limit", "test")
 
     from hydractl.api.results import Evaluation
-    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
+    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions
     from hydractl.files.model_records import DropoutRecord
     from hydractl.verbs.eval import run
     from hydractl.verbs.opening import opening_options
@@ -222,7 +222,7 @@ def evaluate(
         values,
         run=filled(EvalRunOptions, values, dropout=dropout),
         data=data,
-        fit=filled(FitOptions, values, scores=ScoreOptions.of(scores)),
+        fit=filled(FitOptions, values),
         calibrations=values["calibration"],
         requirements=values["require"],
     )

@@ -179,7 +179,7 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
     labelled = sets[0].labels is not None
 
     # Every row has these.
-    metric_keys = row_keys(test_names[1:], options.fit.scores.beside, labelled=labelled)
+    metric_keys = row_keys(test_names[1:], options.fit.scores, labelled=labelled)
     keys = list(metric_keys)
     keys += ["cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
     keys += [f"threshold.ood_flagged.{name}" for name in test_names[1:]]

@@ -104,7 +104,7 @@ def warn_of_left_out(
     is_expected = {
         "calibration": fit.temperature is None,
         "threshold": not fit.threshold and fit.temperature is None,
-        "ood_score": not fit.scores.names,
+        "ood_score": not fit.scores,
     }
     unused_keys = []
     for key, user_expects_it in is_expected.items():

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hydractl.evaluation.choosing import as_good_as_the_best, compare_scores
 from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.gathering import LogitsReader, gather
-from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
@@ -20,7 +20,7 @@ from hydractl.files.model_records import ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import fit_conformal
-from hydractl.metrics.ood_scores import says_nothing
+from hydractl.metrics.ood_scores import on_features, says_nothing
 from hydractl.metrics.plausibility import calibration_warning, chance_warning, few_for_sets_warning, threshold_warning
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples
@@ -43,7 +43,7 @@ def fit_scores(
     model: LogitsProvider,
     sets: Sequence[EvalSet],
     what: FitOptions,
-    scores: RowScores,
+    scores: Sequence[str],
     log: Log,
 ) -> None:
     """Fit the OOD scores of a row that are on features to the training data; warn of each that is constant.
@@ -52,13 +52,14 @@ def fit_scores(
         model: the model of the row, whose ``detector`` is set.
         sets: all data sets of the command.
         what: the options of fitting.
-        scores: the OOD scores of the row.
+        scores: the names of the OOD scores of the row.
         log: receives the warnings.
     """
-    if not scores.on_features:
+    names = on_features(scores)
+    if not names:
         return
     training = next(iter(of_role(sets, TRAIN)), None)
-    model.fit_scores(scores.on_features, training, what.knn_k)
+    model.fit_scores(names, training, what.knn_k)
     if model.detector is None:
         return
     # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
@@ -71,7 +72,7 @@ def fit_scores(
         )
 
 
-def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores: RowScores, read: LogitsReader) -> Fit:
+def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores: Sequence[str], read: LogitsReader) -> Fit:
     """Fit what the options ask for, using only validation data.
 
     The calibration comes first, because scores are compared with calibrated predictions; then the OOD score, if there
@@ -81,19 +82,20 @@ def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores
         model: the model; its scores on features are fitted already.
         sets: all data sets of the command.
         what: the options of fitting.
-        scores: the OOD scores of the row. If there are several, one of them is chosen.
+        scores: the names of the OOD scores of the row. If there are several, one of them is chosen.
         read: returns the logits of a data set.
 
     Raises:
         InputError: if all scores are constant for the model, or a set has no sample that can be read.
     """
     name = model.name
+    compares_scores = len(scores) > 1
     warnings: list[str | None] = []
 
     # The ID validation set, without a calibration.
     validation = None
     for val in of_role(sets, VAL):
-        if what.uses_val or scores.beside:
+        if what.uses_val or compares_scores:
             validation = _read_validation(val, name, scores, read)
 
     # The calibration: a fitted one, one that the command gives, or the one in the model's file, if there is one.
@@ -113,19 +115,19 @@ def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores
 
     # The calibrated predictions on validation data, by which scores are compared and a threshold is chosen.
     inside = None
-    if validation is not None and (scores.beside or what.threshold is not None):
+    if validation is not None and (compares_scores or what.threshold is not None):
         inside = validation.reduced(name, scores, calibration)
     outside: dict[str, Samples] = {}
-    if scores.beside or what.needs_ood_val:
+    if compares_scores or what.needs_ood_val:
         for dataset in of_role(sets, OOD_VAL):
             gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration, pairs=False)
             outside[dataset.name] = gathered.samples
-    score = scores.leading
+    score = scores[0]
     compared = {}
     near_ties: Sequence[str] = ()
-    if scores.beside:
+    if compares_scores:
         assert inside is not None
-        compared = compare_scores(scores.beside, inside, outside, model.members)
+        compared = compare_scores(scores, inside, outside, model.members)
         score, *near_ties = as_good_as_the_best(compared, name)
     scored = _scored(score, inside, outside)
     threshold = _threshold(model, what, score, scored, warnings)
@@ -168,7 +170,7 @@ class _Validation:
     labels: npt.NDArray[np.int64]
     samples: Samples
 
-    def reduced(self, name: str, scores: RowScores, calibration: Calibration | None) -> Samples:
+    def reduced(self, name: str, scores: Sequence[str], calibration: Calibration | None) -> Samples:
         """Return the predictions with a calibration."""
         if calibration is None:
             return self.samples
@@ -176,7 +178,7 @@ class _Validation:
         return gather(batches, self.source, name, scores=scores, calibration=calibration, pairs=False).samples
 
 
-def _read_validation(val: EvalSet, name: str, scores: RowScores, read: LogitsReader) -> _Validation:
+def _read_validation(val: EvalSet, name: str, scores: Sequence[str], read: LogitsReader) -> _Validation:
     """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""
     batches = list(read(val))
     gathered = gather(iter(batches), val, name, scores=scores, pairs=False)
@@ -201,7 +203,7 @@ def _scored(score: str, inside: Samples | None, outside: Mapping[str, Samples]) 
         samples_by_set[VAL] = inside
     scored = {}
     for name, samples in samples_by_set.items():
-        values = samples.score if samples.leading == score else samples.scores[score]
+        values = samples.scores[score]
         if values is not None:
             scored[name] = values
     return scored

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from hydractl.data.batching import longest_first
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.evaluation.options import MSP, RowScores
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
@@ -47,7 +46,7 @@ def gather(
     dataset: EvalSet,
     name: str,
     *,
-    scores: RowScores = MSP,
+    scores: Sequence[str] = ("msp",),
     calibration: Calibration | None = None,
     alone: bool = False,
     pairs: bool = True,
@@ -58,7 +57,7 @@ def gather(
         batches: the batches; every sample that can be read is in one of them, in any order.
         dataset: the data set.
         name: the name of the model, for errors.
-        scores: the OOD scores to compute.
+        scores: the names of the OOD scores to compute, the leading one first.
         calibration: the calibration of the averaged prediction; None if there is none.
         alone: whether to reduce the logits of each member separately as well.
         pairs: whether to compare each pair of members.
@@ -81,8 +80,7 @@ def gather(
         samples, members = samples_and_members(
             logits,
             labels,
-            score=scores.leading,
-            beside=scores.beside,
+            scores=scores,
             fitted_scores=mean_scores,
             calibration=calibration,
             pairs=pairs,

@@ -16,6 +16,7 @@ from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.files.atomic import Output
 from hydractl.log import Log
+from hydractl.metrics.ood_scores import on_features
 
 
 def open_writer(
@@ -44,7 +45,7 @@ def open_writer(
         InputError: with ``--resume``, if the file was made with other settings or data.
     """
     resume = options.resume
-    scores = row_scores(model, options).on_features
+    scores = on_features(row_scores(model, options))
     training = next(iter(of_role(all_sets, TRAIN)), None)
     fitted_on = model.fit_record(scores, training, options.fit.knn_k)
     sets = [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in all_sets if dataset.role != TRAIN]

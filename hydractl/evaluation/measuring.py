@@ -8,7 +8,7 @@ from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.fitting import fit, fit_scores
 from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
-from hydractl.evaluation.options import EvalOptions, RowScores
+from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import warnings_of_row
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
@@ -23,7 +23,7 @@ from hydractl.files.model_records import ScoreDataRecord
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
-from hydractl.metrics.ood_scores import says_nothing
+from hydractl.metrics.ood_scores import on_features, says_nothing
 from hydractl.metrics.rows import little_diversity
 
 
@@ -102,7 +102,7 @@ class Measuring:
         read = Reading(model, self._sets, writer, self._log)
         scores = self._row_scores(model)
         fit_scores(model, self._all_sets, self._options.fit, scores, self._log)
-        fitted = fit(model, self._sets, self._options.fit, RowScores(scores.leading), read)
+        fitted = fit(model, self._sets, self._options.fit, scores[:1], read)
 
         # Run the clean test sets, the ID set first. Two things need its labels: metrics of each member alone, and the
         # counts of prediction sets.
@@ -148,11 +148,11 @@ class Measuring:
 
         # Make the row: first the metrics that every model has, then entries that depend on the model and the options.
         scores_fitted_on = None
-        if isinstance(model, PredictedModel) and scores.on_features:
+        if isinstance(model, PredictedModel) and on_features(scores):
             scores_fitted_on = model.scores_fitted_on
         elif model.detector is not None and model.detector.fitted_on:
             scores_fitted_on = ScoreDataRecord.model_validate(dict(model.detector.fitted_on))
-        row = row_of(model, self._sets, gathered, fitted, scores.leading)
+        row = row_of(model, self._sets, gathered, fitted, scores[0])
         warning = little_diversity(row.diversity["id"].metrics, id_set.option_and_spec())
         if warning is not None:
             self._log.warn(f"{model.name}: {warning}")
@@ -168,18 +168,16 @@ class Measuring:
             row = self._with_intervals(row, test_sets, gathered)
         return row, id_predictions
 
-    def _row_scores(self, model: LogitsProvider) -> RowScores:
+    def _row_scores(self, model: LogitsProvider) -> list[str]:
         """Return the OOD scores of a row, and warn of those that are constant for a single member.
 
         A line in the log says if the leading score comes from the model's file.
         """
         scores = row_scores(model, self._options)
-        command_names_scores = bool(self._options.fit.scores.names)
-        if model.stored.score is not None and not command_names_scores:
-            self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
+        if model.stored.score is not None and not self._options.fit.scores:
+            self._log.info(f"{model.name}: the OOD score of its file is taken: {scores[0]}")
 
-        distinct_names = dict.fromkeys([scores.leading, *scores.beside])  # in this order
-        constant_scores = [name for name in distinct_names if says_nothing(name, model.members)]
+        constant_scores = [name for name in scores if says_nothing(name, model.members)]
         if constant_scores:
             names = " and ".join(constant_scores)
             self._log.warn(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")

@@ -9,7 +9,7 @@ from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec, OodSet, SuiteChoice
 from hydractl.files.model_records import DropoutRecord
 from hydractl.jsonio import Document
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.requested import ALL_SCORES, Temperature, Threshold
 
 
@@ -72,91 +72,13 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
-class RowScores:
-    """The OOD scores of one row.
-
-    Attributes:
-        leading: the score for the main OOD metrics, the curves and the threshold.
-        beside: if several scores were asked for, all scores whose metrics are reported in addition.
-    """
-
-    leading: str
-    beside: Sequence[str] = ()
-
-    @property
-    def on_features(self) -> list[str]:
-        """Those of the scores that are computed from features, without repetitions."""
-        distinct_names = dict.fromkeys([self.leading, *self.beside])
-        return [name for name in distinct_names if name in ON_FEATURES]
-
-
-MSP = RowScores("msp")
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """The OOD scores of all rows.
-
-    Attributes:
-        names: the scores, the leading one first. Empty means the score in the checkpoint, or else ``msp``.
-        every: whether all scores were asked for; a row then leaves out scores that it cannot have.
-    """
-
-    names: Sequence[str] = ()
-    every: bool = False
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> ScoreOptions:
-        """Return the scores that the values of ``--ood-score`` ask for."""
-        if list(names) == [ALL_SCORES]:
-            return cls([*SCORES, *ON_FEATURES], every=True)
-        return cls(names)
-
-    @property
-    def beside(self) -> Sequence[str]:
-        """The scores that any row may report in addition to its leading one; empty unless several were named."""
-        if len(self.names) < 2:
-            return []
-        return self.names
-
-    def scores_of_row(self, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
-        """Return the OOD scores of one row: the leading one, and, if several were asked for, all to report beside it.
-
-        The leading score is that of the main OOD metrics and the threshold; it is also among those beside it. For
-        example ``--ood-score energy,msp`` gives energy as the leading score, and energy and msp beside it.
-
-        A score that the user named is kept even if it is constant for the row. If all scores were asked for
-        (:attr:`every`), constant scores and scores that the model cannot have are left out.
-
-        Args:
-            members: the number of members of its model.
-            stored: the score in its file; None if there is none.
-            on_features: the scores on features that its model can have.
-        """
-        if not self.names:
-            return RowScores(stored or "msp")
-        leading = self.names[0]
-        if len(self.names) == 1:
-            return RowScores(leading)
-
-        beside = []
-        for score in self.names:
-            is_constant = says_nothing(score, members)
-            lacks_features = score in ON_FEATURES and score not in on_features
-            if self.every and (is_constant or lacks_features):
-                continue
-            beside.append(score)
-        return RowScores(leading, tuple(beside))
-
-
-@dataclass(frozen=True)
 class FitOptions:
     """Options about everything that is fitted on validation data, or given by the command instead.
 
     Attributes:
         temperature: None means the calibration in the model's file.
         threshold: None means the threshold in the model's file.
-        scores: the OOD scores.
+        ood_score: the OOD scores, the leading one first, or ``all``. Empty means that in the checkpoint, or else ``msp``.
         knn_k: k of the scores ``knn`` and ``nnguide``.
         knn_bank: the number of training samples that these scores store; None means all.
         negative_words: the file with the words for the score ``neglabel``, or None.
@@ -166,12 +88,24 @@ class FitOptions:
 
     temperature: Temperature | None = None
     threshold: Threshold | None = None
-    scores: ScoreOptions = field(default_factory=ScoreOptions)
+    ood_score: Sequence[str] = ()
     knn_k: int = 50
     knn_bank: int | None = None
     negative_words: str | None = None
     conformal: float | None = None
     conformal_score: str = "lac"
+
+    @property
+    def all_scores(self) -> bool:
+        """Whether all scores were asked for; a row then leaves out scores that are constant, or that it cannot have."""
+        return ALL_SCORES in self.ood_score
+
+    @property
+    def scores(self) -> Sequence[str]:
+        """The names of the OOD scores that were asked for."""
+        if self.all_scores:
+            return [*SCORES, *ON_FEATURES]
+        return self.ood_score
 
     @property
     def needs_val(self) -> bool:

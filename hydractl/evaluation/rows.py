@@ -8,7 +8,7 @@ from pathlib import Path
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.calibrated import fit_of, is_calibrated_by
 from hydractl.evaluation.fitted import warn_of_left_out
-from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
@@ -19,7 +19,15 @@ from hydractl.expressions.models import ModelRef
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.fingerprints import checked, merged
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_LAYERS, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.metrics.ood_scores import (
+    BY_NAME_ALONE,
+    OF_LAYERS,
+    OF_ZERO_SHOT,
+    ON_FEATURES,
+    needs_training_data,
+    on_features,
+    says_nothing,
+)
 from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.loading import find_models, resolve_device, with_class_names
 from hydractl.model.source import ModelOptions
@@ -50,7 +58,7 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
     """
     training_data = next(iter(of_role(sets, TRAIN)), None)
     for model in models:
-        for score in row_scores(model, options).on_features:
+        for score in on_features(row_scores(model, options)):
             if not isinstance(model, PredictedModel):
                 _check_computed_score(score, model, training_data, options.fit)
             elif score not in model.on_features:
@@ -103,27 +111,34 @@ def _lacks_words(score: str, fit: FitOptions) -> bool:
     return ON_FEATURES[score] == "words" and fit.negative_words is None
 
 
-def row_scores(model: Model, options: EvalOptions) -> RowScores:
-    """Return the OOD scores of a row: those that the options ask for and its model can have.
+def row_scores(model: Model, options: EvalOptions) -> list[str]:
+    """Return the names of the OOD scores of a row.
+
+    The leading score, that of the main OOD metrics and the threshold, comes first. If there are several, the metrics of
+    all are reported beside them. A score that the user named is kept even if it is constant for the row. If all scores
+    were asked for, constant scores and those that the model cannot have are left out.
 
     Args:
         model: the model of the row.
         options: the options of the command.
     """
+    asked_for = list(dict.fromkeys(options.fit.scores))
+    if not asked_for:
+        return [model.stored.score or "msp"]
+    if not options.fit.all_scores:
+        return asked_for
+
     # Scores on features that the model can have: stored ones, or with training data all that suit the model.
-    possible_scores: Sequence[str] = model.on_features
+    impossible_scores = [score for score in ON_FEATURES if score not in model.on_features]
     if isinstance(model, RunningModel) and model.mc_dropout is None and options.data.train is not None:
-        by_name_alone = list(BY_NAME_ALONE)
+        unsuited = list(BY_NAME_ALONE)
         if layers_may_not_fit(model.argument.sources):
-            by_name_alone += OF_LAYERS
-        impossible_scores = [score for score in by_name_alone if score not in possible_scores]
+            unsuited += OF_LAYERS
+        unsuited += [score for score in ON_FEATURES if _lacks_words(score, options.fit)]
+        impossible_scores = [score for score in unsuited if score not in model.on_features]
         if not model.zero_shot:
             impossible_scores += OF_ZERO_SHOT
-        impossible_scores += [
-            score for score in ON_FEATURES if _lacks_words(score, options.fit) and score not in possible_scores
-        ]
-        possible_scores = [score for score in ON_FEATURES if score not in impossible_scores]
-    return options.fit.scores.scores_of_row(model.members, model.stored.score, possible_scores)
+    return [name for name in asked_for if name not in impossible_scores and not says_nothing(name, model.members)]
 
 
 # --- the rows of eval -------------------------------------------------------------------------------------------------

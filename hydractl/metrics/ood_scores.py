@@ -8,7 +8,7 @@ which would be slow; the block does the arithmetic. Other packages declare score
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -155,6 +155,11 @@ those keep that do. ``hedge`` does without where the sums of all layers need too
 BY_NAME_ALONE = ("ddu", "hedge")
 """Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, and
 ``hedge`` is a sum of others."""
+
+
+def on_features(names: Iterable[str]) -> list[str]:
+    """Return those of some scores that are computed from features."""
+    return [name for name in names if name in ON_FEATURES]
 
 
 def needs_training_data(name: str) -> bool:

@@ -136,8 +136,8 @@ def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
 class ModelFigures:
     """All metrics of one model on its data, and on samples that are drawn from them.
 
-    One OOD score, the leading one, fills the blocks of the row itself, e.g. ``row["ood"]["svhn"]["auroc"]``. If more
-    scores are reported beside it, each has the same blocks below ``scores``, e.g.
+    One OOD score, the leading one, fills the blocks of the row itself, e.g. ``row["ood"]["svhn"]["auroc"]``. If there
+    are several, each has the same blocks below ``scores``, e.g.
     ``row["scores"]["energy"]["ood"]["svhn"]["auroc"]``.
 
     Args:
@@ -149,15 +149,14 @@ class ModelFigures:
     def __init__(self, inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> None:
         self.sets = {"id": inside, **outside}
         self._groups = groups
-        leading_scores = {name: samples.score for name, samples in outside.items()}
-        self._leading = _ScoreFigures(inside, inside.leading, inside.score, leading_scores)
-        # The leading score may be among those beside it, under its own name: it is measured only once.
-        self._beside: dict[str, _ScoreFigures] = {}
+        # A score that equals the leading one is measured only once.
+        self._by_score: dict[str, _ScoreFigures] = {}
         for score, id_scores in inside.scores.items():
-            self._beside[score] = self._leading
-            if not _equals_leading_score(score, self.sets.values()):
-                ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
-                self._beside[score] = _ScoreFigures(inside, score, id_scores, ood_scores)
+            if self._by_score and _equals_leading_score(score, self.sets.values()):
+                self._by_score[score] = self._by_score[inside.leading]
+                continue
+            ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
+            self._by_score[score] = _ScoreFigures(inside, score, id_scores, ood_scores)
 
     def blocks(self, counts: Mapping[str, Counts] | None = None, names: Names = None) -> Blocks:
         """Return the values of a :class:`RowMetrics` without the pairs of members.
@@ -170,14 +169,14 @@ class ModelFigures:
         samples: dict[str, Samples | Resample] = dict(self.sets)
         if counts is not None:
             samples = {name: Resample(samples_of_set, counts[name]) for name, samples_of_set in self.sets.items()}
-        by_leading = self._detection(self._leading, counts, names)
+        leading, *others = self._by_score.values()
+        by_leading = self._detection(leading, counts, names)
         # How much the members differ does not depend on a score.
         diversity = {name: diversity_values(samples_of_set, names) for name, samples_of_set in samples.items()}
         scores = {}
-        for score, figures in self._beside.items():
-            scores[score] = by_leading
-            if figures is not self._leading:
-                scores[score] = self._detection(figures, counts, names)
+        if others:
+            for score, figures in self._by_score.items():
+                scores[score] = by_leading if figures is leading else self._detection(figures, counts, names)
         return {"id": id_values(samples["id"], names), **by_leading, "diversity": diversity, "scores": scores}
 
     def _detection(self, figures: _ScoreFigures, counts: Mapping[str, Counts] | None, names: Names) -> Blocks:
@@ -271,7 +270,7 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
     return RowMetrics.model_validate(row)
 
 
-def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = (), *, labelled: bool = True) -> list[str]:
+def row_keys(ood_sets: Iterable[str], scores: Collection[str] = (), *, labelled: bool = True) -> list[str]:
     """Return the dotted keys of all numbers that the row of one model may hold, for ``--require``.
 
     A dotted key is the path to a number in the nested row, the name of its block first.
@@ -279,13 +278,13 @@ def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = (), *, labelled: b
 
     Args:
         ood_sets: the names of the OOD data sets; without one, averages over OOD sets have no keys.
-        scores: the names of the OOD scores that are reported beside the leading one.
+        scores: the names of the OOD scores; several are reported beside the leading one.
         labelled: whether the ID data have labels.
     """
     # The row of a model of two members on no samples has them all.
-    no_scores = {name: np.zeros(0) for name in scores}
+    no_scores = {name: np.zeros(0) for name in scores or ["msp"]}
     labels = np.zeros(0, dtype=np.int64) if labelled else None
-    nothing = samples_of(np.zeros((2, 0, 2)), labels, beside=list(no_scores), fitted_scores=no_scores)
+    nothing = samples_of(np.zeros((2, 0, 2)), labels, scores=list(no_scores), fitted_scores=no_scores)
     sets = list(ood_sets)
     blocks = ModelFigures(nothing, dict.fromkeys(sets, nothing), dict.fromkeys(sets)).blocks()
     keys = _dotted_keys(blocks)

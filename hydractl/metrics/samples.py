@@ -40,32 +40,39 @@ class Samples:
         confidence: [N], the highest p.
         entropy: [N], the entropy of p in nats.
         mi: [N], the mutual information of the members in nats.
-        score: [N], the leading OOD score, higher = more OOD; None if it is constant for a model of one member.
         votes: int32 [M, N], the class that each member votes for.
         pair_mi: [M(M-1)/2], the mean mutual information of each two members, in the order of
             ``itertools.combinations``; empty if pairs were not asked for.
         labels: [N]; None for data without labels, and then the next two are None as well.
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
-        scores: each OOD score that is reported beside the leading one, by name; each has the form of ``score``.
-        leading: the name of the leading score.
+        scores: each OOD score, [N], by its name, the leading one first; higher = more OOD. None if it is constant for a
+            model of one member.
     """
 
     predicted: NDArray[np.int64]
     confidence: Floats
     entropy: Floats
     mi: Floats
-    score: Floats | None
     votes: NDArray[np.int32]
     pair_mi: Floats
     labels: NDArray[np.int64] | None = None
     label_log_probs: Floats | None = None
     brier_terms: Floats | None = None
     scores: Mapping[str, Floats | None] = field(default_factory=dict)
-    leading: str = "msp"
 
     def __len__(self) -> int:
         return len(self.predicted)
+
+    @property
+    def leading(self) -> str:
+        """The name of the leading OOD score."""
+        return next(iter(self.scores))
+
+    @property
+    def score(self) -> Floats | None:
+        """The leading OOD score, [N]."""
+        return self.scores[self.leading]
 
     @property
     def member_pairs(self) -> int:
@@ -238,8 +245,7 @@ def samples_of(
     logits: np.ndarray,
     labels: np.ndarray | None = None,
     *,
-    score: str = "msp",
-    beside: Sequence[str] = (),
+    scores: Sequence[str] = ("msp",),
     fitted_scores: Mapping[str, Floats] = {},
     calibration: Calibration | None = None,
     pairs: bool = True,
@@ -250,8 +256,8 @@ def samples_of(
         logits: [M, N, C], any float type; a memory map may be larger than memory. The result takes 40 + 4M bytes a
             sample, 24 more with labels.
         labels: [N] integers in 0..C-1; None for data without labels.
-        score: the leading OOD score: a name of :data:`hydractl.metrics.ood_scores.SCORES`, or of ``fitted_scores``.
-        beside: the names of further scores that are reported beside it.
+        scores: the names of OOD scores, the leading one first: of :data:`hydractl.metrics.ood_scores.SCORES`, or of
+            ``fitted_scores``.
         fitted_scores: scores [N] by name that are computed from features, not from logits, and are ready-made.
         calibration: the calibration of p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay without it.
         pairs: whether to compare each two members, which takes time quadratic in their number.
@@ -263,8 +269,7 @@ def samples_of(
     samples, _ = samples_and_members(
         logits,
         labels,
-        score=score,
-        beside=beside,
+        scores=scores,
         fitted_scores=fitted_scores,
         calibration=calibration,
         pairs=pairs,
@@ -277,8 +282,7 @@ def samples_and_members(
     logits: np.ndarray,
     labels: np.ndarray | None = None,
     *,
-    score: str = "msp",
-    beside: Sequence[str] = (),
+    scores: Sequence[str] = ("msp",),
     fitted_scores: Mapping[str, Floats] = {},
     calibration: Calibration | None = None,
     pairs: bool = True,
@@ -287,7 +291,7 @@ def samples_and_members(
     """Reduce member logits as :func:`samples_of` does, and those of each member alone in the same pass.
 
     Args:
-        logits, labels, score, beside, fitted_scores, calibration, pairs: see :func:`samples_of`.
+        logits, labels, scores, fitted_scores, calibration, pairs: see :func:`samples_of`.
         alone: whether to reduce the logits of each member alone.
 
     Returns:
@@ -304,38 +308,31 @@ def samples_and_members(
     for rows, block in blocks(logits, calibration):
         labels_of_block = None if checked_labels is None else checked_labels[rows]
         values: dict[str, Floats | None] = {}  # None for a score that is constant for a single member
-        for name in dict.fromkeys([score, *beside]):
+        for name in scores:
             values[name] = None
             if name in fitted_scores:
                 values[name] = fitted_scores[name][rows]
             elif not says_nothing(name, members):
                 values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
-        beside_in_block = {name: values[name] for name in beside}
-        part = _samples_of_block(block, labels_of_block, values[score], score, beside_in_block)
+        part = _samples_of_block(block, labels_of_block, values)
         if pairs:
             part = replace(part, pair_mi=pair_mi(block).sum(axis=1) / max(1, len(part)))
         parts.append(part)
         for member, parts_of_member in enumerate(parts_by_member):
             member_alone = block.of_members(slice(member, member + 1))
-            parts_of_member.append(_samples_of_block(member_alone, labels_of_block, SCORES["msp"](member_alone)))
+            parts_of_member.append(_samples_of_block(member_alone, labels_of_block, {"msp": SCORES["msp"](member_alone)}))
     return joined_samples(parts), [joined_samples(parts_of_member) for parts_of_member in parts_by_member]
 
 
 def _samples_of_block(
-    block: Block,
-    labels: NDArray[np.int64] | None,
-    score: Floats | None,
-    leading: str = "msp",
-    beside: Mapping[str, Floats | None] = {},
+    block: Block, labels: NDArray[np.int64] | None, scores: Mapping[str, Floats | None]
 ) -> Samples:
     """Return the samples of one block, without comparing pairs.
 
     Args:
         block: their logits.
         labels: [n]; None for data without labels.
-        score: the values of the leading OOD score, [n], or None.
-        leading: its name.
-        beside: those of further scores by name.
+        scores: the values of each OOD score, [n], or None.
 
     Raises:
         NonFiniteError: log p of a label is not finite.
@@ -352,14 +349,12 @@ def _samples_of_block(
         confidence=block.confidence,
         entropy=block.entropy,
         mi=block.mi,
-        score=score,
         votes=block.votes.astype(np.int32),
         pair_mi=np.zeros(0),
         labels=labels,
         label_log_probs=label_log_probs,
         brier_terms=brier_terms,
-        scores=beside,
-        leading=leading,
+        scores=scores,
     )
 
 
@@ -384,7 +379,7 @@ def joined_samples(parts: Sequence[Samples], order: NDArray[np.int64] | None = N
 
     arrays: dict[str, Any] = {}
     for attribute in fields(Samples):
-        if attribute.name not in ("pair_mi", "scores", "leading"):
+        if attribute.name not in ("pair_mi", "scores"):
             arrays[attribute.name] = joined([getattr(part, attribute.name) for part in parts])
     scores = {name: joined([part.scores[name] for part in parts]) for name in first.scores}
 
@@ -392,7 +387,7 @@ def joined_samples(parts: Sequence[Samples], order: NDArray[np.int64] | None = N
     sizes = np.array([len(part) for part in parts])
     weighted_means = np.stack([part.pair_mi for part in parts]) * sizes[:, None]  # [parts, P]
     mean_of_pairs = np.asarray(weighted_means.sum(axis=0) / sizes.sum())
-    return Samples(**arrays, pair_mi=mean_of_pairs, scores=scores, leading=first.leading)
+    return Samples(**arrays, pair_mi=mean_of_pairs, scores=scores)
 
 
 def pair_mi(block: Block) -> Floats:

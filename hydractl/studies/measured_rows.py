@@ -9,7 +9,6 @@ from pathlib import Path
 from hydractl.errors import InputError
 from hydractl.evaluation.calibrated import fit_of
 from hydractl.evaluation.gathering import gather
-from hydractl.evaluation.options import RowScores
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD, EvalSet
 from hydractl.files.calibrate_answer import CalibrateAnswer
@@ -88,8 +87,8 @@ class MeasuredRow:
 
 
 def _with_score_alone(samples: Samples, score: str) -> Samples:
-    """Return the samples with ``score`` as their leading score, and without other scores."""
-    return replace(samples, score=samples.scores[score], scores={}, leading=score)
+    """Return the samples with ``score`` as their only score."""
+    return replace(samples, scores={score: samples.scores[score]})
 
 
 def _values_of(samples: Samples, scores: Collection[str]) -> dict[str, Floats]:
@@ -124,7 +123,7 @@ def measure_row(
     predictions = read_predictions(row) if isinstance(row, Path) else row
     id_role, _ = roles
 
-    all_scores = RowScores("msp", [*SCORES.of_studies(), *predictions.scores])
+    all_scores = [*SCORES.of_studies(), *predictions.scores]
     name = predictions.model.name
 
     # Make the samples of each set, with all scores on logits and all stored scores on features.

@@ -77,7 +77,7 @@ def run(
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
         output = stack.enter_context(Output(path, force=options.force))
-        compares_scores = len(options.fit.scores.names) > 1  # for which all validation sets are run
+        compares_scores = len(options.fit.scores) > 1  # for which all validation sets are run
         if not compares_scores:
             for eval_set in unused_sets(sets, options):
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
@@ -98,7 +98,7 @@ def run(
 
         # Write the file. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
-        if options.fit.scores.names or model.stored.score:
+        if options.fit.scores or model.stored.score:
             score = fitted.score
         if checkpoint is not None:
             log.warn_all([_left_out(checkpoint, fitted, options)])

@@ -115,7 +115,7 @@ def _seconds_of_a_round(sizes: Sequence[int]) -> float:
     """Return the seconds of the processor that one resample of sets of these sizes takes, the ID set first."""
     drawn = np.random.default_rng(0)
     inside, *outside = (
-        samples_of(drawn.normal(size=(2, size, 10)), drawn.integers(0, 10, size), score="msp") for size in sizes
+        samples_of(drawn.normal(size=(2, size, 10)), drawn.integers(0, 10, size), scores=["msp"]) for size in sizes
     )
     by_name = {str(place): samples for place, samples in enumerate(outside)}
     seconds = []

@@ -20,12 +20,12 @@ def predictions(confidence: np.ndarray, correct: np.ndarray) -> Samples:
         confidence=np.asarray(confidence, dtype=np.float64),
         entropy=np.zeros(n),
         mi=np.zeros(n),
-        score=np.zeros(n),
         votes=np.zeros((1, n), dtype=np.int32),
         pair_mi=np.zeros(0),
         labels=np.zeros(n, dtype=np.int64),
         label_log_probs=np.zeros(n),
         brier_terms=np.zeros(n),
+        scores={"msp": np.zeros(n)},
     )
 
 

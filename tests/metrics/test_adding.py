@@ -156,7 +156,7 @@ def test_a_score_of_another_package(fresh_scores: Path) -> None:
     check_ood_score("gini")
     logits = np.random.default_rng(0).normal(size=(3, 50, 4)) * 2
     expected = [1 - sum(p**2 for p in row) for row in pooled_probabilities(logits)]
-    assert samples.samples_of(logits, score="gini").score == pytest.approx(expected, abs=1e-15)
+    assert samples.samples_of(logits, scores=["gini"]).score == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.fault(112)

@@ -45,7 +45,7 @@ def lookup(row: dict, key: str) -> object:
 def scored(logits: np.ndarray, labels: np.ndarray | None = None) -> Samples:
     """Samples with other scores beside the leading one: of logits, and a probability and a distance of features."""
     fitted = {"vilu": np.abs(np.cos(logits.sum(axis=(0, 2)))).round(1), "knn": logits[0, :, 0].round()}
-    return samples_of(logits, labels, beside=SCORES, fitted_scores=fitted)
+    return samples_of(logits, labels, scores=SCORES, fitted_scores=fitted)
 
 
 def run(data: Case, **options: Any) -> Resampled:
@@ -54,7 +54,7 @@ def run(data: Case, **options: Any) -> Resampled:
     return resample(scored(logits, labels), outside_samples, GROUPS, **options)
 
 
-SCORES = ["energy", "vilu", "knn"]
+SCORES = ["msp", "energy", "vilu", "knn"]
 METRICS = [key for key in row_keys(GROUPS, SCORES) if not key.endswith(".n")]
 EXACT = ("id.accuracy", "id.ece", "id.aece", "id.aurc")
 
@@ -186,9 +186,9 @@ def test_progress_is_told_of_every_round() -> None:
 @pytest.mark.parametrize("kind", ["tied", "few", "one"])
 def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bit(kind: str) -> None:
     (logits, labels), outside = case(kind)
-    names = ["msp", "energy", "mi"]
-    inside = samples_of(logits, labels, score="energy", beside=names)
-    others = {name: samples_of(values, score="energy", beside=names) for name, values in outside.items()}
+    names = ["energy", "msp", "mi"]
+    inside = samples_of(logits, labels, scores=names)
+    others = {name: samples_of(values, scores=names) for name, values in outside.items()}
     whole = resample(inside, others, GROUPS, rounds=40, seed=5)
     fast = resample_aurocs(inside.scores, {name: samples.scores for name, samples in others.items()}, rounds=40, seed=5)
     assert list(fast) == names
@@ -197,7 +197,7 @@ def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bi
             key = f"scores.{score}.ood.{name}.auroc"
             assert found.values[name] == whole.values[key]
             assert found.rounds[name].tolist() == whole.rounds[key].tolist()
-    # The score that leads is among those beside it, and measured once.
+    # The score that leads is among all scores, and measured once.
     for key in ("ood.n.aupr_in", "near_avg.auroc", "ood_avg.fpr95"):
         assert whole.rounds[key].tolist() == whole.rounds[f"scores.energy.{key}"].tolist()
         assert whole.rounds[key].tolist() == run_alone(inside, others, key)
@@ -216,8 +216,9 @@ def test_some_metrics_have_the_rounds_that_they_have_among_all() -> None:
 
 def run_alone(inside: Samples, outside: dict[str, Samples], key: str) -> list[float]:
     """A metric of the score that leads, without any beside it."""
-    alone = {name: replace(samples, scores={}) for name, samples in outside.items()}
-    return resample(replace(inside, scores={}), alone, GROUPS, rounds=40, seed=5).rounds[key].tolist()
+    leading = inside.leading
+    alone = {name: replace(samples, scores={leading: samples.score}) for name, samples in outside.items()}
+    return resample(replace(inside, scores={leading: inside.score}), alone, GROUPS, rounds=40, seed=5).rounds[key].tolist()
 
 
 @pytest.mark.parametrize("block", [1, 300])

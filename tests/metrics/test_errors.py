@@ -21,7 +21,7 @@ def answered(seed: int = 0, n: int = 200, classes: int = 4, members: int = 2) ->
     logits[:, np.arange(n), labels] += 2
     chance_of_an_error = rng.random(n).round(1)  # ties
     fitted = {"vilu": chance_of_an_error, "knn": rng.normal(size=n).round(1)}
-    return samples_of(logits, labels, beside=["msp", "energy", "vilu", "knn"], fitted_scores=fitted)
+    return samples_of(logits, labels, scores=["msp", "energy", "vilu", "knn"], fitted_scores=fitted)
 
 
 def errors(samples: Samples, score: str = "") -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_where_they_have_no_value() -> None:
     assert got["auroc"] is got["fpr95"] is got["aupr"] is None and got["aurc"] == 0.0 and got["ece"] > 0
     all_wrong = replace(samples, labels=samples.predicted + 1)
     assert errors(all_wrong)["auroc"] is None and errors(all_wrong)["aurc"] == 1.0
-    without_a_score = replace(samples, score=None, scores={})
+    without_a_score = replace(samples, scores={"msp": None})
     assert set(errors(without_a_score).values()) == {None}
     empty = samples_of(np.zeros((2, 0, 3)), np.zeros(0, dtype=np.int64))
     assert set(errors(empty).values()) == {None}
@@ -103,7 +103,7 @@ def test_an_interval_needs_errors_in_most_rounds(wrong: int, has_interval: bool)
 def test_a_better_score_of_errors_has_a_difference_above_0() -> None:
     samples = answered()
     wrong = ~samples.correct
-    perfect = replace(samples, score=wrong.astype(float), leading="knn")
+    perfect = replace(samples, scores={"knn": wrong.astype(float)})
     got = paired_differences(resample(samples, {}, {}, rounds=200), resample(perfect, {}, {}, rounds=200))
     low, high = got["errors.auroc"]["ci"] or (0, 0)
     assert 0 < low <= high

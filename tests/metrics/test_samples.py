@@ -35,8 +35,8 @@ def naive_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def equal(first: Samples, second: Samples) -> bool:
-    names = [field.name for field in fields(Samples)]
-    return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in names)
+    names = [field.name for field in fields(Samples) if field.name != "scores"]
+    return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in [*names, "score"])
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def brier_terms(p: np.ndarray, labels: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("score", "shape"), spread(OOD_SCORES, SHAPES))
 def test_samples_against_naive_formulas(score: str, shape: tuple[int, int, int]) -> None:
     logits, labels = case(shape)
-    got = samples_of(logits, labels, score=score)
+    got = samples_of(logits, labels, scores=[score])
     if len(logits) == 1 and score in ("mi", "variance"):
         assert got.score is None
     else:
@@ -75,9 +75,9 @@ def test_the_size_of_the_blocks_does_not_show(
     shape: tuple[int, int, int], values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, labels = case(shape)
-    whole = samples_of(logits, labels, score="energy")
+    whole = samples_of(logits, labels, scores=["energy"])
     monkeypatch.setattr(probabilities, "BLOCK_VALUES", values)
-    blocks = samples_of(logits, labels, score="energy")
+    blocks = samples_of(logits, labels, scores=["energy"])
     assert blocks.pair_mi == pytest.approx(whole.pair_mi, rel=1e-13)
     assert equal(replace(blocks, pair_mi=whole.pair_mi), whole)
 
@@ -106,7 +106,7 @@ def test_data_without_labels() -> None:
 
 
 def test_no_sample() -> None:
-    got = samples_of(np.zeros((3, 0, 4)), np.zeros(0, dtype=int), score="variance")
+    got = samples_of(np.zeros((3, 0, 4)), np.zeros(0, dtype=int), scores=["variance"])
     assert len(got) == 0
     assert got.votes.shape == (3, 0)
     assert got.correct.shape == (0,)
@@ -144,8 +144,8 @@ CALIBRATIONS = {
 def test_a_calibration_acts_on_the_averaged_prediction_alone(score: str, kind: str) -> None:
     logits, labels = case((3, 101, 6))
     calibration = CALIBRATIONS[kind]
-    plain = samples_of(logits, labels, score=score)
-    got = samples_of(logits, labels, score=score, calibration=calibration)
+    plain = samples_of(logits, labels, scores=[score])
+    got = samples_of(logits, labels, scores=[score], calibration=calibration)
     log_p = np.log(naive_softmax(logits.astype(np.float64)).mean(axis=0).clip(1e-320))
     exact = probabilities.pooled_log_probs(logits)
     log_p = np.where(log_p > -600, log_p, exact)  # the naive logarithm underflows
@@ -170,7 +170,7 @@ def test_extreme_logits_stay_finite_with_an_extreme_temperature() -> None:
     logits = np.array([[[1e300, -1e300], [0.0, 0.0]], [[-1e300, 1e300], [1.0, 1.0]]])
     for temperature in (0.01, 100.0):
         calibration = Calibration.of_temperature(temperature)
-        got = samples_of(logits, np.array([0, 1]), score="entropy", calibration=calibration)
+        got = samples_of(logits, np.array([0, 1]), scores=["entropy"], calibration=calibration)
         for values in (got.entropy, got.mi, got.score, got.label_log_probs, got.brier_terms):
             assert np.isfinite(values).all()
         assert got.confidence.tolist() == [0.5, 0.5]
@@ -207,8 +207,8 @@ def test_pairs_are_the_members_two_by_two(members: int) -> None:
 def test_members_alone_are_ensembles_of_one() -> None:
     logits, labels = case((3, 101, 6))
     calibration = CALIBRATIONS["vector"]
-    together, alone = samples_and_members(logits, labels, score="energy", calibration=calibration)
-    assert equal(together, samples_of(logits, labels, score="energy", calibration=calibration))
+    together, alone = samples_and_members(logits, labels, scores=["energy"], calibration=calibration)
+    assert equal(together, samples_of(logits, labels, scores=["energy"], calibration=calibration))
     for member, got in enumerate(alone):
         assert equal(got, samples_of(logits[member : member + 1], labels))
     assert len(alone) == 3

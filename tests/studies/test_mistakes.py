@@ -24,7 +24,7 @@ def measured(seed: int, strength: float, labelled: bool = True, accuracy: float 
     wrong = logits[0].argmax(axis=1) != labels
     fitted = {"vilu": 1 / (1 + np.exp(-strength * wrong - rng.normal(size=400)))}
     inside: Samples = samples_of(
-        logits, labels if labelled else None, beside=["msp", "energy", "mi", "vilu"], fitted_scores=fitted
+        logits, labels if labelled else None, scores=["msp", "energy", "mi", "vilu"], fitted_scores=fitted
     )
     anything: Any = None
     return MeasuredRow(anything, None, 1, None, None, inside, {}, {})
