@@ -72,7 +72,9 @@ def fit_scores(
         )
 
 
-def fit(model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores: Sequence[str], read: LogitsReader) -> Fit:
+def fit(
+    model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores: Sequence[str], read: LogitsReader
+) -> Fit:
     """Fit what the options ask for, using only validation data.
 
     The calibration comes first, because scores are compared with calibrated predictions; then the OOD score, if there

@@ -78,7 +78,7 @@ class FitOptions:
     Attributes:
         temperature: None means the calibration in the model's file.
         threshold: None means the threshold in the model's file.
-        ood_score: the OOD scores, the leading one first, or ``all``. Empty means that in the checkpoint, or else ``msp``.
+        ood_score: the OOD scores, the leading one first, or ``all``. Empty means that of the checkpoint, else ``msp``.
         knn_k: k of the scores ``knn`` and ``nnguide``.
         knn_bank: the number of training samples that these scores store; None means all.
         negative_words: the file with the words for the score ``neglabel``, or None.

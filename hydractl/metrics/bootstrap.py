@@ -30,8 +30,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from hydractl.metrics.declaration import metrics
-from hydractl.metrics.drawn import Counts
-from hydractl.metrics.ood import auroc, curve_of
+from hydractl.metrics.ood import Counts, auroc, curve_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import ModelFigures, Names
 from hydractl.metrics.samples import Samples

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hydractl.metrics import ood, sample_metrics
 from hydractl.metrics.declaration import Metric, metric
-from hydractl.metrics.ood import Curve, curve_of
+from hydractl.metrics.ood import Counts, Curve, Thresholds
 from hydractl.metrics.ood_scores import chance_of
-from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import Resample, Samples
 
 CONVENTION = (
@@ -36,45 +37,46 @@ class Answers:
     """
 
     curve: Curve | None = None
-    by_score: Samples | Resample | None = None
-    by_probability: Samples | Resample | None = None
+    by_score: Resample | None = None
+    by_probability: Resample | None = None
 
 
-def answers_by_score(samples: Samples, name: str, scores: Floats | None) -> Answers | None:
-    """Return the answers to ID samples, ordered by one of their scores; None if the samples have no labels.
+class OrderedAnswers:
+    """The answers to labelled ID samples, ordered by one of their scores: those of the data, and of resamples.
 
     Args:
         samples: the ID samples.
         name: the name of the score.
-        scores: the score of each sample, [N]; None if it is constant for a model of one member.
     """
-    if samples.labels is None:
-        return None
-    if scores is None or not len(samples):
-        return Answers()
-    curve = curve_of(scores[samples.correct], scores[~samples.correct])
-    return Answers(curve, by_score(samples, scores), by_probability(samples, name, scores))
 
+    def __init__(self, samples: Samples, name: str) -> None:
+        """Sort the samples once, for the answers of all draws."""
+        self._correct = samples.correct
+        self._by_score = self._by_probability = None
+        scores = samples.scores[name]
+        if scores is None or not len(samples):
+            return
+        self._thresholds = Thresholds(scores[self._correct], scores[~self._correct])
+        self._by_score = replace(samples, confidence=-scores)
+        chance = chance_of(name)
+        if chance == "right":
+            self._by_probability = self._by_score
+        elif chance == "wrong":
+            self._by_probability = replace(samples, confidence=1.0 - scores)
 
-def by_score(samples: Samples, scores: Floats) -> Samples:
-    """Return the samples with minus their scores [N] as their confidence."""
-    return replace(samples, confidence=-scores)
+    def of_draw(self, counts: Counts | None = None) -> Answers:
+        """Return the answers of the data, or of a draw that has each sample as often as ``counts`` [N] says.
 
-
-def by_probability(samples: Samples, name: str, scores: Floats) -> Samples | None:
-    """Return the samples with the probability of a right answer as their confidence; None if the score gives none.
-
-    Args:
-        samples: the samples.
-        name: the name of the score.
-        scores: the score of each sample, [N].
-    """
-    chance = chance_of(name)
-    if chance == "right":
-        return replace(samples, confidence=-scores)
-    if chance == "wrong":
-        return replace(samples, confidence=1.0 - scores)
-    return None
+        They are empty without samples, or where the score is constant for a model of one member.
+        """
+        if self._by_score is None:
+            return Answers()
+        if counts is None:
+            counts = np.ones(len(self._by_score), dtype=np.int64)
+        # How well the score tells wrong answers from right ones: wrong answers take the place of OOD samples.
+        curve = self._thresholds.curve(counts[self._correct], counts[~self._correct])
+        by_probability = None if self._by_probability is None else Resample(self._by_probability, counts)
+        return Answers(curve, Resample(self._by_score, counts), by_probability)
 
 
 @metric("errors", label="err auroc", words="AUROC of wrong answers", direction="higher", place=0)
@@ -131,7 +133,7 @@ def _on_curve(of_curve: Metric, answers: Answers) -> float | None:
     return value
 
 
-def _on_samples(of_samples: Callable[[Samples | Resample], float], samples: Samples | Resample | None) -> float | None:
+def _on_samples(of_samples: Callable[[Resample], float], samples: Resample | None) -> float | None:
     """Return a metric of samples; None if ``samples`` is None."""
     if samples is None:
         return None

@@ -17,6 +17,9 @@ from hydractl.metrics.declaration import metric
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import Floats, check_finite, per_sample
 
+Counts = NDArray[np.int64]
+"""How often each sample of a data set is drawn."""
+
 OOD_SCORES = {name: per_sample(score) for name, score in SCORES.items()}
 """Scores by name: logits [M, N, C] -> float64 [N], higher = more OOD. Non-finite logits raise NonFiniteError."""
 
@@ -31,7 +34,8 @@ def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
         id_scores: [N].
         ood_scores: [K].
     """
-    id_sorted, ood_sorted = _sorted(id_scores, ood_scores)
+    id_sorted = np.sort(check_finite(id_scores, "ID scores"))
+    ood_sorted = np.sort(check_finite(ood_scores, "OOD scores"))
     # Count the ID samples below each OOD sample, and those at or below it, [K]. A lower ID sample is counted in both,
     # an equal one only in the second.
     lower = np.searchsorted(id_sorted, ood_sorted, side="left")
@@ -86,29 +90,55 @@ class Curve:
         return np.divide(self.true_positives, flagged, out=ones, where=is_defined)
 
 
-def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
-    """Return the curve of ID scores [N] and OOD scores [K]; None if a side is empty.
+class Thresholds:
+    """The distinct scores of ID and OOD samples, from which curves of the data and of resamples follow.
 
-    Its thresholds are the distinct scores of all samples.
+    A resample changes only how many samples each threshold flags, so everything is sorted once.
+
+    Args:
+        id_scores: the OOD scores of the ID samples, [N].
+        ood_scores: the OOD scores of the OOD samples, [K].
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
-    id_sorted, ood_sorted = _sorted(id_scores, ood_scores)
-    if not id_sorted.size or not ood_sorted.size:
-        return None
-    all_scores = np.concatenate([id_sorted, ood_sorted])
-    thresholds = np.unique(all_scores)[::-1]  # falling
-    true_positives = _at_or_above(thresholds, ood_sorted)
-    false_positives = _at_or_above(thresholds, id_sorted)
-    return Curve(true_positives, false_positives)
+
+    def __init__(self, id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
+        """Sort the scores once, for the curves of all draws."""
+        self._sides = (check_finite(id_scores, "ID scores"), check_finite(ood_scores, "OOD scores"))
+        thresholds = np.unique(np.concatenate(self._sides))[::-1]  # falling, [T]
+        # For each side the indices that sort its samples by rising score, and the number of them below each threshold.
+        self._orders = [np.argsort(scores, kind="stable") for scores in self._sides]
+        self._below = []
+        for scores, order in zip(self._sides, self._orders, strict=True):
+            self._below.append(np.searchsorted(scores[order], thresholds, side="left"))
+
+    def curve(self, inside: Counts | None = None, outside: Counts | None = None) -> Curve | None:
+        """Return the curve of the data, or of one draw; None if it holds no ID sample or no OOD sample.
+
+        Args:
+            inside: how often each ID sample is drawn, [N]; None counts each once.
+            outside: how often each OOD sample is drawn, [K]; None counts each once.
+        """
+        flagged = []
+        for scores, counts, order, below in zip(self._sides, (inside, outside), self._orders, self._below, strict=True):
+            drawn = np.ones(len(scores), dtype=np.int64) if counts is None else counts
+            if not drawn.any():
+                return None
+            drawn_among_first = np.zeros(len(scores) + 1, dtype=np.int64)  # entry i: of the i lowest samples
+            np.cumsum(drawn[order], out=drawn_among_first[1:])
+            flagged.append(drawn_among_first[-1] - drawn_among_first[below])
+        false_positives, true_positives = flagged
+        return Curve(true_positives, false_positives)
 
 
-def _at_or_above(thresholds: Floats, rising_scores: Floats) -> NDArray[np.int64]:
-    """Return the number of scores at or above each threshold, [T]."""
-    below = np.searchsorted(rising_scores, thresholds, side="left")
-    at_or_above = rising_scores.size - below
-    return at_or_above.astype(np.int64)
+def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
+    """Return the curve of ID scores [N] and OOD scores [K]; None if a side is empty.
+
+    Raises:
+        NonFiniteError: a score is NaN or infinite.
+    """
+    return Thresholds(id_scores, ood_scores).curve()
 
 
 @metric("ood", label="auroc", words="AUROC", direction="higher", place=0)
@@ -219,14 +249,3 @@ def _steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     steps = counts.copy()
     steps[1:] -= counts[:-1]
     return steps
-
-
-def _sorted(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[Floats, Floats]:
-    """Return the scores of each side in rising order, [N] and [K].
-
-    Raises:
-        NonFiniteError: a score is NaN or infinite.
-    """
-    finite_id_scores = check_finite(id_scores, "ID scores")
-    finite_ood_scores = check_finite(ood_scores, "OOD scores")
-    return np.sort(finite_id_scores), np.sort(finite_ood_scores)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ import numpy as np
 from hydractl.files.eval_answer import OodSetMetrics, RowMetrics, SampleMetrics
 from hydractl.files.results import Metrics
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
-from hydractl.metrics.drawn import Counts, DrawnAnswers, DrawnCurve
-from hydractl.metrics.errors import Answers, answers_by_score
-from hydractl.metrics.ood import Curve, curve_of
+from hydractl.metrics.errors import OrderedAnswers
+from hydractl.metrics.ood import Counts, Curve, Thresholds, curve_of
 from hydractl.metrics.ood_scores import chance_of
-from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
@@ -151,12 +148,11 @@ class ModelFigures:
         self._groups = groups
         # A score that equals the leading one is measured only once.
         self._by_score: dict[str, _ScoreFigures] = {}
-        for score, id_scores in inside.scores.items():
+        for score in inside.scores:
             if self._by_score and _equals_leading_score(score, self.sets.values()):
                 self._by_score[score] = self._by_score[inside.leading]
                 continue
-            ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
-            self._by_score[score] = _ScoreFigures(inside, score, id_scores, ood_scores)
+            self._by_score[score] = _ScoreFigures(inside, outside, score)
 
     def blocks(self, counts: Mapping[str, Counts] | None = None, names: Names = None) -> Blocks:
         """Return the values of a :class:`RowMetrics` without the pairs of members.
@@ -182,66 +178,36 @@ class ModelFigures:
     def _detection(self, figures: _ScoreFigures, counts: Mapping[str, Counts] | None, names: Names) -> Blocks:
         """Return the metrics of one score: by OOD set, their averages, and, for labelled ID data, of wrong answers."""
         sets: dict[str, Blocks] = {}
-        for name, curve in figures.curves(counts).items():
+        for name, thresholds in figures.thresholds.items():
+            curve = None
+            if thresholds is not None:
+                curve = thresholds.curve() if counts is None else thresholds.curve(counts["id"], counts[name])
             samples = len(self.sets[name])  # as many as are drawn
             sets[name] = {"group": self._groups[name], "n": samples, **ood_values(curve, names)}
         blocks: Blocks = {"ood": sets, **group_averages(sets, names)}
-        answers = figures.answers(counts)
-        if answers is not None:
+        if figures.answers is not None:
+            answers = figures.answers.of_draw(None if counts is None else counts["id"])
             blocks["errors"] = {metric.key: metric(answers) for metric in _asked_for("errors", names)}
         return blocks
 
 
 class _ScoreFigures:
-    """The curves of one score against each OOD data set, and the answers to labelled ID samples that it orders.
+    """What the metrics of one score are computed from.
 
-    Args:
-        inside: the ID samples.
-        name: the name of the score.
-        id_scores: the score of each ID sample, [N]; None if the score is constant for a model of one member.
-        ood_scores: the scores of the samples of each OOD data set, [K] or None, by the name of the set.
+    Attributes:
+        thresholds: for each OOD set those of the ID samples and its own; None if the score is constant for a model of
+            one member.
+        answers: the answers to the ID samples that the score orders; None for data without labels.
     """
 
-    def __init__(
-        self, inside: Samples, name: str, id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
-    ) -> None:
-        self._inside = inside
-        self._name = name
-        self._id_scores = id_scores
-        self._ood_scores = ood_scores
-        self._drawn_curves: dict[str, DrawnCurve] = {}  # filled by the first draw
-
-    def curves(self, counts: Mapping[str, Counts] | None) -> dict[str, Curve | None]:
-        """Return the curve of each OOD set by its name; None if one of the two sides has no samples or no score.
-
-        Args:
-            counts: a draw, see :meth:`ModelFigures.blocks`; None for the data themselves.
-        """
-        curves: dict[str, Curve | None] = dict.fromkeys(self._ood_scores)
-        for name, scores in self._ood_scores.items():
-            if self._id_scores is None or scores is None:
-                continue
-            if counts is None:
-                curves[name] = curve_of(self._id_scores, scores)
-                continue
-            if name not in self._drawn_curves:
-                self._drawn_curves[name] = DrawnCurve(self._id_scores, scores)
-            curves[name] = self._drawn_curves[name].curve_of_draw(counts["id"], counts[name])
-        return curves
-
-    def answers(self, counts: Mapping[str, Counts] | None) -> Answers | None:
-        """Return the answers: None for data without labels, empty ones without a score or without samples."""
-        if counts is None or self._drawn_answers is None:
-            return answers_by_score(self._inside, self._name, self._id_scores)
-        return self._drawn_answers.answers_of_draw(counts["id"])
-
-    @cached_property
-    def _drawn_answers(self) -> DrawnAnswers | None:
-        """What answers are drawn from; None if there is nothing to draw."""
-        inside = self._inside
-        if inside.labels is None or self._id_scores is None or not len(inside):
-            return None
-        return DrawnAnswers(inside, self._name, self._id_scores)
+    def __init__(self, inside: Samples, outside: Mapping[str, Samples], name: str) -> None:
+        self.thresholds: dict[str, Thresholds | None] = dict.fromkeys(outside)
+        id_scores = inside.scores[name]
+        for data_set, samples in outside.items():
+            ood_scores = samples.scores[name]
+            if id_scores is not None and ood_scores is not None:
+                self.thresholds[data_set] = Thresholds(id_scores, ood_scores)
+        self.answers = None if inside.labels is None else OrderedAnswers(inside, name)
 
 
 def _equals_leading_score(score: str, sets: Iterable[Samples]) -> bool:

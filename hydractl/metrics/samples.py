@@ -7,6 +7,7 @@ functions of either.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -31,8 +32,29 @@ class ByConfidence(NamedTuple):
     correct: NDArray[np.bool_]
 
 
+class _Sorted(ABC):
+    """Samples that can be sorted by confidence, and what follows from their order."""
+
+    @abstractmethod
+    def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
+        """Return the samples sorted by rising or falling confidence or by bin; ties keep data order."""
+
+    @cached_property
+    def errors(self) -> NDArray[np.int64]:
+        """The number of wrong predictions among the i = 1..N most confident samples, [N]; ties keep data order."""
+        most_confident_first = self.sorted_by("falling")
+        wrong = ~most_confident_first.correct
+        return np.cumsum(wrong, dtype=np.int64)
+
+    @cached_property
+    def bin_sizes(self) -> NDArray[np.int64]:
+        """The number of samples in each bin of equal width, [BINS]."""
+        bins = bin_of(self.sorted_by("bins").confidence)
+        return np.bincount(bins, minlength=BINS)
+
+
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(_Sorted):
     """The predictions of M members on N samples, reduced to the numbers that metrics need.
 
     Attributes:
@@ -121,18 +143,6 @@ class Samples:
         return self._sorted[name]
 
     @cached_property
-    def errors(self) -> NDArray[np.int64]:
-        """The number of wrong predictions among the i = 1..N most confident samples, [N]; ties keep data order."""
-        most_confident_first = self.sorted_by("falling")
-        wrong = ~most_confident_first.correct
-        return np.cumsum(wrong, dtype=np.int64)
-
-    @cached_property
-    def bin_sizes(self) -> NDArray[np.int64]:
-        """The number of samples in each bin of equal width, [BINS]."""
-        return np.bincount(self.bins, minlength=BINS)
-
-    @cached_property
     def bins(self) -> NDArray[np.int64]:
         """The index of each sample's bin of equal width, [N]."""
         return bin_of(self.confidence)
@@ -157,7 +167,7 @@ class Samples:
         return {}
 
 
-class Resample:
+class Resample(_Sorted):
     """Samples drawn with replacement; it has the attributes of :class:`Samples` that metrics need.
 
     Sorting is done once, on the original samples, and the sorted values are repeated here.
@@ -204,22 +214,6 @@ class Resample:
         drawn_confidence = np.repeat(confidence, counts_in_order)
         drawn_correct = np.repeat(correct, counts_in_order)
         return ByConfidence(drawn_confidence, drawn_correct)
-
-    @cached_property
-    def errors(self) -> NDArray[np.int64]:
-        """The number of wrong predictions among the i = 1..N most confident drawn samples, [N]."""
-        most_confident_first = self.samples.sorted_by("falling")
-        wrong = ~most_confident_first.correct
-        order = self.samples.order("falling")
-        drawn_wrong = np.repeat(wrong, self.counts[order])
-        return np.cumsum(drawn_wrong, dtype=np.int64)
-
-    @property
-    def bin_sizes(self) -> NDArray[np.int64]:
-        """The number of drawn samples in each bin of equal width, [BINS]."""
-        bins = self.samples.bins
-        sizes = np.bincount(bins, weights=self.counts, minlength=BINS)  # float64, but whole numbers
-        return sizes.astype(np.int64)
 
 
 def bin_edges(bins: int = BINS) -> Floats:
@@ -320,13 +314,13 @@ def samples_and_members(
         parts.append(part)
         for member, parts_of_member in enumerate(parts_by_member):
             member_alone = block.of_members(slice(member, member + 1))
-            parts_of_member.append(_samples_of_block(member_alone, labels_of_block, {"msp": SCORES["msp"](member_alone)}))
+            parts_of_member.append(
+                _samples_of_block(member_alone, labels_of_block, {"msp": SCORES["msp"](member_alone)})
+            )
     return joined_samples(parts), [joined_samples(parts_of_member) for parts_of_member in parts_by_member]
 
 
-def _samples_of_block(
-    block: Block, labels: NDArray[np.int64] | None, scores: Mapping[str, Floats | None]
-) -> Samples:
+def _samples_of_block(block: Block, labels: NDArray[np.int64] | None, scores: Mapping[str, Floats | None]) -> Samples:
     """Return the samples of one block, without comparing pairs.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hydractl.files.study_answer import MistakesRecord
 from hydractl.metrics.bootstrap import paired_differences
-from hydractl.metrics.errors import answers_by_score, auroc
+from hydractl.metrics.errors import OrderedAnswers, auroc
 from hydractl.report.eval_tables import signed_number, signed_range
 from hydractl.report.texts import number
 from hydractl.studies.measured_rows import MeasuredRow
@@ -83,9 +83,7 @@ def _best_on(validation: MeasuredRow) -> str | None:
     aurocs = {}
     # MSP comes first, so that it wins against equal scores.
     for name in dict.fromkeys([REFERENCE, *validation.scores]):
-        answers = answers_by_score(validation.inside, name, validation.inside.scores[name])
-        assert answers is not None  # the validation data of a study have labels
-        value = auroc(answers)
+        value = auroc(OrderedAnswers(validation.inside, name).of_draw())
         if value is not None:
             aurocs[name] = value
     return max(aurocs, key=lambda name: aurocs[name], default=None)
