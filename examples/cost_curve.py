@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.predictions.store import LogitsBatch
-from hydractl.evaluation.sets import OOD_VAL, VAL
+from hydractl.evaluation.sets import OOD_VAL, VAL, EvalSet
 from hydractl.fusion.plan import plan_fusion
 from hydractl.metrics.bootstrap import Resampled, draw, mean_over_sets, paired_differences
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -253,13 +253,14 @@ class Members:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.of, name)
 
-    def shape(self, index: int) -> tuple[int, int, int]:
-        """``(members, N, classes)`` of a set."""
-        return len(self.which), *self.of.shape(index)[1:]
+    @property
+    def members(self) -> int:
+        """The number of these members."""
+        return len(self.which)
 
-    def batches(self, index: int) -> Iterator[LogitsBatch]:
+    def batches(self, dataset: EvalSet) -> Iterator[LogitsBatch]:
         """A set in pieces."""
-        for rows, logits, scores in self.of.batches(index):
+        for rows, logits, scores in self.of.batches(dataset):
             of_which = {name: values[self.which] for name, values in scores.items()}
             yield LogitsBatch(rows, logits[self.which], of_which)
 

@@ -1,4 +1,4 @@
-"""The row of one model in ``eval.json``: how it is made, which keys it may have, and the sentences that explain it."""
+"""The answer of an evaluation: its data sets, the keys that a row may have, and the sentences that explain them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydractl.evaluation import mc_dropout
-from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.fitting import unused_sets
-from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, TRAIN, VAL, EvalSet, of_role, tested
@@ -19,67 +17,11 @@ from hydractl.metrics import bootstrap, calibrators, conformal, curves, errors, 
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.rows import id_block, row_blocks, row_keys
+from hydractl.metrics.rows import id_block, row_keys
 from hydractl.metrics.samples import Samples
 
 _KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptions", "seen")
 """The objects in a row whose keys are names of data sets or groups, for which there are no sentences."""
-
-
-def row_of(
-    model: LogitsProvider,
-    sets: Sequence[EvalSet],
-    gathered: Mapping[str, Gathered],
-    fitted: Fit,
-    score: str,
-) -> EvalRow:
-    """Return the row of a model with all metrics that every model has; the caller adds optional ones, e.g. intervals.
-
-    Args:
-        model: the model of the row.
-        sets: all data sets of the command.
-        gathered: the predictions on each measured data set, by the name of the set.
-        fitted: the calibration and threshold with which the model was measured.
-        score: the name of the leading OOD score.
-    """
-    # The first tested set is the in-distribution (ID) set, all others are OOD sets.
-    tested_sets = tested(sets)
-    id_set = tested_sets[0]
-    ood_sets = tested_sets[1:]
-    id_samples = gathered[id_set.name].samples
-    ood_samples = {}
-    groups = {}
-    for dataset in ood_sets:
-        ood_samples[dataset.name] = gathered[dataset.name].samples
-        groups[dataset.name] = dataset.group
-
-    # The shares of samples that the threshold flags.
-    measured = None
-    if fitted.threshold is not None and id_samples.score is not None:
-        ood_scores = {name: samples.score for name, samples in ood_samples.items() if samples.score is not None}
-        measured = threshold.measured_threshold(fitted.threshold, id_samples.score, ood_scores)
-
-    # The metrics on corrupted copies of the ID set.
-    corrupted = []
-    for dataset in of_role(sets, CORRUPTION):
-        corrupted.append((dataset, gathered[dataset.name].samples))
-    by_corruption = corruption_metrics(corrupted)
-
-    return EvalRow(
-        name=model.name,
-        sha256=model.sha256,
-        ood_score=score,
-        **dict(row_blocks(id_samples, ood_samples, groups)),
-        members=[id_block(samples) for samples in gathered[id_set.name].members],
-        curves=curves.curves(id_samples, ood_samples),
-        heads=model.heads,
-        cost=model.cost,
-        training=model.training,
-        calibration=fitted.calibration_record(stored=fitted.stored),
-        threshold=measured,
-        corruptions=by_corruption,
-        corruption_avg=_means_over_corruptions(by_corruption),
-    )
 
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
@@ -108,7 +50,7 @@ def _corruption_and_severity(dataset: EvalSet) -> tuple[str, str]:
     return corruption, severity
 
 
-def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMetrics]:
+def means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMetrics]:
     """Return the means over all corruptions, for each severity and each metric that every corruption has."""
     means: dict[str, SeverityMetrics] = {}
     if not by_corruption:

@@ -16,7 +16,7 @@ from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
-from hydractl.files.model_records import ThresholdRecord
+from hydractl.files.model_records import ScoreDataRecord, ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import fit_conformal
@@ -65,6 +65,8 @@ def fit_scores(
     # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
     if training is not None and what.knn_bank is not None:
         model.detector = model.detector.with_bank(what.knn_bank)
+    if model.detector.fitted_on:
+        model.scores_fitted_on = ScoreDataRecord.model_validate(dict(model.detector.fitted_on))
     for name in model.detector.constant:
         log.warn(
             f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it is "

@@ -15,6 +15,7 @@ from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, option_of
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.samples import Samples, joined_samples, samples_and_members
@@ -48,6 +49,7 @@ def gather(
     *,
     scores: Sequence[str] = ("msp",),
     calibration: Calibration | None = None,
+    conformal: Conformal | None = None,
     alone: bool = False,
     pairs: bool = True,
 ) -> Gathered:
@@ -59,6 +61,7 @@ def gather(
         name: the name of the model, for errors.
         scores: the names of the OOD scores to compute, the leading one first.
         calibration: the calibration of the averaged prediction; None if there is none.
+        conformal: the threshold of prediction sets, for a labelled set; None makes no sets.
         alone: whether to reduce the logits of each member separately as well.
         pairs: whether to compare each pair of members.
 
@@ -83,6 +86,7 @@ def gather(
             scores=scores,
             fitted_scores=mean_scores,
             calibration=calibration,
+            conformal=conformal,
             pairs=pairs,
             alone=alone and len(logits) > 1,
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hydractl.evaluation.answer import row_of
+from hydractl.evaluation.answer import corruption_metrics, means_over_corruptions
 from hydractl.evaluation.fitting import fit, fit_scores
 from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
@@ -12,19 +13,20 @@ from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import warnings_of_row
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
-from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
-from hydractl.evaluation.providers.predicted import PredictedModel
+from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import EvalRow, PairedDifference
-from hydractl.files.model_records import ScoreDataRecord
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
-from hydractl.metrics.conformal import SetCounts
+from hydractl.metrics.conformal import measured_sets
+from hydractl.metrics.curves import curves
 from hydractl.metrics.ood_scores import on_features, says_nothing
-from hydractl.metrics.rows import little_diversity
+from hydractl.metrics.rows import id_block, little_diversity, row_blocks
+from hydractl.metrics.samples import Samples
+from hydractl.metrics.threshold import measured_threshold
 
 
 class Measuring:
@@ -104,68 +106,82 @@ class Measuring:
         fit_scores(model, self._all_sets, self._options.fit, scores, self._log)
         fitted = fit(model, self._sets, self._options.fit, scores[:1], read)
 
-        # Run the clean test sets, the ID set first. Two things need its labels: metrics of each member alone, and the
-        # counts of prediction sets.
+        # Run the clean test sets, the ID set first. Its labels are needed for metrics of each member alone, and for how
+        # many prediction sets hold them.
         test_sets = tested(self._sets)
-        id_set = test_sets[0]
-        counts = None
-        if id_set.labels is not None and fitted.conformal is not None:
-            counts = SetCounts(fitted.conformal, fitted.calibration)
+        id_set, *ood_sets = test_sets
         gathered: dict[str, Gathered] = {}
         for dataset in test_sets:
-            is_id = dataset is id_set
-            batches = read(dataset)
-            if is_id and counts is not None:
-                batches = _counted(batches, counts, dataset)
+            is_labelled_id = dataset is id_set and dataset.labels is not None
             gathered[dataset.name] = gather(
-                batches,
+                read(dataset),
                 dataset,
                 model.name,
                 scores=scores,
                 calibration=fitted.calibration,
-                alone=is_id and dataset.labels is not None,
+                conformal=fitted.conformal if is_labelled_id else None,
+                alone=is_labelled_id,
                 pairs=model.mc_dropout is None,  # passes of MC dropout are alike, so comparing pairs says nothing
             )
         id_predictions = gathered[id_set.name]
+        inside = id_predictions.samples
+        outside = {dataset.name: gathered[dataset.name].samples for dataset in ood_sets}
+        conformal = None
+        if fitted.conformal is not None and inside.set_sizes is not None and inside.covered is not None:
+            conformal = measured_sets(fitted.conformal, inside.set_sizes, inside.covered)
 
         # Stored logits are calibrated by the command that reads them, as in a study.
         no_temperature_was_fitted = fitted.fitted_on is None and not self._options.keep_logits
         warnings = warnings_of_row(
-            model, id_predictions.samples, fitted, counts, test_sets, advises_temperature=no_temperature_was_fitted
+            model, inside, fitted, conformal, test_sets, advises_temperature=no_temperature_was_fitted
         )
         self._log.warn_all(warnings)
 
         # Then the corrupted test sets.
+        corrupted = []
         for dataset in of_role(self._sets, CORRUPTION):
-            gathered[dataset.name] = gather(
+            of_set = gather(
                 read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration, pairs=False
             )
+            corrupted.append((dataset, of_set.samples))
+        by_corruption = corruption_metrics(corrupted)
 
         # A predictions file contains all sets, so run those that nothing else needed. Reading also writes them.
         if writer is not None:
             for dataset in read.unread():
                 gather(read(dataset), dataset, model.name, pairs=False)
 
-        # Make the row: first the metrics that every model has, then entries that depend on the model and the options.
-        scores_fitted_on = None
-        if isinstance(model, PredictedModel) and on_features(scores):
-            scores_fitted_on = model.scores_fitted_on
-        elif model.detector is not None and model.detector.fitted_on:
-            scores_fitted_on = ScoreDataRecord.model_validate(dict(model.detector.fitted_on))
-        row = row_of(model, self._sets, gathered, fitted, scores[0])
-        warning = little_diversity(row.diversity["id"].metrics, id_set.option_and_spec())
+        # Make the row.
+        groups = {dataset.name: dataset.group for dataset in ood_sets}
+        figures = row_blocks(inside, outside, groups)
+        warning = little_diversity(figures.diversity["id"].metrics, id_set.option_and_spec())
         if warning is not None:
             self._log.warn(f"{model.name}: {warning}")
-        row = row.model_copy(
-            update={
-                "fitted_on": scores_fitted_on,
-                "mc_dropout": model.mc_dropout,
-                "conformal": None if counts is None else counts.record(),
-                "seen": dict(seen),
-            }
+        threshold = None
+        if fitted.threshold is not None and inside.score is not None:
+            ood_scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
+            threshold = measured_threshold(fitted.threshold, inside.score, ood_scores)
+        row = EvalRow(
+            name=model.name,
+            sha256=model.sha256,
+            ood_score=scores[0],
+            **dict(figures),
+            members=[id_block(samples) for samples in id_predictions.members],
+            curves=curves(inside, outside),
+            heads=model.heads,
+            cost=model.cost,
+            training=model.training,
+            calibration=fitted.calibration_record(stored=fitted.stored),
+            threshold=threshold,
+            corruptions=by_corruption,
+            corruption_avg=means_over_corruptions(by_corruption),
+            fitted_on=model.scores_fitted_on if on_features(scores) else None,
+            mc_dropout=model.mc_dropout,
+            conformal=conformal,
+            seen=dict(seen),
         )
         if self._options.bootstrap:
-            row = self._with_intervals(row, test_sets, gathered)
+            row = row.model_copy(update=self._intervals(model.name, inside, outside, groups))
         return row, id_predictions
 
     def _row_scores(self, model: LogitsProvider) -> list[str]:
@@ -183,51 +199,28 @@ class Measuring:
             self._log.warn(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")
         return scores
 
-    def _with_intervals(self, row: EvalRow, test_sets: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> EvalRow:
-        """Return a row with bootstrap confidence intervals and, except for the first row, paired differences to it.
-
-        The first call stores the resampled metrics of its row in ``self._resampled_first_row``; later rows are compared
-        with them.
+    def _intervals(
+        self, name: str, inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]
+    ) -> dict[str, Any]:
+        """Return the bootstrap intervals of a row, ``ci``, and except for the first row its ``difference`` to that row.
 
         Args:
-            row: the row.
-            test_sets: the clean test sets, the ID set first.
-            gathered: the predictions on each set, by the name of the set.
+            name: the name of the row.
+            inside: the predictions on the ID set.
+            outside: the predictions on each OOD set, by its name.
+            groups: ``near``, ``far`` or None for each OOD set.
         """
-        id_samples = gathered[test_sets[0].name].samples
-        ood_samples = {}
-        groups = {}
-        for dataset in test_sets[1:]:
-            ood_samples[dataset.name] = gathered[dataset.name].samples
-            groups[dataset.name] = dataset.group
-
         # The metrics of this row on many random resamples of the data. The seed makes all rows use the same resamples.
         rounds = self._options.bootstrap
-        with self._log.progress(f"intervals of {row.name}", rounds, "resamples") as progress:
+        with self._log.progress(f"intervals of {name}", rounds, "resamples") as progress:
             resampled = bootstrap.resample(
-                id_samples,
-                ood_samples,
-                groups,
-                rounds=rounds,
-                seed=self._options.seed,
-                advance=progress.advance,
+                inside, outside, groups, rounds=rounds, seed=self._options.seed, advance=progress.advance
             )
-        row_with_intervals = row.model_copy(update={"ci": bootstrap.intervals(resampled)})
-
-        # The first row has nothing to be compared with.
-        if self._resampled_first_row is None:
+        entries: dict[str, Any] = {"ci": bootstrap.intervals(resampled)}
+        if self._resampled_first_row is None:  # the first row has nothing to be compared with
             self._resampled_first_row = resampled
-            return row_with_intervals
-
+            return entries
         differences = {}
         for key, difference in bootstrap.paired_differences(self._resampled_first_row, resampled).items():
             differences[key] = PairedDifference.model_validate(difference)
-        return row_with_intervals.model_copy(update={"difference": differences})
-
-
-def _counted(batches: LogitsBatches, counts: SetCounts, dataset: EvalSet) -> LogitsBatches:
-    """Yield the batches of a labelled data set, and count the prediction sets of each."""
-    assert dataset.labels is not None
-    for batch in batches:
-        yield batch
-        counts.add(batch.logits, dataset.labels[list(batch.rows)])
+        return {**entries, "difference": differences}

@@ -25,9 +25,9 @@ from hydractl.evaluation.sets import (
     option_of,
     warnings_of_seen,
 )
+from hydractl.files.eval_answer import ConformalSets
 from hydractl.files.training_history import kept_accuracies
 from hydractl.log import Log
-from hydractl.metrics.conformal import SetCounts
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
     accuracy_warning,
@@ -139,7 +139,7 @@ def warnings_of_row(
     model: LogitsProvider,
     inside: Samples,
     fitted: Fit,
-    counts: SetCounts | None,
+    conformal: ConformalSets | None,
     sets: Sequence[EvalSet],
     *,
     advises_temperature: bool,
@@ -150,7 +150,7 @@ def warnings_of_row(
         model: the model of the row.
         inside: its predictions on the ID test data.
         fitted: everything that was fitted for it, with its predictions on the validation data.
-        counts: the counts of its prediction sets; None if there are none.
+        conformal: its prediction sets; None if there are none.
         sets: the test sets, the ID set first.
         advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
@@ -180,8 +180,8 @@ def warnings_of_row(
     warnings += _warnings_of_validation(model, fitted, expected_on_val)
 
     # Prediction sets with nearly all classes say nothing.
-    if counts is not None:
-        warnings.append(full_sets_warning(counts.fitted, counts.mean_size, model.classes))
+    if conformal is not None and fitted.conformal is not None:
+        warnings.append(full_sets_warning(fitted.conformal, conformal.mean_size, model.classes))
     return [f"{model.name}: {warning}" for warning in warnings if warning is not None]
 
 

@@ -10,9 +10,8 @@ from hydractl.evaluation.calibrated import fit_of, is_calibrated_by
 from hydractl.evaluation.fitted import warn_of_left_out
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.concatenated import concatenated
-from hydractl.evaluation.predictions.reading import holds_predictions, read_predictions
+from hydractl.evaluation.predictions.reading import Predictions, holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
-from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role, open_sets
 from hydractl.expressions.models import ModelRef
@@ -40,7 +39,7 @@ def check_writable(models: Sequence[Model]) -> None:
         UsageError: for the first such row.
     """
     for model in models:
-        if isinstance(model, PredictedModel):
+        if isinstance(model, Predictions):
             raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
 
 
@@ -59,7 +58,7 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
     training_data = next(iter(of_role(sets, TRAIN)), None)
     for model in models:
         for score in on_features(row_scores(model, options)):
-            if not isinstance(model, PredictedModel):
+            if not isinstance(model, Predictions):
                 _check_computed_score(score, model, training_data, options.fit)
             elif score not in model.on_features:
                 hint = f"write it again: eval --ood-score {score} --train SPEC --predictions F.st"
@@ -221,14 +220,12 @@ def _open_rows(
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
         files = [read_predictions(ref) for ref in refs]
-        row_name = name or "+".join(Path(ref).stem for ref in refs)
-        if len(files) == 1:
-            rows[place] = PredictedModel(row_name, files[0])
-            continue
-        # In an ensemble, stored calibrations and so on are not used; a warning says so.
-        rows[place] = PredictedModel(row_name, concatenated(files))
-        model_records = [file.model.to_dict() for file in files]
-        warn_of_left_out(row_name, model_records, options.fit, log, "of one model alone")
+        row = files[0] if len(files) == 1 else concatenated(files)
+        row.name = name or "+".join(Path(ref).stem for ref in refs)
+        rows[place] = row
+        if len(files) > 1:  # in an ensemble, stored calibrations and so on are not used; a warning says so
+            model_records = [file.model.to_dict() for file in files]
+            warn_of_left_out(row.name, model_records, options.fit, log, "of one model alone")
 
     if models_that_run:
         if tests and options.data.test is None:

@@ -6,20 +6,23 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
-from hydractl.data.overlap import SETS_APART_HINT, GivenSet, compare_sets, without_training_data
+from hydractl.data.overlap import Findings, GivenSet, compare_sets, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
-from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.expressions.data_sets import AUTO, FROST
 from hydractl.files.fingerprints import Entry, entry, incomparable, marked, other_decoder, who_saw
 from hydractl.files.model_records import DataSetRecord
+from hydractl.files.predictions_header import PredictedSetRecord, SetGroup, SetRole
 from hydractl.jsonio import Document
 from hydractl.log import Log
 from hydractl.model.matching import label_differences
@@ -28,15 +31,30 @@ ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corru
 
 
 @dataclass(frozen=True)
-class EvalSet(SetEntry):
-    """One data set of a command.
+class EvalSet:
+    """One data set of a command, or of a predictions file.
 
     Attributes:
+        name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
+        role: ``id``, ``ood``, ``val``, ``ood_val``, ``corruption``, or ``train``, which is neither measured nor kept.
+        group: the group of an OOD set, ``near`` or ``far``; None for all others.
+        ids: the id of each sample.
+        labels: the labels, int64 ``[N]``; None if the set is unlabelled, or its labels are not used.
+        known_fingerprint: the fingerprint of the samples, their order and their labels, if only predictions for them
+            are available.
+        seen: the number of its samples that the model of a predictions file had seen before.
         spec: the SPEC from which it was opened.
         dataset: the samples; None if only predictions for them are available.
         left_out: the number of samples that were removed from a validation set because they are also training data.
     """
 
+    name: str
+    role: str
+    group: str | None
+    ids: Sequence[str]
+    labels: npt.NDArray[np.int64] | None
+    known_fingerprint: str = ""
+    seen: int = 0
     spec: str = ""
     dataset: Dataset | None = None
     left_out: int = 0
@@ -46,7 +64,7 @@ class EvalSet(SetEntry):
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the set; samples that were not read yet are read for it."""
+        """The fingerprint of samples, their order and labels; samples that were not read yet are read for it."""
         if self.dataset is None:
             return self.known_fingerprint
         return self.dataset.fingerprint()
@@ -73,6 +91,18 @@ class EvalSet(SetEntry):
             list_=openood_list,
             skipped=None if self.dataset is None else skipped_document(self.dataset),
             left_out=self.left_out or None,
+        )
+
+    def header(self) -> PredictedSetRecord:
+        """Return the entry of this set in the header of a predictions file."""
+        return PredictedSetRecord(
+            name=self.name,
+            role=cast("SetRole", self.role),
+            group=cast("SetGroup | None", self.group),
+            n=len(self.ids),
+            fingerprint=self.fingerprint,
+            labelled=self.labels is not None,
+            seen=self.seen,
         )
 
 
@@ -103,7 +133,6 @@ def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) 
         group=group,
         ids=dataset.ids,
         labels=labels,
-        known_fingerprint="",
         spec=dataset.spec,
         dataset=dataset,
     )
@@ -229,16 +258,14 @@ def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
             if _is_same(dataset, other):
                 problems.append(f"{option_of(dataset)} and {option_of(other)} are the same samples")
 
-    warnings = []
+    warnings: list[str] = []
     for compared_sets in (_fitted_sets(sets), test_sets):
         given = [GivenSet(option_of(one), one.dataset) for one in compared_sets if one.dataset]  # none that are empty
         overlap = compare_sets(given)
         problems += overlap.problems
         warnings += overlap.warnings
 
-    if problems:
-        first_problem, *other_problems = dict.fromkeys(problems)  # without repetitions
-        raise InputError(first_problem, hint=SETS_APART_HINT, problems=other_problems)
+    Findings(problems=list(dict.fromkeys(problems))).refuse()  # without repetitions
     return warnings
 
 

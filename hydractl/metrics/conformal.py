@@ -123,65 +123,15 @@ def quantile(scores: np.ndarray, alpha: float) -> float:
     return float(rising[rank - 1])
 
 
-class SetCounts:
-    """Counts prediction sets of a fitted threshold on test data, batch by batch.
+def measured_sets(fitted: Conformal, sizes: NDArray[np.int64], covered: NDArray[np.bool_]) -> ConformalSets:
+    """Return how large prediction sets are and how often they hold the label; without samples, None for both.
 
     Args:
-        fitted: the threshold, from :func:`fit_conformal`.
-        calibration: the calibration of p, the same as in the fit.
+        fitted: the threshold of the sets.
+        sizes: the number of classes in the set of each sample, [N].
+        covered: whether each set holds the label, [N].
     """
-
-    def __init__(self, fitted: Conformal, calibration: Calibration | None = None) -> None:
-        self.fitted = fitted
-        self._calibration = calibration
-        self._samples = 0
-        self._covered = 0  # sets that hold the label
-        self._classes_in_sets = 0
-        self._empty = 0  # sets without a class
-
-    def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Add the prediction sets of a batch of test samples to the counts of this object.
-
-        It counts the samples, the sets that hold their label, the empty sets, and the classes in all sets together.
-
-        Args:
-            logits: [M, N, C], any float type.
-            labels: [N] integers in 0..C-1.
-
-        Raises:
-            NonFiniteError: a logit is NaN or infinite.
-            InputError: a label is outside 0..C-1.
-        """
-        _, samples, classes = check_shape(logits).shape
-        checked_labels = check_labels(labels, samples, classes)
-        for rows, block in blocks(logits, self._calibration):
-            is_in_set = prediction_sets(block.probs, self.fitted)  # [n, C]
-            set_sizes = is_in_set.sum(axis=1)
-            every_sample = np.arange(len(is_in_set))
-            is_covered = is_in_set[every_sample, checked_labels[rows]]
-            is_empty = set_sizes == 0
-
-            self._samples += len(is_in_set)
-            self._covered += int(is_covered.sum())
-            self._classes_in_sets += int(set_sizes.sum())
-            self._empty += int(np.count_nonzero(is_empty))
-
-    @property
-    def mean_size(self) -> float | None:
-        """The mean number of classes in a set; None without samples."""
-        return self._per_sample(self._classes_in_sets)
-
-    def _per_sample(self, count: int) -> float | None:
-        """Return a count divided by the number of samples; None without samples."""
-        if not self._samples:
-            return None
-        return count / self._samples
-
-    def record(self) -> ConformalSets:
-        """Return the row's entry ``conformal``."""
-        return ConformalSets(
-            **self.fitted.to_dict(),
-            coverage=self._per_sample(self._covered),
-            mean_size=self.mean_size,
-            empty=self._per_sample(self._empty),
-        )
+    measured: dict[str, Any] = {}
+    for key, counts in (("coverage", covered), ("mean_size", sizes), ("empty", sizes == 0)):
+        measured[key] = int(counts.sum()) / len(counts) if len(counts) else None
+    return ConformalSets(**fitted.to_dict(), **measured)

@@ -17,7 +17,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hydractl.files.calibrate_answer import Conformal
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.conformal import prediction_sets
 from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import Block, Floats, blocks, check_finite, check_labels, check_shape
 
@@ -70,6 +72,8 @@ class Samples(_Sorted):
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
         scores: each OOD score, [N], by its name, the leading one first; higher = more OOD. None if it is constant for a
             model of one member.
+        set_sizes: [N], the number of classes in the conformal prediction set; None if there are no sets.
+        covered: [N], whether the prediction set holds the label; None if there are no sets.
     """
 
     predicted: NDArray[np.int64]
@@ -82,6 +86,8 @@ class Samples(_Sorted):
     label_log_probs: Floats | None = None
     brier_terms: Floats | None = None
     scores: Mapping[str, Floats | None] = field(default_factory=dict)
+    set_sizes: NDArray[np.int64] | None = None
+    covered: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -279,6 +285,7 @@ def samples_and_members(
     scores: Sequence[str] = ("msp",),
     fitted_scores: Mapping[str, Floats] = {},
     calibration: Calibration | None = None,
+    conformal: Conformal | None = None,
     pairs: bool = True,
     alone: bool = True,
 ) -> tuple[Samples, list[Samples]]:
@@ -286,6 +293,7 @@ def samples_and_members(
 
     Args:
         logits, labels, scores, fitted_scores, calibration, pairs: see :func:`samples_of`.
+        conformal: the threshold of prediction sets for samples with labels; None makes no sets.
         alone: whether to reduce the logits of each member alone.
 
     Returns:
@@ -309,6 +317,10 @@ def samples_and_members(
             elif not says_nothing(name, members):
                 values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
         part = _samples_of_block(block, labels_of_block, values)
+        if conformal is not None and labels_of_block is not None:
+            in_set = prediction_sets(block.probs, conformal)  # [n, C]
+            covered = in_set[np.arange(len(part)), labels_of_block]
+            part = replace(part, set_sizes=in_set.sum(axis=1), covered=covered)
         if pairs:
             part = replace(part, pair_mi=pair_mi(block).sum(axis=1) / max(1, len(part)))
         parts.append(part)

@@ -10,10 +10,9 @@ from hydractl.errors import InputError
 from hydractl.evaluation.calibrated import fit_of
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
-from hydractl.evaluation.sets import ID, OOD, EvalSet
+from hydractl.evaluation.sets import ID, OOD
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.eval_answer import RowMetrics
-from hydractl.files.model_records import CostRecord
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import SCORES
@@ -123,20 +122,20 @@ def measure_row(
     predictions = read_predictions(row) if isinstance(row, Path) else row
     id_role, _ = roles
 
-    all_scores = [*SCORES.of_studies(), *predictions.scores]
-    name = predictions.model.name
+    all_scores = [*SCORES.of_studies(), *predictions.on_features]
 
     # Make the samples of each set, with all scores on logits and all stored scores on features.
     id_sets = []
     outside = {}
     groups = {}
-    for index, entry in enumerate(predictions.sets):
+    for entry in predictions.sets:
         if entry.role not in roles:
             continue
         labels = entry.labels if entry.role == id_role else None  # labels of OOD sets, if any, name other classes
-        data_set = EvalSet(**{**vars(entry), "labels": labels})
-        batches = predictions.batches(index)
-        samples = gather(batches, data_set, name, scores=all_scores, calibration=calibration, pairs=False).samples
+        data_set = replace(entry, labels=labels)
+        batches = predictions.batches(entry)
+        gathered = gather(batches, data_set, predictions.name, scores=all_scores, calibration=calibration, pairs=False)
+        samples = gathered.samples
         if entry.role == id_role:
             id_sets.append(samples)
         else:
@@ -144,14 +143,12 @@ def measure_row(
             groups[entry.name] = entry.group
     (id_samples,) = id_sets
 
-    members, _, _ = predictions.shape(0)
-    cost = predictions.model.cost or CostRecord()
     return MeasuredRow(
         source=predictions,
         calibration=calibration,
-        members=members,
-        macs=cost.macs,
-        params=cost.params,
+        members=predictions.members,
+        macs=predictions.cost.macs,
+        params=predictions.cost.params,
         inside=id_samples,
         outside=outside,
         groups=groups,

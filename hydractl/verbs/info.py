@@ -269,12 +269,11 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
 def _prediction_facts(path: Path) -> dict[str, object]:
     """Return what a file of predictions says about the model and the data sets."""
     predictions = read_predictions(path)
-    members, _, classes = predictions.shape(0)
     return {
         "model": predictions.model.name,
         "sha256": predictions.model.sha256,
-        "members": members,
-        "classes": classes,
+        "members": predictions.members,
+        "classes": predictions.classes,
         "data_sets": [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],
     }
 

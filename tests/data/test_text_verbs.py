@@ -68,7 +68,8 @@ def test_eval_does_not_depend_on_the_grouping(bert: str, data: Path) -> None:
     for size in ("1", "5", "64"):
         run("eval", bert, "--test", "data.jsonl", "--ood", "x=ood.tsv", "--batch-size", size, "--force",
             "--predictions", "p.st", "-o", "e.json")  # fmt: skip
-        found = np.concatenate([logits for _, logits, _ in read_predictions("p.st").batches(0)], axis=1)
+        stored = read_predictions("p.st")
+        found = np.concatenate([logits for _, logits, _ in stored.batches(stored.sets[0])], axis=1)
         assert np.allclose(found[:, :21], expected, atol=1e-4)
         document = json.loads(Path("e.json").read_text())
         assert document["conventions"]["max_length"] == {"bert": 16}

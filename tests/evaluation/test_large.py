@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.sets import EvalSet
 
 MOST_BYTES = 700
 """A sample, of two members."""
@@ -28,7 +29,7 @@ sys.exit(code)
 def write(path: Path, samples: int, classes: int) -> None:
     random = np.random.default_rng(0)
     labels = random.integers(0, classes, samples)
-    entry = SetEntry("id", "id", None, [str(i) for i in range(samples)], labels, "f")
+    entry = EvalSet("id", "id", None, [str(i) for i in range(samples)], labels, "f")
     with PredictionsWriter(path, {"name": "m"}, [entry], members=2, classes=classes) as writer:
         for start in range(0, samples, 50_000):
             rows = np.arange(start, min(samples, start + 50_000))

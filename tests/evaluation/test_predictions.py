@@ -13,7 +13,8 @@ import torch
 
 import hydractl
 from hydractl.data import open_data
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.sets import EvalSet
 from hydractl.model.source import open_source
 from tests.running import evaluated, run, tensors
 
@@ -77,7 +78,7 @@ def test_a_temperature_is_fitted_on_stored_predictions_too() -> None:
 def test_predictions_by_what_is_gone_are_refused_by_name(capsys: pytest.CaptureFixture[str], gone: str) -> None:
     """They were features once. A reader that passes over the key would take them for the whole model's own."""
     data = open_data("builtin:digits/test", limit=30)
-    entry = SetEntry("id", "id", None, data.ids, np.asarray(data.labels), data.fingerprint())
+    entry = EvalSet("id", "id", None, data.ids, np.asarray(data.labels), data.fingerprint())
     model = {"name": "stored", gone: {"name": "knn"}}
     with PredictionsWriter(Path("p.st"), model, [entry], members=1, classes=10) as writer:
         writer.write(0, range(30), np.zeros((1, 30, 10), np.float32))

@@ -106,7 +106,7 @@ def _predictions(path: Path) -> None:
 
     found = read_predictions(path)
     for index in range(len(found.sets)):
-        list(found.batches(index))
+        list(found.batches(found.sets[index]))
 
 
 def _journal(path: Path) -> None:

@@ -218,7 +218,9 @@ def run_alone(inside: Samples, outside: dict[str, Samples], key: str) -> list[fl
     """A metric of the score that leads, without any beside it."""
     leading = inside.leading
     alone = {name: replace(samples, scores={leading: samples.score}) for name, samples in outside.items()}
-    return resample(replace(inside, scores={leading: inside.score}), alone, GROUPS, rounds=40, seed=5).rounds[key].tolist()
+    return (
+        resample(replace(inside, scores={leading: inside.score}), alone, GROUPS, rounds=40, seed=5).rounds[key].tolist()
+    )
 
 
 @pytest.mark.parametrize("block", [1, 300])

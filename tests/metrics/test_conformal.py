@@ -13,15 +13,16 @@ from hydractl.errors import InputError
 from hydractl.files.calibrate_answer import Conformal
 from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.conformal import SetCounts, fit_conformal, nonconformity, quantile
+from hydractl.metrics.conformal import fit_conformal, measured_sets, nonconformity, quantile
+from hydractl.metrics.samples import samples_and_members
 
 
 def counted(
     fitted: Conformal, logits: np.ndarray, labels: np.ndarray, calibration: Calibration | None = None
 ) -> dict[str, Any]:
-    counts = SetCounts(fitted, calibration)
-    counts.add(logits, labels)
-    return counts.record().to_dict()
+    samples, _ = samples_and_members(logits, labels, calibration=calibration, conformal=fitted, alone=False)
+    assert samples.set_sizes is not None and samples.covered is not None
+    return measured_sets(fitted, samples.set_sizes, samples.covered).to_dict()
 
 
 def naive_aps(row: np.ndarray, k: int) -> float:
@@ -105,10 +106,6 @@ def test_blocks_and_memory_maps_do_not_show(method: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(probabilities, "BLOCK_VALUES", 40)
     assert fit_conformal(mapped, labels, method=method) == fitted
     assert counted(fitted, mapped, labels) == whole
-    parts = SetCounts(fitted)
-    for rows in (slice(0, 7), slice(7, 60), slice(60, 90)):
-        parts.add(logits[:, rows], labels[rows])
-    assert parts.record().to_dict() == whole
     # Labels up to the one with the score qhat are in their own sets.
     assert whole["coverage"] >= math.ceil(91 * 0.9) / 90
 

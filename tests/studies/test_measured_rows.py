@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hydractl.data import open_data
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.sets import EvalSet
 from hydractl.studies.measured_rows import measure_row
 
 READ = [0, 1, 3, 4, 6]
@@ -21,7 +22,7 @@ def test_only_samples_that_were_read_count_and_a_score_on_features_is_the_mean_o
         data = open_data(spec, limit=8)
         labels = None if data.labels is None else np.asarray(data.labels)
         group = "far" if role == "ood" else None
-        entries.append(SetEntry(name, role, group, data.ids, labels, data.fingerprint()))
+        entries.append(EvalSet(name, role, group, data.ids, labels, data.fingerprint()))
         written.append((random.normal(size=(2, 5, 10)).astype(np.float32), random.normal(size=(2, 5))))
     labels = entries[0].labels
     assert len(set(labels)) > 3, "else labels could not be mistaken for each other"

@@ -231,8 +231,8 @@ def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
 
 def test_what_is_resampled_alone_is_what_resampling_all_metrics_gives() -> None:
     draw = np.random.default_rng(0)
-    inside = samples_of(draw.normal(size=(2, 40, 3)), draw.integers(0, 3, 40), score="entropy")
-    outside = {name: samples_of(draw.normal(size=(2, n, 3)), score="entropy") for name, n in (("a", 30), ("b", 9))}
+    inside = samples_of(draw.normal(size=(2, 40, 3)), draw.integers(0, 3, 40), scores=["entropy"])
+    outside = {name: samples_of(draw.normal(size=(2, n, 3)), scores=["entropy"]) for name, n in (("a", 30), ("b", 9))}
     whole = resample(inside, outside, {"a": "near", "b": None}, rounds=20, seed=3)
     assert inside.score is not None
     scores_of_sets = {}

@@ -60,7 +60,7 @@ def concatenated(files: Sequence[Predictions]) -> Predictions:
         update={
             "sha256": digests,
             "heads": heads_of_all_members([model.heads or [] for model in models]),
-            "training": _all_trainings(models, [file.shape(0)[0] for file in files]),
+            "training": _all_trainings(models, [file.members for file in files]),
             "cost": total_cost([model.cost or CostRecord() for model in models]),
             "calibration": None,
             "threshold": None,
@@ -75,7 +75,7 @@ def _settings_in_common(file: Predictions) -> dict[str, object]:
     settings = file.model.to_dict()
     for key in _MAY_DIFFER:
         settings.pop(key, None)
-    _, _, settings["classes"] = file.shape(0)
+    settings["classes"] = file.classes
     for dataset in file.sets:
         name = f"{dataset.role} {dataset.name}"
         settings[f"samples of {name}"] = len(dataset.ids)

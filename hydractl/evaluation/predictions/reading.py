@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
+from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.predictions.store import (
     LOGIT_FORMATS,
     PREDICTIONS_SCHEMA,
     LogitsBatch,
-    SetEntry,
     is_empty,
     ranges,
     read_samples,
@@ -24,29 +24,65 @@ from hydractl.evaluation.predictions.store import (
     tensor_infos,
     tensor_names,
 )
+from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
+from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import Header, read_header
+from hydractl.files.model_records import CostRecord
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSetRecord, PredictionsRecord
 from hydractl.jsonio import shown
 
 _HINT = "write it again with eval --predictions"
 
 
-@dataclass
-class Predictions:
-    """The stored predictions of a model; or of an ensemble, whose members are those of several files.
+class Predictions(LogitsProvider):
+    """The stored predictions of a model, as a row; or of an ensemble, whose members are those of several files.
 
-    Attributes:
+    Args:
         origin: the name of the file in messages; for several files their names, joined by ``+``.
         model: the record of the model in the header.
         sets: the data sets, with their ids and labels.
         files: the files, each with the index in it of every set.
     """
 
-    origin: str
-    model: PredictedModelRecord
-    sets: list[SetEntry]
-    files: list[tuple[FileTensors, list[int]]] = field(repr=False)
+    def __init__(
+        self,
+        origin: str,
+        model: PredictedModelRecord,
+        sets: Sequence[EvalSet],
+        files: Sequence[tuple[FileTensors, Sequence[int]]],
+    ) -> None:
+        self.origin = origin
+        self.model = model
+        self.sets = sets
+        self.files = files
+        self.name = model.name
+        self.labels = model.labels
+        self.members, _, self.classes = self.shape(0)
+
+        # No model runs, so there are no inputs (images or texts) to read, and no list of the samples that it has seen:
+        # already_seen() returns the stored number.
+        self.reads = None
+        self.seen = []
+
+        # Facts about the model, and the settings that decided the logits, e.g. the length at which texts were cut.
+        self.heads = model.heads or []
+        self.cost = model.cost or CostRecord()
+        self.training = model.training
+        self.max_length = model.max_length
+        self.prompt = model.prompt
+        self.mc_dropout = model.mc_dropout
+
+        # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
+        self.stored = Fit.in_file(model.to_dict(), origin)
+        self.on_features = list(model.feature_scores or ())
+        self.scores_fitted_on = model.fitted_on
+
+    @property
+    def sha256(self) -> str | list[str] | None:
+        """The SHA-256 of the model that made the predictions, or a list for several models."""
+        digests: str | list[str] | None = self.model.sha256
+        return digests
 
     def shape(self, index: int) -> tuple[int, int, int]:
         """Return the shape of the logits of the set at an index, ``(members, N, classes)``."""
@@ -56,10 +92,40 @@ class Predictions:
             all_members += members
         return all_members, samples, classes
 
-    @property
-    def scores(self) -> list[str]:
-        """The names of the OOD scores on features, which are the same in all files."""
-        return list(self.model.feature_scores or ())
+    def stored_sets(self) -> list[EvalSet]:
+        """Return the test sets in the file, the in-distribution (ID) set first."""
+        test_sets = [dataset for dataset in self.sets if dataset.role in (ID, OOD, CORRUPTION)]
+        # The sort is stable, so all other sets stay in their order.
+        test_sets.sort(key=lambda dataset: dataset.role != ID)
+        # already_seen() returns the stored number.
+        return [replace(dataset, seen=0, spec=self.origin) for dataset in test_sets]
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:
+        """Raise an error if a data set (except training data) is not in the file with exactly the same samples."""
+        missing_names = []
+        for dataset in sets:
+            if dataset.role != TRAIN and self._index_of_set(dataset) is None:
+                missing_names.append(dataset.name)
+        if missing_names:
+            names_in_file = ", ".join(dataset.name for dataset in self.sets)
+            raise InputError(
+                f"{self.origin} has no predictions of {', '.join(missing_names)}",
+                hint=f"it has {names_in_file}; a set with other samples, labels or order is another set",
+            )
+
+    def already_seen(self, dataset: EvalSet) -> int:
+        """Return the number of seen samples that is stored in the file; 0 if the file does not have the set."""
+        index = self._index_of_set(dataset)
+        return 0 if index is None else self.sets[index].seen
+
+    def _index_of_set(self, dataset: EvalSet) -> int | None:
+        """Return the index of a set with the same samples and labels, best one of the same name; None without one."""
+        with_same_samples = []
+        for index, stored_set in enumerate(self.sets):
+            if stored_set.fingerprint == dataset.fingerprint:
+                with_same_samples.append(index)
+        with_same_samples.sort(key=lambda index: self.sets[index].name != dataset.name)
+        return next(iter(with_same_samples), None)
 
     def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
         """Read the logits of neighbouring samples in a set, ``[members, rows, classes]``; missing logits are NaN.
@@ -77,20 +143,22 @@ class Predictions:
             values_by_file.append(read_samples(tensors, name, rows))
         return np.concatenate(values_by_file)
 
-    def batches(self, index: int) -> Iterator[LogitsBatch]:
-        """Yield the logits of the set at an index in pieces that fit into memory.
+    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
+        """Yield the stored logits of all samples in a set, in pieces that fit into memory; ``rows`` is ignored.
 
         Samples without logits in any of the files, which could not be read (``--on-bad skip``), are left out.
         """
-        for rows in ranges(self.shape(index)):
-            logits = self.piece(index, rows)
+        index = self._index_of_set(dataset)
+        assert index is not None  # check_sets() was called before
+        for piece_rows in ranges(self.shape(index)):
+            logits = self.piece(index, piece_rows)
             has_logits = ~is_empty(logits)  # [rows]
             if not has_logits.any():
                 continue
-            kept_rows = [row for row, is_kept in zip(rows, has_logits, strict=True) if is_kept]
+            kept_rows = [row for row, is_kept in zip(piece_rows, has_logits, strict=True) if is_kept]
             kept_scores = {}
-            for score in self.scores:
-                kept_scores[score] = self.piece(index, rows, score)[:, has_logits, 0]
+            for score in self.on_features:
+                kept_scores[score] = self.piece(index, piece_rows, score)[:, has_logits, 0]
             yield LogitsBatch(kept_rows, logits[:, has_logits], kept_scores)
 
 
@@ -157,7 +225,7 @@ def read_predictions(path: str | Path) -> Predictions:
 
 def _read_sets(
     entries: Sequence[PredictedSetRecord], header: Header, tensors: FileTensors, scores: Sequence[str]
-) -> tuple[list[SetEntry], list[str]]:
+) -> tuple[list[EvalSet], list[str]]:
     """Read the ids and labels of all data sets in a file, and check their tensors.
 
     Args:
@@ -169,7 +237,7 @@ def _read_sets(
     Returns:
         The data sets that could be read, and a sentence for each problem.
     """
-    sets: list[SetEntry] = []
+    sets: list[EvalSet] = []
     problems: list[str] = []
     for index, entry in enumerate(entries):
         # Without correct tensors or ids there is no data set.
@@ -194,7 +262,7 @@ def _read_sets(
             if lowest < 0 or highest >= classes:
                 problems.append(f"set {index}: a label is outside 0..{classes - 1}")
 
-        dataset = SetEntry(
+        dataset = EvalSet(
             name=entry.name,
             role=entry.role,
             group=entry.group,

@@ -9,18 +9,18 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError, OutputError
+from hydractl.evaluation.sets import EvalSet
 from hydractl.files.atomic import open_own, storage_error
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import TensorInfo, header_bytes, read_header
-from hydractl.files.predictions_header import PredictedSetRecord, SetGroup, SetRole
 from hydractl.jsonio import differences
 
 PREDICTIONS_SCHEMA = "hydractl.predictions/3"
@@ -42,47 +42,6 @@ class LogitsBatch(NamedTuple):
     rows: Sequence[int]
     logits: npt.NDArray[Any]
     scores: Mapping[str, npt.NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class SetEntry:
-    """One data set as a predictions file describes it.
-
-    Attributes:
-        name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
-        role: ``id``, ``ood``, ``val``, ``ood_val``, ``corruption``, or ``train``, which is neither measured nor kept.
-        group: the group of an OOD set, ``near`` or ``far``; None for all others.
-        ids: the id of each sample.
-        labels: the labels, int64 ``[N]``; None if the set is unlabelled, or its labels are not used.
-        known_fingerprint: the fingerprint of the samples, their order and their labels; empty if it is that of a data
-            set that is open.
-        seen: the number of its samples that the model had seen before.
-    """
-
-    name: str
-    role: str
-    group: str | None
-    ids: Sequence[str]
-    labels: npt.NDArray[np.int64] | None
-    known_fingerprint: str
-    seen: int = 0
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the samples, their order and their labels."""
-        return self.known_fingerprint
-
-    def header(self) -> PredictedSetRecord:
-        """Return the entry of this set in the header of a predictions file."""
-        return PredictedSetRecord(
-            name=self.name,
-            role=cast("SetRole", self.role),
-            group=cast("SetGroup | None", self.group),
-            n=len(self.ids),
-            fingerprint=self.fingerprint,
-            labelled=self.labels is not None,
-            seen=self.seen,
-        )
 
 
 def tensor_names(index: int) -> dict[str, str]:
@@ -201,7 +160,7 @@ class PredictionsWriter:
         self,
         path: Path,
         model: Mapping[str, object],
-        sets: Sequence[SetEntry],
+        sets: Sequence[EvalSet],
         *,
         members: int,
         classes: int,
@@ -360,7 +319,7 @@ class PredictionsWriter:
         self._file.close()
 
 
-def _ids_and_labels(index: int, dataset: SetEntry) -> dict[str, bytes]:
+def _ids_and_labels(index: int, dataset: EvalSet) -> dict[str, bytes]:
     """Return the contents by name of the tensors of a set that are known from the beginning, its ids and labels.
 
     Args:

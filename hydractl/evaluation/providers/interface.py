@@ -18,6 +18,7 @@ from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import (
     CostRecord,
     DropoutRecord,
+    ScoreDataRecord,
     TrainingRecord,
 )
 from hydractl.files.predictions_header import PredictedSiteRecord
@@ -46,6 +47,7 @@ class LogitsProvider(ABC):
         mc_dropout: the settings of MC dropout if its members are such passes, else None.
         on_features: the names of OOD scores on features that need no training data.
         detector: the fitted OOD scores on features of this command; None if there are none.
+        scores_fitted_on: the data that these, or those of a predictions file, are fitted to; None if they need none.
         zero_shot: whether it is measured with its own classifier of class texts.
     """
 
@@ -64,6 +66,7 @@ class LogitsProvider(ABC):
     mc_dropout: DropoutRecord | None = None
     on_features: Sequence[str] = ()
     detector: Detector | None = None
+    scores_fitted_on: ScoreDataRecord | None = None
     zero_shot: bool = False
 
     @property

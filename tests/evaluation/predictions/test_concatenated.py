@@ -12,7 +12,8 @@ from hydractl.data import open_data
 from hydractl.evaluation.predictions import store
 from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import read_predictions
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.sets import EvalSet
 from hydractl.files.model_records import CostRecord
 from tests.running import evaluated, run
 
@@ -45,9 +46,9 @@ def write(
 ) -> Path:
     """Random logits for some digits in three classes, and for two samples of an OOD set."""
     data = open_data("builtin:digits/test", limit=limit)
-    entry = SetEntry("id", "id", None, data.ids, np.asarray(data.labels) % 3, data.fingerprint())
+    entry = EvalSet("id", "id", None, data.ids, np.asarray(data.labels) % 3, data.fingerprint())
     other = {"group": None, "ids": ["a", "b"], "labels": None, "known_fingerprint": "f", "seen": seed, **changes}
-    entries = [entry, SetEntry(called, "ood", **other)]
+    entries = [entry, EvalSet(called, "ood", **other)]
     given = {
         "name": name,
         "batch_size": 64,
@@ -65,12 +66,12 @@ def write(
 
 def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [read_predictions(write(name, seed)) for seed, name in enumerate(("x", "y", "gap"))]
-    whole = [np.concatenate([logits for _, logits, _ in part.batches(0)], axis=1) for part in parts]
+    whole = [np.concatenate([logits for _, logits, _ in part.batches(part.sets[0])], axis=1) for part in parts]
     there = [i for i in range(12) if i != 3]  # which the last one could not read
     expected = np.concatenate([whole[0][:, there], whole[1][:, there], whole[2]])
     monkeypatch.setattr(store, "BLOCK_BYTES", 3 * 3 * 4 * 5)
     found = concatenated(parts)
-    pieces = list(found.batches(0))
+    pieces = list(found.batches(found.sets[0]))
     assert [len(rows) for rows, *_ in pieces] == [4, 5, 2] and found.shape(0) == (3, 12, 3)
     assert [row for rows, *_ in pieces for row in rows] == there
     assert np.array_equal(np.concatenate([logits for _, logits, _ in pieces], axis=1), expected)

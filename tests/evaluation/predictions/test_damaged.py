@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.sets import EvalSet
 from tests.running import described
 
 HEADS = [{"site": "blocks.0.attn", "tower": "main", "heads": 3, "kept": [[0, 1]]}]
@@ -24,10 +25,10 @@ MODEL = {
     "threshold": {"score": "msp", "value": -0.5, "rule": "id:0.05"},
 }
 SETS = [
-    SetEntry("id", "id", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f0"),
-    SetEntry("s", "ood", "near", ["b0", "b1"], None, "f1"),
-    SetEntry("fog/1", "corruption", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f2"),
-    SetEntry("snow/1", "corruption", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f3"),
+    EvalSet("id", "id", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f0"),
+    EvalSet("s", "ood", "near", ["b0", "b1"], None, "f1"),
+    EvalSet("fog/1", "corruption", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f2"),
+    EvalSet("snow/1", "corruption", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f3"),
 ]
 
 

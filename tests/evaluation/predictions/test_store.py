@@ -13,7 +13,8 @@ import safetensors.numpy
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions import store
 from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.sets import EvalSet
 from tests.running import described
 
 MODEL = {"name": "vit", "sha256": "ab", "labels": ["a", "b", "c"], "batch_size": 4}
@@ -22,9 +23,9 @@ LOGITS = {"id": RANDOM.normal(size=(2, 11, 3)), "far": RANDOM.normal(size=(2, 7,
 LABELS = np.arange(11) % 3
 
 
-def entries() -> list[SetEntry]:
-    inside = SetEntry("id", "id", None, [f"ä/{i}" for i in range(11)], LABELS, "f1", seen=2)
-    return [inside, SetEntry("far", "ood", "far", [f"{i}" * i for i in range(1, 8)], None, "f2")]
+def entries() -> list[EvalSet]:
+    inside = EvalSet("id", "id", None, [f"ä/{i}" for i in range(11)], LABELS, "f1", seen=2)
+    return [inside, EvalSet("far", "ood", "far", [f"{i}" * i for i in range(1, 8)], None, "f2")]
 
 
 def writer(path: Path, *, kind: str = "F32", resume: bool = False, **model: Any) -> PredictionsWriter:
@@ -51,7 +52,7 @@ def test_what_is_written_in_any_order_is_read_in_order(tmp_path: Path, kind: str
     found = read_predictions(path)
     assert found.model.to_dict() == MODEL
     for index, (name, expected) in enumerate(LOGITS.items()):
-        parts = list(found.batches(index))
+        parts = list(found.batches(found.sets[index]))
         assert [row for rows, *_ in parts for row in rows] == list(range(expected.shape[1]))
         logits = np.concatenate([values for _, values, _ in parts], axis=1)
         assert np.array_equal(logits, expected.astype("f4" if kind == "F32" else "f8"))
@@ -68,7 +69,8 @@ def test_long_sets_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "p.st"
     write_all(writer(path))
     monkeypatch.setattr(store, "BLOCK_BYTES", 2 * 3 * 4 * 5)
-    parts = list(read_predictions(path).batches(0))
+    found = read_predictions(path)
+    parts = list(found.batches(found.sets[0]))
     assert [len(rows) for rows, *_ in parts] == [5, 5, 1]
     assert np.array_equal(np.concatenate([v for _, v, _ in parts], axis=1), LOGITS["id"].astype("f4"))
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hydractl.errors import OutputError, StorageError
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.sets import EvalSet
 
-ONE = SetEntry("id", "id", None, [str(i) for i in range(2000)], np.zeros(2000, np.int64), "f")
+ONE = EvalSet("id", "id", None, [str(i) for i in range(2000)], np.zeros(2000, np.int64), "f")
 
 
 def writer(path: Path, resume: bool = False) -> PredictionsWriter:
