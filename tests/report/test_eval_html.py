@@ -151,6 +151,7 @@ def test_the_metrics_that_the_table_leaves_out_are_below(page: Node, document: d
     assert [line[1] for line in found[1:]] == [f"{row['id']['brier']:.4f}" for row in document["models"]]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_scores_are_explained_where_they_stand(document: dict[str, Any]) -> None:
     explained = copy.deepcopy(document)
     explained["conventions"]["ood_scores"] = {"msp": "OOD score: minus the highest p.", "knn": "not of a row"}
