@@ -333,7 +333,7 @@ MUTATIONS = (
         "arrays in Fortran's order",
         "hydractl/data/arrays.py",
         "    if header.fortran:\n",
-        "    if header.fortran and not is_whole:\n",
+        "    if header.fortran and not name:\n",
         "tests/data/test_arrays.py",
     ),
     # --- choosing, data in memory, options ----------------------------------------------------------------------------

@@ -263,11 +263,12 @@ class _PackedRows:
         self._rows = rows
         place = 0  # of the next of them
         count = max(rows) + 1 if rows else total
+        row_bytes = header.row_bytes
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{self._name}.npy") as member:
             read_array_header(member)
             for row in range(count):
-                content = member.read(header.row_bytes)
-                if len(content) < header.row_bytes:
+                content = member.read(row_bytes)
+                if len(content) < row_bytes:
                     raise EOFError("the array ends too early")
                 if place < len(rows) and rows[place] == row:
                     self._unpacked[place] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
