@@ -321,8 +321,10 @@ _MOST_PROBLEMS = 20
 _SEPARATED = {
     "\t": "name it FILE.tsv",
     ";": "write it with commas: pandas.read_csv(FILE, sep=';').to_csv(OUT, index=False)",
+    "|": "write it with commas: pandas.read_csv(FILE, sep='|').to_csv(OUT, index=False)",
+    ",": "name it FILE.csv",
 }
-"""What to do with a .csv file whose columns are separated by something else."""
+"""What to do with a .csv or .tsv file whose columns are separated by something else."""
 
 
 _MAY_LACK = ("text_b", "label")

@@ -18,6 +18,7 @@ from hydractl.evaluation.sets import (
     CORRUPTION,
     ID,
     OOD_VAL,
+    TRAIN,
     VAL,
     EvalSet,
     check_apart,
@@ -71,7 +72,7 @@ def findings_before(
 
     # Labels: all are of one class, or the ID test data have none. If predictions are stored, that is expected.
     for eval_set in sets:
-        if eval_set.role in (ID, VAL) and eval_set.dataset is not None:
+        if eval_set.role in (ID, VAL, TRAIN) and eval_set.dataset is not None:
             yield one_class_warning(eval_set.dataset)
         if eval_set.role == ID and eval_set.labels is None and options.predictions is None:
             warning = f"{eval_set.option_and_spec()} has no labels: accuracy and calibration are not measured"

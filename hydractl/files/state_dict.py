@@ -97,7 +97,8 @@ class StateDict(MappedTensors):
                     self.script = _WEIGHTS[self.entry]
             _check_tensors(weights)
             self.prefix = _prefix_of_all(weights)
-            weights = {name.removeprefix(self.prefix): tensor for name, tensor in weights.items()}
+            # A compiled model that is an attribute of a module has its wrapper behind the prefix.
+            weights = _without_wrappers({name.removeprefix(self.prefix): weights[name] for name in weights})
             infos = {name: tensor_info(tensor) for name, tensor in weights.items()}
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error

@@ -421,8 +421,9 @@ def chance_warning(score: str, inside: Floats | None, outside: Mapping[str, Floa
         deviation = math.sqrt((len(inside) + len(values) + 1) / (12 * len(inside) * len(values)))
         if aurocs[-1] > 0.5 + Z_95 * deviation:
             return None
-    advice = "choose another, or hedge with --train, which needs no OOD samples"
-    return f"{score} tells --ood-val from --val no better than chance (AUROC {max(aurocs):.3f}): {advice}"
+    chance = f"chance may with {len(inside)} samples of --val (AUROC {max(aurocs):.3f})"
+    advice = "give more, choose another, or hedge with --train, which needs no OOD samples"
+    return f"{score} tells --ood-val from --val no better than {chance}: {advice}"
 
 
 # --- prediction sets --------------------------------------------------------------------------------------------------

@@ -253,11 +253,11 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
     resume = plan.options.resume
     with ExitStack() as stack:
         # A stopped run may already have written the outputs, and left its unfinished file because it was not at its
-        # end.
+        # end. Resumed, it finds them the same; outputs that say something else are replaced with --force alone.
         target = Path(os.path.realpath(path))
         unfinished_path = target.with_name(f"{target.name}.part")
         exists = unfinished_path.exists()
-        force = plan.options.force or (resume and exists)
+        force = plan.options.force
         output = stack.enter_context(Output(path, force=force, resumed=resume))
         report_output = plan.claim_report(stack, force=force)
 

@@ -184,6 +184,8 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 NEARLY = {
     "a.csv": (b"text;label\nx;0\n", "its columns are separated by ';': write it with commas"),
     "b.csv": (b"text\tlabel\nx\t0\n", "its columns are separated by '\\t': name it FILE.tsv"),
+    "c.csv": (b"text|label\nx|0\n", "its columns are separated by '|': write it with commas"),
+    "a.tsv": (b"text,label\nx,0\n", "its columns are separated by ',': name it FILE.csv"),
     "a.jsonl": (gzip.compress(b'{"text": "x"}\n'), "it is packed by gzip: end its name in .gz"),
     "a.json": (b'[{"text": "x"}]', "write an object a line"),
 }

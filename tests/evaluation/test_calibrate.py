@@ -103,9 +103,11 @@ def test_a_score_that_tells_no_more_than_chance_is_warned_of() -> None:
     inside, alike, other = generator.normal(size=300), generator.normal(size=200), generator.normal(1, size=200)
     warning = chance_warning("energy", inside, {"a": alike})
     assert warning is not None
-    assert warning.startswith("energy tells --ood-val from --val no better than chance (AUROC 0.")
+    assert warning.startswith("energy tells --ood-val from --val no better than chance may with 300 samples of --val (")
     assert "hedge" in warning
     assert chance_warning("energy", inside, {"a": alike, "o": other}) is None
+    told_apart_by_one = chance_warning("energy", inside.min(keepdims=True) - 9, {"o": other})
+    assert told_apart_by_one is not None and "with 1 samples of --val (AUROC 1.000): give more" in told_apart_by_one
     assert chance_warning("energy", None, {"a": alike}) is None and chance_warning("energy", inside, {}) is None
 
 

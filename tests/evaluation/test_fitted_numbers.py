@@ -62,6 +62,14 @@ def test_fault_88_no_verb_fits_to_one_sample_or_one_class(
 
 @pytest.mark.fault(88)
 @pytest.mark.usefixtures("attacks")
+def test_fault_88_a_score_that_is_fitted_to_one_class(capsys: pytest.CaptureFixture[str]) -> None:
+    fitted = ["--train", "class.npz", "--ood-score", "mahalanobis", "-o", "k.st"]
+    assert main(["calibrate", "base.st", "--val", "builtin:digits/val", *fitted]) == 0
+    assert "--train class.npz: all 31 samples are of one class, 3" in capsys.readouterr().err
+
+
+@pytest.mark.fault(88)
+@pytest.mark.usefixtures("attacks")
 def test_fault_88_shuffled_labels_and_few_samples_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     fitted = ["--temperature", "fit", "-o", "k.st", "--force"]
     assert main(["calibrate", "base.st", "--val", "shuffled.npz", *fitted]) == 0

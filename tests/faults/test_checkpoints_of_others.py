@@ -81,6 +81,20 @@ def test_pruned_heads_that_name_none(entry: object, tmp_path: Path) -> None:
         open_source(str(folder))
 
 
+@pytest.mark.fault(109)
+def test_capitals_that_a_tokenizer_loses(tmp_path: Path) -> None:
+    """As of many cased BERTs whose ``tokenizer_config.json`` was lost: transformers then writes texts in lower case."""
+    folder = published("bert", tmp_path / "bert")
+    assert not open_source(str(folder)).warnings
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"film"', '"Film"').replace('"fine"', '"Fine"'))
+    (warning,) = open_source(str(folder)).warnings
+    assert "2 of 12 tokens have capitals" in warning
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "do_lower_case": True}))
+    assert not open_source(str(folder)).warnings
+
+
 @pytest.mark.fault(107)
 @pytest.mark.parametrize("kind", [2, ["vit"], None])
 def test_a_kind_of_model_that_is_no_text(kind: object, tmp_path: Path) -> None:
@@ -182,6 +196,15 @@ def test_a_bare_state_dict_by_any_of_its_endings(ending: str, tmp_path: Path) ->
     state = of_timm()
     torch.save(state, tmp_path / f"model{ending}")
     assert same(opened(tmp_path / f"model{ending}"), state)
+
+
+@pytest.mark.fault(109)
+@pytest.mark.parametrize("before", ["net._orig_mod.", "_orig_mod.module.", "module._orig_mod.net."])
+def test_a_compiled_model_as_an_attribute(before: str, tmp_path: Path) -> None:
+    state = of_timm()
+    wrapped = {f"{before}{name}": tensor for name, tensor in state.items()}
+    torch.save({"state_dict": wrapped}, tmp_path / "model.ckpt")
+    assert same(opened(tmp_path / "model.ckpt"), state)
 
 
 @pytest.mark.fault(109)

@@ -398,7 +398,8 @@ def test_a_finished_run_is_resumed_if_it_says_the_same() -> None:
     # What another command has written stays as it is.
     lines = whole[0].splitlines(keepends=True)
     Path("p.jsonl").write_bytes(b"".join(lines[:-1]))
-    assert main([*command, "-q", "--resume"]) == 5
+    for _ in range(2):  # nor does the unfinished file of a first try replace it
+        assert main([*command, "-q", "--resume"]) == 5
     assert Path("p.jsonl").read_bytes() == b"".join(lines[:-1])
     assert Path("r.json").read_bytes() == whole[1]
 

@@ -60,6 +60,7 @@ from hydractl.families.hf.published import (
 )
 from hydractl.families.hf.texts import (
     TOKENIZER_FILES,
+    capitals_warning,
     ends_in_padding,
     from_first_token,
     padding_of,
@@ -222,7 +223,7 @@ class HFEncoder(ModelFamily):
             labels=labels,
             left=unused_names,
             removed=removed,
-            warnings=warnings,
+            warnings=[*warnings, *filter(None, [capitals_warning(folder, preprocess)])],
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel | Path:

@@ -112,6 +112,8 @@ _KIND_OF_MODEL = ("model_type", "tokenizer_class", "transformers_version")
 _VERSIONED = re.compile(r"tokenizer\.[\w.-]+\.json", re.ASCII)
 """A ``tokenizer.json`` for newer versions of transformers, as ``fast_tokenizer_files`` names it."""
 
+_FEW_CAPITALS = 0.05
+"""The share of tokens with capitals that a vocabulary in lower case may have."""
 _CANNOT_READ = "the tokenizer cannot read this text"
 _LARGEST_ID = 1 << 21  # the Rust library allocates memory for all ids up to the largest, and aborts if that fails
 _TOKEN_KEYS = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
@@ -217,6 +219,33 @@ def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[s
     if len(tokenizer) > vocabulary:
         problems.append(f"it knows {len(tokenizer)} tokens, the model {vocabulary}")
     return problems
+
+
+def capitals_warning(folder: Path, preprocess: Preprocessing) -> str | None:
+    """Return a warning if a tokenizer loses capitals that its tokens have, and nobody says that it is to; else None.
+
+    transformers' tokenizers of BERT and its relatives write texts in lower case unless ``tokenizer_config.json`` says
+    otherwise, whatever ``tokenizer.json`` says.
+
+    Args:
+        folder: the published folder.
+        preprocess: what :func:`text_preprocess` has made of it; that of images has no tokenizer.
+    """
+    settings = read_config(folder / "tokenizer_config.json") or {}
+    if "tokenizer" not in preprocess or "do_lower_case" in settings:
+        return None
+    tokenizer = stored_tokenizer(preprocess)
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    if normalizer is None or normalizer.normalize_str("A") != "a":
+        return None
+    tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    lost = [token for token in tokens if token != token.lower()]
+    if len(lost) <= _FEW_CAPITALS * len(tokens):
+        return None
+    return (
+        f"{folder}: texts are written in lower case, though {len(lost):,} of {len(tokens):,} tokens have capitals: "
+        'say "do_lower_case": false in tokenizer_config.json, or true'
+    )
 
 
 def _keep_lengths(rust: Any) -> None:
