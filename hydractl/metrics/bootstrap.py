@@ -25,14 +25,14 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Counts, auroc, curve_of
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import ModelFigures, Names
+from hydractl.metrics.rows import ModelFigures, Names, dotted_numbers
 from hydractl.metrics.samples import Samples
 
 CONVENTIONS = {
@@ -100,9 +100,10 @@ def resample(
     values: dict[str, float | None] = {}
     values_in_rounds: dict[str, Floats] = {}
     figures = ModelFigures(inside, outside, groups)
-    for key, value in _dotted_numbers(figures.blocks()):
+    for key, value in dotted_numbers(figures.blocks()):
         _, _, name = key.rpartition(".")
-        if names is not None and name not in names:
+        is_left_out = names is not None and name not in names
+        if name == "n" or is_left_out:  # the number of samples is the same in every round
             continue
         values[key] = value
         if value is not None:
@@ -115,7 +116,7 @@ def resample(
     for round_index in range(rounds):
         counts = {name: next(draws_of_set) for name, draws_of_set in draws.items()}
         # The row of this round, flattened to the same dotted keys as the row of the data, e.g. "ood.svhn.auroc".
-        values_of_round = dict(_dotted_numbers(figures.blocks(counts, names)))
+        values_of_round = dict(dotted_numbers(figures.blocks(counts, names)))
         for key, rounds_of_key in values_in_rounds.items():
             rounds_of_key[round_index] = values_of_round[key]  # None becomes NaN
         advance(1)
@@ -311,11 +312,8 @@ def _with_bias_removed(key: str, rounds: Floats, value: float) -> Floats:
 def _is_biased(key: str) -> bool:
     """Return whether the metric of a dotted key (e.g. "id.ece") is biased: higher in the rounds than on the data."""
     for metric in (*metrics("id"), *metrics("errors")):
-        if not metric.biased:
-            continue
-        for metric_key in metric.keys:
-            if key.endswith(f".{metric_key}"):
-                return True
+        if metric.biased and any(key.endswith(f".{metric_key}") for metric_key in metric.keys):
+            return True
     return False
 
 
@@ -354,21 +352,6 @@ def _interval(values: Floats, level: float) -> list[float] | None:
     upper_share = (1 + level) / 2
     low, high = np.quantile(known, [lower_share, upper_share])
     return [float(low), float(high)]
-
-
-def _dotted_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield the dotted key and the value of every metric in nested blocks; counts, groups and pairs are left out.
-
-    Args:
-        row: blocks of metrics by name, e.g. {"id": {"n": 10, "nll": 0.5}} gives ("id.nll", 0.5).
-        prefix: what every key begins with.
-    """
-    for key, value in row.items():
-        # Most values are numbers, and the test for a float is ten times as fast as the test for a mapping.
-        if not isinstance(value, float) and isinstance(value, Mapping):
-            yield from _dotted_numbers(value, f"{prefix}{key}.")
-        elif key not in ("n", "group", "pairs"):
-            yield f"{prefix}{key}", value
 
 
 # --- many rounds at once ----------------------------------------------------------------------------------------------

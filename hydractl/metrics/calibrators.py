@@ -24,8 +24,6 @@ from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.confidence import Z_95, ConfidenceInterval
 from hydractl.metrics.probabilities import Floats, check_labels, log_softmax, shifted_powers, softmax
 
-CALIBRATION_KINDS = ("temperature", "vector")
-
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
 FEWEST_SAMPLES = 10
@@ -237,7 +235,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
 
 def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the calibration of one of :data:`CALIBRATION_KINDS` to log p [N, C] and labels [N].
+    """Fit a calibration of the kind ``temperature`` or ``vector`` to log p [N, C] and labels [N].
 
     :func:`hydractl.metrics.plausibility.calibration_warning` judges what comes out.
 

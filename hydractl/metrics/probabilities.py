@@ -411,21 +411,20 @@ def shifted_powers(logits: Floats, arrays: Arrays = ON_ARRAYS) -> tuple[Floats, 
     return highest, shifted, powers, total
 
 
-def softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
+def softmax(logits: Floats) -> Floats:
     """Return the softmax over the last axis.
 
     It is not computed as the exponential of :func:`log_softmax`: the quotient gives exactly 1/C for equal logits, so
     that a confidence on a bin edge stays on it.
     """
-    _, _, powers, total = shifted_powers(logits, arrays)
+    _, _, powers, total = shifted_powers(logits)
     return powers / total
 
 
-def log_softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
+def log_softmax(logits: Floats) -> Floats:
     """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite even if softmax underflows."""
-    _, shifted, _, total = shifted_powers(logits, arrays)
-    log_total = arrays.log(total)
-    return shifted - log_total
+    _, shifted, _, total = shifted_powers(logits)
+    return shifted - np.log(total)
 
 
 def entropy_of_shifted(probs: Floats, shifted: Floats, log_total: Floats) -> Floats:
