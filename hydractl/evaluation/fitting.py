@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -97,20 +96,22 @@ def fit(
     warnings: list[str | None] = []
 
     # The ID validation set, without a calibration.
+    val = next(iter(of_role(sets, VAL)), None)
+    batches: list[LogitsBatch] = []
     validation = None
-    for val in of_role(sets, VAL):
-        if what.uses_val or compares_scores:
-            validation = _read_validation(val, name, scores, read)
+    if val is not None and (what.uses_val or compares_scores):
+        batches = list(read(val))
+        validation = gather(iter(batches), val, name, scores=scores, pairs=False).samples
 
     # The calibration: a fitted one, one that the command gives, or the one in the model's file, if there is one.
     calibration = model.stored.calibration
     fitted_on = model.stored.fitted_on
     if what.temperature is not None and what.temperature.is_fitted:
-        assert validation is not None
-        log_probs = pooled_log_probs(validation.logits)  # [N, C]
+        assert val is not None and validation is not None and validation.labels is not None
+        log_probs = pooled_log_probs(_logits(batches))  # [N, C]
         kind = "vector" if what.temperature.text == "vector" else "temperature"
         calibration = fit_calibration(kind, log_probs, validation.labels)
-        fitted_on = validation.source.record()
+        fitted_on = val.record()
         warnings.append(calibration_warning(calibration, log_probs))
     elif what.temperature is not None:
         given = what.temperature.value
@@ -119,8 +120,11 @@ def fit(
 
     # The calibrated predictions on validation data, by which scores are compared and a threshold is chosen.
     inside = None
-    if validation is not None and (compares_scores or what.threshold is not None):
-        inside = validation.reduced(name, scores, calibration)
+    if compares_scores or what.threshold is not None:
+        inside = validation
+        if val is not None and validation is not None and calibration is not None:
+            calibrated = gather(iter(batches), val, name, scores=scores, calibration=calibration, pairs=False)
+            inside = calibrated.samples
     outside: dict[str, Samples] = {}
     if compares_scores or what.needs_ood_val:
         for dataset in of_role(sets, OOD_VAL):
@@ -142,10 +146,10 @@ def fit(
 
     conformal = None
     if what.conformal is not None:
-        assert validation is not None
+        assert validation is not None and validation.labels is not None
         method = cast('Literal["lac", "aps"]', what.conformal_score)
         conformal = fit_conformal(
-            validation.logits, validation.labels, method=method, alpha=what.conformal, calibration=calibration
+            _logits(batches), validation.labels, method=method, alpha=what.conformal, calibration=calibration
         )
         warnings.append(few_for_sets_warning(conformal, model.classes))
 
@@ -159,39 +163,17 @@ def fit(
         conformal=conformal,
         compared=compared,
         near_ties=near_ties,
-        validation=validation.samples if validation is not None and what.uses_val else None,
+        validation=validation if what.uses_val else None,
         warnings=[warning for warning in warnings if warning is not None],
     )
 
 
-@dataclass(frozen=True)
-class _Validation:
-    """The ID validation set: its batches, and its logits ``[M, N, C]``, labels ``[N]`` and uncalibrated predictions."""
-
-    source: EvalSet
-    batches: Sequence[LogitsBatch]
-    logits: npt.NDArray[Any]
-    labels: npt.NDArray[np.int64]
-    samples: Samples
-
-    def reduced(self, name: str, scores: Sequence[str], calibration: Calibration | None) -> Samples:
-        """Return the predictions with a calibration."""
-        if calibration is None:
-            return self.samples
-        batches = iter(self.batches)
-        return gather(batches, self.source, name, scores=scores, calibration=calibration, pairs=False).samples
-
-
-def _read_validation(val: EvalSet, name: str, scores: Sequence[str], read: LogitsReader) -> _Validation:
-    """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""
-    batches = list(read(val))
-    gathered = gather(iter(batches), val, name, scores=scores, pairs=False)
+def _logits(batches: Sequence[LogitsBatch]) -> npt.NDArray[Any]:
+    """Return the logits of batches in the order of their samples, ``[M, N, C]``."""
     rows = np.concatenate([batch.rows for batch in batches])
     logits = np.concatenate([batch.logits for batch in batches], axis=1)
-    in_order = logits[:, np.argsort(rows, kind="stable")]
-    assert val.labels is not None  # opened with need_labels
-    labels = val.labels[gathered.rows]  # without samples that could not be read
-    return _Validation(val, batches, in_order, labels, gathered.samples)
+    in_order: npt.NDArray[Any] = logits[:, np.argsort(rows, kind="stable")]
+    return in_order
 
 
 def _scored(score: str, inside: Samples | None, outside: Mapping[str, Samples]) -> dict[str, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batching import Batch, TimedBatches
+from hydractl.data.names import read_words
 from hydractl.evaluation.fitted import Fit, warn_of_left_out
 from hydractl.evaluation.inputs import keep_features, kept_features, read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
@@ -20,7 +22,6 @@ from hydractl.evaluation.predictions.concatenated import heads_of_all_members, t
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.sets import EvalSet
-from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.fingerprints import merged
 from hydractl.files.model_records import CostRecord, ScoreDataRecord
 from hydractl.files.predictions_header import (
@@ -299,7 +300,7 @@ class RunningModel(LogitsProvider):
             self.detector = stored_detector
             return
         labels = None if data is None else data.labels
-        negative_words = words_for(names_to_fit, self._fit)
+        negative_words = self._negative_words(names_to_fit)
         with torch.inference_mode():
             features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
             fitted_on = self.fit_record(
@@ -314,10 +315,22 @@ class RunningModel(LogitsProvider):
         record: dict[str, object] = {}
         if data is not None:
             record = {**data.record().to_dict(), "knn_k": neighbours}
-        negative_words = words_for(names, self._fit)
+        negative_words = self._negative_words(names)
         if negative_words:
-            record["negative_words"] = digest_of_words(negative_words)
+            lines = "\n".join(negative_words)
+            record["negative_words"] = hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()
         return record
+
+    def _negative_words(self, names: Sequence[str]) -> list[str]:
+        """Return the words of ``--negative-words`` if one of some scores needs words, otherwise an empty list.
+
+        Raises:
+            InputError: if the file cannot be read, or has no words.
+        """
+        path = self._fit.negative_words
+        if path is None or not any(ON_FEATURES[name] == "words" for name in names):
+            return []
+        return read_words(path)
 
     def _of_layers(self, names: Sequence[str]) -> list[str]:
         """Return those of some scores that take what each block gives; ``hedge`` does so only where the sums fit."""
