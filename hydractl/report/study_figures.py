@@ -105,7 +105,7 @@ def _flagged(study: StudyAnswer) -> list[str]:
     if threshold is None or threshold.id_flagged is None:
         return []
     shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
-    listed = [f"{share:.1%} of {name}" for name, share in shares.items() if share is not None]
+    listed = [f"{100 * share:.1f} % of {name}" for name, share in shares.items() if share is not None]
     return [f"The threshold of best.st flags {', '.join(listed)}."]
 
 

@@ -284,7 +284,7 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
     next_best = [verdict["next_best"]["line"]] if verdict["next_best"] else []
     for sentence in [verdict["lines"][0], *next_best, *verdict["doubts"]]:
         assert sentence in " ".join(words)
-    flags = f"The threshold of best.st flags {best['threshold']['id_flagged']:.1%} of ID samples, "
+    flags = f"The threshold of best.st flags {100 * best['threshold']['id_flagged']:.1f} % of ID samples, "
     assert flags in page and flags in " ".join(words)
     for row in [document["baseline"], *(row["test"] for row in document["rows"])]:
         for figure in (row["id"]["nll"], row["id"]["accuracy"], row["ood_avg"]["auroc"], row["ood_avg"]["fpr95"]):
