@@ -19,7 +19,7 @@ from hydractl.heads.relative import Relative
 from hydractl.heads.rotary import Rotary
 from hydractl.model.context import QueryTokens, RunContext, apart, context_of_run
 from hydractl.model.projections import HeadBank, MemberProjections, cat_parts
-from hydractl.model.stacking import CachedStack, StackedProjections, StackedWeights, StackRecipe
+from hydractl.model.stacking import StackCache, StackedProjections, StackedWeights
 
 _Part = TypeVar("_Part", Tensor, Rotary, Relative)
 """The type of a field of :class:`_Meeting` that can be changed."""
@@ -173,15 +173,13 @@ class HeadAttention(nn.Module):
         with torch.no_grad():
             self._stacked.make()
 
-    def stack_recipes(self) -> Mapping[str, StackRecipe]:
-        """Return the recipes of the stacks of all weights; empty if members cannot run as batched products."""
-        if not self._stacked.possible:
-            return {}
-        return self._stacked.recipes()
+    def stack_caches(self) -> Mapping[str, StackCache]:
+        """Return the stacks of all weights by name; empty if members cannot run as batched products."""
+        return self._stacked.caches if self._stacked.possible else {}
 
-    def batched_weights(self, stacks: Mapping[str, CachedStack]) -> StackedWeights:
-        """Return the weights of all members from cached stacks."""
-        return self._stacked.weights_of(stacks)
+    def batched_weights(self, stacks: Mapping[str, Tensor]) -> StackedWeights:
+        """Return the weights of all members from stacks that their caches hold."""
+        return self._stacked.weights_of(stacks, cut_once=self._stacked.copies)
 
     def keep_apart(self) -> None:
         """Never stack the weights of members; each member then runs by itself.
@@ -298,7 +296,7 @@ class HeadAttention(nn.Module):
             bank = self._plain_banks[context.member]
         if bank is None:
             return None
-        q, k, v = bank.project_whole(x, memory)
+        q, k, v = bank.project(None, x, memory)
         attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
         heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, head_dim] -> [B, q, h * head_dim]
         return F.linear(heads, bank.out, bank.out_bias)

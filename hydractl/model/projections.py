@@ -6,7 +6,7 @@ This module names no library. A family reads the weights of its own attention mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -222,11 +222,11 @@ class HeadBank(nn.Module):
             biases[index] = None
         return biases
 
-    def project(self, run: slice, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, run: slice | None, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values, for neighbouring heads with keys of their own.
 
         Args:
-            run: the heads, n neighbours in the bank.
+            run: the heads, n neighbours in the bank; None means all heads of a bank without scales.
             x: the query tokens, ``[B, q, d_model]``.
             memory: the key and value tokens, ``[B, T, d_model]``; None means ``x``.
 
@@ -243,32 +243,9 @@ class HeadBank(nn.Module):
             k = self.k_norm(k)
 
         # Multiply queries by the scale of their head, which has the same effect as multiplying its scores.
-        if self.scale is not None:
+        if self.scale is not None and run is not None:
             scale = self.scale[run].clamp(max=_MOST_SCALE).exp()
             q = q * scale[:, None, None]  # [B, n, q, head_dim] * [n, 1, 1]
-        return q, k, v
-
-    def project_whole(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens for all heads at once, in a bank without shared keys and without scales.
-
-        Args:
-            x: the query tokens, ``[B, q, d_model]``.
-            memory: the key and value tokens, ``[B, T, d_model]``; None means ``x``.
-
-        Returns:
-            Queries ``[B, heads, q, head_dim]``, keys and values ``[B, heads, T, head_dim]``.
-        """
-        # One product computes all three if queries, keys and values come from the same tokens; otherwise two.
-        weight = self.qkv
-        bias = self.trained_bias()
-        if memory is None:
-            q, k, v = project_all(F.linear, x, weight, bias, 3, self.head_dim)
-        else:
-            (q,) = project_wanted(F.linear, x, weight, bias, QUERIES, self.head_dim)
-            k, v = project_wanted(F.linear, memory, weight, bias, KEYS_AND_VALUES, self.head_dim)
-        if self.normed:
-            q = self.q_norm(q)
-            k = self.k_norm(k)
         return q, k, v
 
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
@@ -328,12 +305,25 @@ class HeadBank(nn.Module):
         by_head = packed.unflatten(-1, (-1, self.head_dim))  # [R, n, head_dim]
         return by_head.transpose(0, 1)  # [n, R, head_dim]
 
-    def _linear(self, run: slice, x: Tensor, wanted: slice) -> Sequence[Tensor]:
-        """Compute the wanted ones of queries, keys and values for n neighbouring heads: ``[B, n, T, head_dim]``."""
-        rows_of_head = 3 * self.head_dim
-        rows = slice(run.start * rows_of_head, run.stop * rows_of_head)
-        bias = _rows_of_bias(self.trained_bias(), rows)
-        return project_wanted(F.linear, x, self.qkv[rows], bias, wanted, self.head_dim)
+    def _linear(self, run: slice | None, x: Tensor, wanted: slice) -> Sequence[Tensor]:
+        """Compute the wanted ones of queries, keys and values, ``[B, n, T, head_dim]``.
+
+        Args:
+            run: the heads, n neighbours in the bank; None means all, of which no rows need be cut out.
+            x: the tokens ``[B, T, d_model]``.
+            wanted: :data:`QUERIES`, :data:`QUERIES_AND_KEYS`, :data:`KEYS_AND_VALUES` or :data:`ALL_THREE`.
+        """
+        weight: Tensor = self.qkv
+        bias = self.trained_bias()
+        if run is not None:
+            rows_of_head = 3 * self.head_dim
+            rows = slice(run.start * rows_of_head, run.stop * rows_of_head)
+            weight = weight[rows]
+            bias = _rows_of_bias(bias, rows)
+        kinds = wanted.stop - wanted.start
+        if kinds < 3:  # gathers the rows from every head; only needed in a block with few query tokens
+            weight, bias = wanted_rows(weight, bias, wanted, self.head_dim)
+        return split_heads(F.linear(x, weight, bias), kinds, self.head_dim)
 
     def rows_of(self, run: slice) -> slice:
         """Return the rows of some heads in a weight with ``head_dim`` rows per head (in ``out``, the columns)."""
@@ -378,8 +368,8 @@ class HeadBank(nn.Module):
         projected_by_run = []  # for each run, its projections of each kind
         for run in runs:
             rows = slice(first_row + run.start * rows_of_head, first_row + run.stop * rows_of_head)
-            bias_of_run = _rows_of_bias(bias, rows)
-            projected_by_run.append(project_all(F.linear, x, self.qkv[rows], bias_of_run, kinds, self.head_dim))
+            projected = F.linear(x, self.qkv[rows], _rows_of_bias(bias, rows))
+            projected_by_run.append(split_heads(projected, kinds, self.head_dim))
 
         # Put the heads of all runs side by side, separately for each kind.
         projected_by_kind = zip(*projected_by_run, strict=True)
@@ -397,28 +387,6 @@ class HeadBank(nn.Module):
             biases[index] = torch.zeros_like(biases[index])
         q_bias, k_bias, v_bias = biases
         return self.packing.join(q_bias, k_bias, v_bias)
-
-
-def project_wanted(
-    linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: int
-) -> Sequence[Tensor]:
-    """Compute the wanted ones of queries, keys and values for all n heads of a weight at once.
-
-    Args:
-        linear: computes a linear layer from tokens, a weight and a bias.
-        x: the tokens ``[B, T, d_model]``.
-        weight: ``[..., n * 3 * head_dim, d_model]``.
-        bias: ``[..., n * 3 * head_dim]`` or None.
-        wanted: :data:`QUERIES`, :data:`KEYS_AND_VALUES` or :data:`ALL_THREE`.
-        head_dim: the width of a head.
-
-    Returns:
-        For each wanted projection a tensor ``[B, n, T, head_dim]``.
-    """
-    kinds = wanted.stop - wanted.start
-    if kinds < 3:  # gathers the rows from every head; only needed in a block with few query tokens
-        weight, bias = wanted_rows(weight, bias, wanted, head_dim)
-    return project_all(linear, x, weight, bias, kinds, head_dim)
 
 
 def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: int) -> tuple[Tensor, Tensor | None]:
@@ -444,14 +412,6 @@ def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: in
         return wanted_weight, None
     bias_by_head = bias.view(*leading, heads, 3, head_dim)  # [..., n, 3, head_dim]
     return wanted_weight, bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * head_dim]
-
-
-def project_all(
-    linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, kinds: int, head_dim: int
-) -> Sequence[Tensor]:
-    """Compute all projections of a weight ``[..., n * kinds * head_dim, d_model]``, see :func:`split_heads`."""
-    projected = linear(x, weight, bias)  # [B, T, n * kinds * dk]
-    return split_heads(projected, kinds, head_dim)
 
 
 def split_heads(projected: Tensor, kinds: int, head_dim: int) -> Sequence[Tensor]:

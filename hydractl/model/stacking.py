@@ -77,56 +77,64 @@ class StackCache:
 
     If members take parts of a parameter they share, the parameters cannot become views. Then the stack is a copy, which
     is also made again after a parameter was written to.
+
+    Attributes:
+        name: the name of the parameter in its owner, e.g. ``weight``.
+        owners: for each member, the module that holds the parameter.
+        parts: a function for each member that takes its part out of the parameter; None means all of it.
+        cached: the cached stack, or None; it may be out of date.
     """
 
-    def __init__(self) -> None:
-        self._cached: CachedStack | None = None
+    def __init__(
+        self, name: str, owners: Sequence[nn.Module], parts: Sequence[Callable[[Tensor], Tensor]] | None = None
+    ) -> None:
+        self.name = name
+        self.owners = owners
+        self.parts = parts
+        self.cached: CachedStack | None = None
 
-    def __reduce__(self) -> tuple[type[StackCache], tuple[()]]:
-        return StackCache, ()  # a copied or unpickled cache belongs to other parameters, so it begins empty
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "cached": None}  # a copied or unpickled cache belongs to other parameters
 
     @property
-    def cached(self) -> CachedStack | None:
-        """The cached stack, or None; it may be out of date."""
-        return self._cached
+    def possible(self) -> bool:
+        """Whether the stack can be cached. It cannot if a weight is computed in each call instead of stored (LoRA)."""
+        return all(owner._parameters.get(self.name) is not None for owner in self.owners)
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameter of each member."""
+        return [getattr(owner, self.name) for owner in self.owners]
 
     def forget(self) -> None:
         """Drop the cached stack, so that the next call makes a new one."""
-        self._cached = None
+        self.cached = None
 
-    def stacked(self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None) -> Tensor:
-        """Return the weights of all members as one tensor ``[M, ...]``.
-
-        Args:
-            weights: the parameter of each member.
-            parts: a function for each member that takes its part out of the parameter; None means all of it.
-        """
+    def stacked(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the weights of all members, which are its parameters or computed from them, as one ``[M, ...]``."""
         # All members share one parameter.
-        if parts is None and _are_one(weights):
+        if self.parts is None and _are_one(weights):
             return _expanded(weights)
 
         # Gradients must flow from the stack to the parameters.
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            return _stacked(weights, parts)
+            return _stacked(weights, self.parts)
 
         # A compiled graph can compare neither addresses nor versions, so use what is cached without a check.
         if torch.compiler.is_compiling():
-            cached = self._cached
-            return _stacked(weights, parts) if cached is None else cached.stack
-        return self.up_to_date(weights, parts).stack
+            cached = self.cached
+            return _stacked(weights, self.parts) if cached is None else cached.stack
+        return self.up_to_date(weights).stack
 
-    def up_to_date(
-        self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None
-    ) -> CachedStack:
+    def up_to_date(self, weights: Sequence[Tensor]) -> CachedStack:
         """Return the cached stack if it fits the weights, otherwise make and cache a new one; see :meth:`stacked`."""
-        cached = self._cached
+        cached = self.cached
         if cached is not None and cached.fits(weights):
             return cached
         with _stacking_lock:
-            cached = self._cached  # another thread may have made it meanwhile
+            cached = self.cached  # another thread may have made it meanwhile
             if cached is None or not cached.fits(weights):
-                cached = _make_stack(weights, parts)
-                self._cached = cached
+                cached = _make_stack(weights, self.parts)
+                self.cached = cached
         return cached
 
 
@@ -283,44 +291,14 @@ class MembersLayerNorm:
 # --- the stacks of one tower ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StackRecipe:
-    """Says from which parameters one stack is made, and where it is cached.
-
-    Attributes:
-        cache: makes and caches the stack.
-        name: the name of the parameter in its owner, e.g. ``weight``.
-        owners: for each member, the module that holds the parameter.
-        parts: a function for each member that takes its part out of the parameter; None means all of it.
-    """
-
-    cache: StackCache
-    name: str
-    owners: Sequence[nn.Module]
-    parts: Sequence[Callable[[Tensor], Tensor]] | None = None
-
-    @property
-    def possible(self) -> bool:
-        """Whether the stack can be cached. It cannot if a weight is computed in each call instead of stored (LoRA)."""
-        return all(owner._parameters.get(self.name) is not None for owner in self.owners)
-
-    def parameters(self) -> list[Tensor]:
-        """Return the parameter of each member."""
-        return [getattr(owner, self.name) for owner in self.owners]
-
-    def up_to_date_stack(self) -> CachedStack:
-        """Return the cached stack, which is made first if there is none that fits the parameters."""
-        return self.cache.up_to_date(self.parameters(), self.parts)
-
-
 class StackingModule(Protocol):
     """A module whose weights can be stacked over all members."""
 
-    def stack_recipes(self) -> Mapping[str, StackRecipe]:
+    def stack_caches(self) -> Mapping[str, StackCache]:
         """Return the stacks that the module can use, by names of its choice; empty if it cannot use any."""
 
-    def batched_weights(self, stacks: Mapping[str, CachedStack]) -> Any:
-        """Return an object that computes with these stacks, given by the names of :meth:`stack_recipes`."""
+    def batched_weights(self, stacks: Mapping[str, Tensor]) -> Any:
+        """Return an object that computes with what these caches hold, given by the names of :meth:`stack_caches`."""
 
 
 class StacksOfTower:
@@ -340,20 +318,15 @@ class StacksOfTower:
         """Return for each module that can use stacks its :meth:`StackingModule.batched_weights`, all up to date."""
         snapshot = self._snapshot
         if snapshot is None or not snapshot.is_current():
-            recipes: list[StackRecipe] = []
-            stacks: list[CachedStack] = []
-            weights_by_module: dict[Any, Any] = {}
+            snapshot = _StackSnapshot()
             for module in self._modules:
-                recipe_by_name = module.stack_recipes()
-                if not recipe_by_name or not all(recipe.possible for recipe in recipe_by_name.values()):
+                caches = module.stack_caches()
+                if not caches or not all(cache.possible for cache in caches.values()):
                     continue
-                stack_by_name = {name: recipe.up_to_date_stack() for name, recipe in recipe_by_name.items()}
+                stacks = {name: snapshot.stack_of(cache) for name, cache in caches.items()}
                 # Leave inference mode: the views that are made here also serve later runs with gradients.
                 with torch.inference_mode(False), torch.no_grad():
-                    weights_by_module[module] = module.batched_weights(stack_by_name)
-                recipes += recipe_by_name.values()
-                stacks += stack_by_name.values()
-            snapshot = _StackSnapshot(recipes, stacks, weights_by_module)
+                    snapshot.weights_by_module[module] = module.batched_weights(stacks)
             self._snapshot = snapshot
         return snapshot.weights_by_module
 
@@ -364,21 +337,16 @@ class _StackSnapshot:
     Everything that is compared in each run is in flat lists, which ``map`` walks in C, because a run waits for this
     check.
 
-    Args:
-        recipes: the recipe of each stack.
-        stacks: the stacks.
+    Attributes:
         weights_by_module: what :meth:`StacksOfTower.checked` returns.
     """
 
-    def __init__(
-        self, recipes: Sequence[StackRecipe], stacks: Sequence[CachedStack], weights_by_module: Mapping[Any, Any]
-    ) -> None:
-        """Record everything that :meth:`is_current` compares."""
-        self.weights_by_module = weights_by_module
+    def __init__(self) -> None:
+        self.weights_by_module: dict[Any, Any] = {}
 
         # One entry per stack: its cache, and the stack that the cache held.
-        self._caches = [recipe.cache for recipe in recipes]
-        self._stacks = list(stacks)
+        self._caches: list[StackCache] = []
+        self._stacks: list[CachedStack] = []
 
         # One entry per parameter: its owner's parameters by name, its name, the parameter itself, and its address.
         self._owners: list[dict[str, nn.Parameter | None]] = []
@@ -390,16 +358,21 @@ class _StackSnapshot:
         self._copied: list[Tensor] = []
         self._versions: list[int] = []
 
-        for recipe, stack in zip(recipes, stacks, strict=True):
-            parameters = recipe.parameters()
-            for owner in recipe.owners:
-                self._owners.append(owner._parameters)
-                self._names.append(recipe.name)
-            self._parameters += parameters
-            self._addresses += stack.addresses
-            if stack.versions is not None:  # a copy does not see what is written to its parameters
-                self._copied += parameters
-                self._versions += stack.versions
+    def stack_of(self, cache: StackCache) -> Tensor:
+        """Return the stack of a cache, up to date, and record everything that :meth:`is_current` compares of it."""
+        parameters = cache.parameters()
+        cached = cache.up_to_date(parameters)
+        self._caches.append(cache)
+        self._stacks.append(cached)
+        for owner in cache.owners:
+            self._owners.append(owner._parameters)
+            self._names.append(cache.name)
+        self._parameters += parameters
+        self._addresses += cached.addresses
+        if cached.versions is not None:  # a copy does not see what is written to its parameters
+            self._copied += parameters
+            self._versions += cached.versions
+        return cached.stack
 
     def is_current(self) -> bool:
         """Return whether all stacks are still cached and up to date."""
@@ -420,7 +393,7 @@ class _StackSnapshot:
         return not self._copied or versions_of(self._copied) == self._versions
 
 
-_stack_in_cache = attrgetter("_cached")
+_stack_in_cache = attrgetter("cached")
 
 
 # --- modules of all members -------------------------------------------------------------------------------------------
@@ -436,22 +409,24 @@ class PerMember(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(modules)
         self._each = list(modules)  # the same modules again, because iterating over a ModuleList is slow
-        self._weight = StackCache()
-        self._bias = StackCache()
-        self._stackable = len(modules) > 1 and _runs_as_one_product(modules[0])
+        self._stacks: dict[str, StackCache] = {}  # empty for modules that run one after another
+        if len(modules) > 1 and _runs_as_one_product(modules[0]):
+            self._stacks["weight"] = StackCache("weight", self._each)
+            if getattr(modules[0], "bias", None) is not None:
+                self._stacks["bias"] = StackCache("bias", self._each)
 
     def _apply(self, fn: Any, recurse: bool = True) -> PerMember:
-        self._weight.forget()
-        self._bias.forget()
+        for cache in self._stacks.values():
+            cache.forget()
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
 
     def keep_apart(self) -> None:
         """Never stack the weights, because they exist only while a member's module runs."""
-        self._stackable = False
+        self._stacks = {}
 
     def stack(self, context: RunContext) -> None:
         """Stack the weights now, if batched products are wanted; see :meth:`HeadAttention.stack`."""
-        if self._stackable and context.batches(next(self.parameters()).device):
+        if self._stacks and context.batches(next(self.parameters()).device):
             with torch.no_grad():
                 self._product()  # called because it caches the stacks
 
@@ -467,7 +442,7 @@ class PerMember(nn.Module):
 
         # One product for all members, with stacks that were checked for the whole run or are checked here.
         product = context.stacks_of(self)
-        if product is None and self._stackable and context.batches(x.device):
+        if product is None and self._stacks and context.batches(x.device):
             product = self._product()
         if product is not None:
             return product(x)
@@ -478,34 +453,20 @@ class PerMember(nn.Module):
 
     def _product(self) -> MembersLinear | MembersLayerNorm:
         """Return a layer that applies all members' modules at once, with their present weights."""
-        modules: list[Any] = self._each
-        bias = None
-        if modules[0].bias is not None:
-            bias = self._bias.stacked([module.bias for module in modules])
-        weight = self._weight.stacked([module.weight for module in modules])
-        return self._product_of(weight, bias)
+        return self.batched_weights({name: cache.stacked(cache.parameters()) for name, cache in self._stacks.items()})
 
-    def _product_of(self, weight: Tensor, bias: Tensor | None) -> MembersLinear | MembersLayerNorm:
+    def stack_caches(self) -> Mapping[str, StackCache]:
+        """Return the stacks of weight and bias; none if the modules cannot run as one product."""
+        return self._stacks
+
+    def batched_weights(self, stacks: Mapping[str, Tensor]) -> MembersLinear | MembersLayerNorm:
         """Return a layer that applies all members' modules at once, with these stacked weights."""
+        weight = stacks["weight"]
+        bias = stacks.get("bias")
         first = self._each[0]
         if isinstance(first, nn.LayerNorm):
             return MembersLayerNorm(weight, bias, first.eps)
         return MembersLinear(weight, bias)
-
-    def stack_recipes(self) -> Mapping[str, StackRecipe]:
-        """Return the recipes of the stacks of weight and bias; empty if the modules cannot run as one product."""
-        if not self._stackable:
-            return {}
-        recipes = {"weight": StackRecipe(self._weight, "weight", self._each)}
-        modules: list[Any] = self._each
-        if modules[0].bias is not None:
-            recipes["bias"] = StackRecipe(self._bias, "bias", self._each)
-        return recipes
-
-    def batched_weights(self, stacks: Mapping[str, CachedStack]) -> MembersLinear | MembersLayerNorm:
-        """Return a layer that applies all members' modules at once."""
-        bias = stacks["bias"].stack if "bias" in stacks else None
-        return self._product_of(stacks["weight"].stack, bias)
 
 
 def _runs_as_one_product(module: nn.Module) -> bool:
@@ -553,6 +514,7 @@ class StackedProjections:
             output projection is computed here.
 
     Attributes:
+        caches: the stack of each weight that the members have, by name (``qkv``, ``out``, ...).
         heads, head_dim: the number of heads of each member including heads of zeros, and their width.
         shares_keys: whether several heads share keys and values (grouped-query attention).
         possible: whether batched products give the same result as the members one by one. Members need heads, not too
@@ -575,14 +537,14 @@ class StackedProjections:
 
         # The cached stack of each weight, and the part of the weight that each member uses. Heads lie along dimension 0
         # of `qkv` (3 * head_dim rows each) and along dimension 1 of `out` (head_dim columns each).
-        self._stacks = {name: StackCache() for name in ("qkv", "qkv_bias", "out", "out_bias")}
-        rows_of_head = 3 * self.head_dim
-        self._parts = {
-            "qkv": self._parts_of_members(0, rows_of_head),
-            "qkv_bias": self._parts_of_members(0, rows_of_head),
-            "out": self._parts_of_members(1, self.head_dim),
-            "out_bias": None,
-        }
+        parts_of_rows = self._parts_of_members(0, 3 * self.head_dim)
+        parts = {"out": self._parts_of_members(1, self.head_dim), "out_bias": None}
+        if not pooled:
+            parts |= {"qkv": parts_of_rows, "qkv_bias": parts_of_rows}
+        self.caches: dict[str, StackCache] = {}
+        for name, parts_of_members in parts.items():
+            if getattr(self._banks[0], name) is not None:
+                self.caches[name] = StackCache(name, self._banks, parts_of_members)
         self._cached_indices: Tensor | None = None
 
     def _parts_of_members(self, dim: int, width: int) -> list[Callable[[Tensor], Tensor]] | None:
@@ -621,53 +583,37 @@ class StackedProjections:
     def forget(self) -> None:
         """Drop everything that is cached, because the weights may have changed in ways that cannot be seen."""
         self._cached_indices = None
-        for stack in self._stacks.values():
-            stack.forget()
+        for cache in self.caches.values():
+            cache.forget()
 
     def weights(self) -> StackedWeights:
         """Return the present weights of all members, stacked; a pool has only those of the output projection."""
-        out_bias = self._stacked("out_bias")
-        output = MembersLinear(self._stacked("out"), out_bias)
-        if self._pooled:
-            return StackedWeights(self, None, output)
-        return StackedWeights(self, MembersLinear(self._stacked("qkv"), self._stacked("qkv_bias")), output)
+        stacks = {}
+        for name, cache in self.caches.items():
+            weights: list[Any] = cache.parameters()
+            if name == "qkv_bias":
+                weights = [bank.trained_bias() for bank in self._banks]
+            stacks[name] = cache.stacked(weights)
+        return self.weights_of(stacks)
 
-    def recipes(self) -> dict[str, StackRecipe]:
-        """Return the recipes of the stacks of all weights that the members have, by name (``qkv``, ``out``, ...)."""
-        recipes = {}
-        names = ("out", "out_bias") if self._pooled else tuple(self._stacks)
-        for name in names:
-            first_bank = self._banks[0]
-            if getattr(first_bank, name) is not None:
-                recipes[name] = StackRecipe(self._stacks[name], name, self._banks, self._parts[name])
-        return recipes
+    @property
+    def copies(self) -> bool:
+        """Whether the cached stacks are copies, which do not change when parameters are written to."""
+        cached = self.caches["qkv"].cached if "qkv" in self.caches else None
+        return cached is not None and cached.versions is not None
 
-    def weights_of(self, stacks: Mapping[str, CachedStack]) -> StackedWeights:
-        """Return the weights of all members from cached stacks, given by the names of :meth:`recipes`."""
+    def weights_of(self, stacks: Mapping[str, Tensor], *, cut_once: bool = False) -> StackedWeights:
+        """Return the weights of all members from their stacks.
 
-        def layer(name: str) -> MembersLinear:
-            """Return the layer of a stacked weight, with its stacked bias if there is one."""
-            bias = stacks.get(f"{name}_bias")
-            return MembersLinear(stacks[name].stack, None if bias is None else bias.stack)
-
-        output = layer("out")
-        if self._pooled:
-            return StackedWeights(self, None, output)
-
-        # Copies do not change when parameters are written to, so rows that are cut out of them may be cached.
-        are_copies = all(stack.versions is not None for name, stack in stacks.items() if name.startswith("qkv"))
-        return StackedWeights(self, layer("qkv"), output, cut_once=are_copies)
-
-    def _stacked(self, name: str) -> Any:
-        """Return one weight of all members, ``[M, ...]``; None for a bias that they do not have."""
-        weights: list[Any]
-        if name == "qkv_bias":
-            weights = [bank.trained_bias() for bank in self._banks]
-        else:
-            weights = [getattr(bank, name) for bank in self._banks]
-        if weights[0] is None:
-            return None
-        return self._stacks[name].stacked(weights, self._parts[name])
+        Args:
+            stacks: by the names of :attr:`caches`.
+            cut_once: whether rows that are cut out of the stacks may be kept, because these are copies.
+        """
+        qkv = None
+        if "qkv" in stacks:
+            qkv = MembersLinear(stacks["qkv"], stacks.get("qkv_bias"))
+        output = MembersLinear(stacks["out"], stacks.get("out_bias"))
+        return StackedWeights(self, qkv, output, cut_once=cut_once)
 
     def normed(self, heads: Tensor, side: str) -> Tensor:
         """Normalise queries or keys, each member's by its own norm.

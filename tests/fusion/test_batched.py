@@ -13,7 +13,7 @@ from hydractl.exports.graph import traced
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.stacking import PerMember, StackCache, StackedWeights
+from hydractl.model.stacking import PerMember, StackedWeights
 from tests.pico import (
     RELATIVE,
     close,
@@ -165,10 +165,8 @@ def held(model: HydraModel) -> int:
     """Bytes of everything that the parameters and stacks of a model keep in memory."""
     tensors = [*model.parameters()]
     for module in model.modules():
-        stacks = [*vars(module).values(), *getattr(vars(module).get("_stacked"), "_stacks", {}).values()]
-        tensors += [
-            stack.cached.stack for stack in stacks if isinstance(stack, StackCache) and stack.cached is not None
-        ]
+        stacks = module.stack_caches().values() if hasattr(module, "stack_caches") else ()
+        tensors += [stack.cached.stack for stack in stacks if stack.cached is not None]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 

@@ -298,11 +298,9 @@ def kept(model: HydraModel) -> list[Tensor]:
     """Every stack that is kept."""
     stacks: list[StackCache] = []
     for module in model.modules():
-        values = [*vars(module).values()]
         projections = vars(module).get("_stacked")
-        if projections is not None:
-            values += projections._stacks.values()
-        stacks += [value for value in values if isinstance(value, StackCache)]
+        caches = vars(module).get("_stacks", {}) if projections is None else projections.caches
+        stacks += caches.values()
     return [stack.cached.stack for stack in stacks if stack.cached is not None]
 
 
