@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,29 +27,30 @@ same distance of its threshold.
 """
 
 
-@dataclass
-class _Differences:
-    """The largest differences between a file and its model, over all inputs that were compared so far.
+class _Comparison:
+    """Compares the outputs of one file with those of its model.
+
+    Args:
+        path, runtime: the file and the program that runs it, for messages.
+        expected: several inputs, each with the model's outputs for them.
+        chosen: the choices of ``calibrate`` for the model.
 
     Attributes:
-        path, runtime: the file and the program that runs it, for messages.
-        chosen: the choices of ``calibrate`` for the model.
-        allowed: the tolerance of logits and probabilities.
-        probabilities, member_logits, score: the largest absolute difference of each output so far.
-        score_allowed: the largest tolerance of a score so far.
-        flags, sets: the number of samples with another flag, and with another prediction set, so far.
+        largest_logit: the largest absolute logit of any member of the model, over all inputs.
+        differences: by output, its largest absolute difference so far.
+        allowed: by output, its largest tolerance so far.
+        changed: by output, the number of samples with another flag or prediction set so far.
     """
 
-    path: Path
-    runtime: str
-    chosen: Chosen
-    allowed: float
-    probabilities: float = 0.0
-    member_logits: float = 0.0
-    score: float = 0.0
-    score_allowed: float = 0.0
-    flags: int = 0
-    sets: int = 0
+    def __init__(self, path: Path, runtime: str, expected: Sequence[Expectation], chosen: Chosen) -> None:
+        self._path = path
+        self._runtime = runtime
+        self._chosen = chosen
+        largest_logits = [float(expectation.outputs[MEMBER_LOGITS].abs().max()) for expectation in expected]
+        self.largest_logit = max(largest_logits)
+        self.differences: dict[str, float] = {}
+        self.allowed: dict[str, float] = {}
+        self.changed: dict[str, int] = {}
 
     def add(self, expectation: Expectation, outputs: NamedTensors) -> None:
         """Compare the outputs of the file with those of the model, and update the largest differences.
@@ -62,167 +62,96 @@ class _Differences:
         Raises:
             HydraError: if the outputs have other names or shapes, or differ too much.
         """
-        model_outputs = expectation.outputs
-        size = _size_in_words(expectation.inputs)
-        self._check_shapes(model_outputs, outputs, size)
+        self._check_shapes(expectation, outputs)
+        wanted = expectation.outputs
 
         # Every graph has these two outputs.
-        probability_difference = self._checked_difference(PROBABILITIES, model_outputs, outputs, size)
-        logit_difference = self._checked_difference(MEMBER_LOGITS, model_outputs, outputs, size)
-        self.probabilities = max(self.probabilities, probability_difference)
-        self.member_logits = max(self.member_logits, logit_difference)
+        allowed = torch.tensor(TOLERANCE * max(1.0, self.largest_logit), dtype=torch.float64)
+        self._add_numbers(PROBABILITIES, expectation, outputs, allowed)
+        self._add_numbers(MEMBER_LOGITS, expectation, outputs, allowed)
 
-        # These depend on what was calibrated.
+        # These depend on what was calibrated. A flag may change if the score could have crossed the threshold within
+        # its tolerance.
         if OOD_SCORE in outputs:
-            self._add_scores(expectation, outputs[OOD_SCORE], size)
-        if IS_OOD in outputs:
-            self._add_flags(model_outputs, outputs[IS_OOD], size)
-        if CONFORMAL_SET in outputs:
-            self._add_sets(model_outputs, outputs[CONFORMAL_SET], size)
-
-    def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
-        """Return the largest absolute difference of one output.
-
-        Args:
-            name: the output.
-            wanted: the outputs of the model, by name.
-            outputs: the outputs of the file, by name.
-            size: the size of the inputs in words, for messages.
-
-        Raises:
-            HydraError: if the difference is above the tolerance.
-        """
-        differences = outputs[name].double() - wanted[name].double()
-        difference = float(differences.abs().max())
-        agrees = difference <= self.allowed
-        self._refuse_unless_allowed(name, size, difference, self.allowed, agrees=agrees)
-        return difference
-
-    def _check_shapes(self, wanted: NamedTensors, outputs: NamedTensors, size: str) -> None:
-        """Raise an error if the outputs of the file have other names or shapes than those of the model.
-
-        Args:
-            wanted: the outputs of the model, by name.
-            outputs: the outputs of the file, by name.
-            size: the size of the inputs in words, for messages.
-        """
-        if outputs.keys() != wanted.keys():
-            names = ", ".join(outputs)
-            raise self._failed_in_runtime(f"it gives {names} on {size}")
-        for name, wanted_output in wanted.items():
-            shape = list(outputs[name].shape)
-            wanted_shape = list(wanted_output.shape)
-            if shape != wanted_shape:
-                raise self._failed_in_runtime(f"{name} on {size} are {shape}, not {wanted_shape}")
-
-    def _failed_in_runtime(self, why: str) -> HydraError:
-        """Return the error for a file that runs, but whose outputs are not those of its model."""
-        return _failed(self.path, f"in {self.runtime}, {why}")
-
-    def _add_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
-        """Compare OOD scores, and update ``self.score`` and ``self.score_allowed``.
-
-        Args:
-            expectation: inputs, and the model's outputs for them.
-            scores: the scores from the file, ``[B]``.
-            size: the size of the inputs in words, for messages.
-
-        Raises:
-            HydraError: if a score differs by more than its tolerance.
-        """
-        wanted_scores = expectation.outputs[OOD_SCORE]
-        allowed = _allowed_of_scores(wanted_scores)  # [B]
-        differences = (scores - wanted_scores).abs()
-        agrees = differences <= allowed
-        all_agree = bool(agrees.all())
-        largest_difference = float(differences.max())
-        largest_allowed = float(allowed.max())
-
-        # If rounding alone moves a score by more than its tolerance, no graph can agree, and the message says so.
-        moves_too_far = expectation.by_rounding > allowed
-        score_depends_on_rounding = bool(moves_too_far.any())
-        if not all_agree and score_depends_on_rounding:
-            raise self._depends_on_rounding(size, largest_difference)
-        self._refuse_unless_allowed(OOD_SCORE, size, largest_difference, largest_allowed, agrees=all_agree)
-        self.score = max(self.score, largest_difference)
-        self.score_allowed = max(self.score_allowed, largest_allowed)
-
-    def _add_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
-        """Compare OOD flags, and add the number of changed ones to ``self.flags``.
-
-        Args:
-            wanted: the outputs of the model, by name.
-            flags: the flags from the file, bool ``[B]``.
-            size: the size of the inputs in words, for messages.
-
-        Raises:
-            HydraError: if a flag changed although its score is not close to the threshold.
-        """
-        threshold = self.chosen.threshold
-        assert threshold is not None
-        changed = flags != wanted[IS_OOD]
-        self.flags += int(changed.sum())
-
-        # A flag may change if the score could have crossed the threshold within its tolerance.
-        scores = wanted[OOD_SCORE]
-        distance_to_threshold = (scores - threshold).abs()
-        wrongly_changed = changed & (distance_to_threshold > _allowed_of_scores(scores))
-        if bool(wrongly_changed.any()):
-            raise self._failed_in_runtime(f"{IS_OOD} on {size} differs from the model")
-
-    def _add_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
-        """Compare prediction sets, and add the number of samples with another set to ``self.sets``.
-
-        Args:
-            wanted: the outputs of the model, by name.
-            sets: the prediction sets from the file, bool ``[B, classes]``.
-            size: the size of the inputs in words, for messages.
-
-        Raises:
-            HydraError: if a class entered or left a set although its nonconformity score is not close to the threshold.
-        """
-        conformal = self.chosen.conformal
-        assert conformal is not None
-        changed = sets != wanted[CONFORMAL_SET]  # [B, classes]
-        samples_changed = changed.any(dim=1)  # [B]
-        self.sets += int(samples_changed.sum())
+            scores = wanted[OOD_SCORE]
+            allowed_of_scores = TOLERANCE * scores.abs().clamp(min=1.0)  # [B]
+            self._add_numbers(OOD_SCORE, expectation, outputs, allowed_of_scores)
+            if IS_OOD in outputs:
+                assert self._chosen.threshold is not None
+                distance_to_threshold = (scores - self._chosen.threshold).abs()
+                self._add_choices(IS_OOD, expectation, outputs, distance_to_threshold > allowed_of_scores)
 
         # A class is in the set if its nonconformity score is at most `qhat`. It may change if it is close to that.
-        probabilities = wanted[PROBABILITIES].double().numpy()
-        scores = nonconformity(probabilities, conformal.method)  # [B, classes]
-        distance_to_threshold = (torch.from_numpy(scores) - conformal.qhat).abs()
-        wrongly_changed = changed & (distance_to_threshold > self.allowed)
-        if bool(wrongly_changed.any()):
-            raise self._failed_in_runtime(f"{CONFORMAL_SET} on {size} differs from the model")
+        if CONFORMAL_SET in outputs:
+            conformal = self._chosen.conformal
+            assert conformal is not None
+            probabilities = wanted[PROBABILITIES].double().numpy()
+            nonconformities = torch.from_numpy(nonconformity(probabilities, conformal.method))  # [B, classes]
+            distance_to_qhat = (nonconformities - conformal.qhat).abs()
+            self._add_choices(CONFORMAL_SET, expectation, outputs, distance_to_qhat > allowed)
 
-    def _depends_on_rounding(self, size: str, difference: float) -> HydraError:
-        """Return the error for a score that no graph can reproduce, because rounding in float32 changes it too much."""
-        score = self.chosen.score
-        return HydraError(
-            f"{score} of this checkpoint cannot be exported: rounding of features in float32 alone moves it by more"
-            f" than 1e-4 max(1, |{score}|), and in {self.runtime}, on {size}, by {difference:.2e}",
-            hint="fit it to more training data (calibrate --train), or choose another --ood-score",
-        )
+    def _check_shapes(self, expectation: Expectation, outputs: NamedTensors) -> None:
+        """Raise an error if the outputs of the file have other names or shapes than those of the model."""
+        if outputs.keys() != expectation.outputs.keys():
+            names = ", ".join(outputs)
+            raise self._failed(f"it gives {names} on {_size_in_words(expectation)}")
+        for name, wanted in expectation.outputs.items():
+            shape = list(outputs[name].shape)
+            wanted_shape = list(wanted.shape)
+            if shape != wanted_shape:
+                raise self._failed(f"{name} on {_size_in_words(expectation)} are {shape}, not {wanted_shape}")
 
-    def _refuse_unless_allowed(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool) -> None:
-        """Raise an error if an output differs too much, or by NaN or infinity.
+    def _add_numbers(self, name: str, expectation: Expectation, outputs: NamedTensors, allowed: Tensor) -> None:
+        """Compare an output of numbers, and update its largest difference and tolerance.
 
         Args:
             name: the output.
-            size: the size of the inputs in words, for messages.
-            difference: the largest difference of the output.
-            allowed: its tolerance, for the message.
-            agrees: whether all differences are within their tolerances.
+            expectation, outputs: see :meth:`add`.
+            allowed: the tolerance of all its numbers, or of each.
+
+        Raises:
+            HydraError: if a number differs by more than its tolerance, or by NaN or infinity.
         """
-        if not math.isfinite(difference) or not agrees:
-            by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
-            raise self._failed_in_runtime(f"{name} on {size} {by_how_much}")
+        size = _size_in_words(expectation)
+        differences = (outputs[name].double() - expectation.outputs[name].double()).abs()
+        difference = float(differences.max())
+        largest_allowed = float(allowed.max())
+        all_agree = bool((differences <= allowed).all())
 
+        # If rounding alone moves a score by more than its tolerance, no graph can agree, and the message says so.
+        if name == OOD_SCORE and not all_agree and bool((expectation.by_rounding > allowed).any()):
+            score = self._chosen.score
+            raise HydraError(
+                f"{score} of this checkpoint cannot be exported: rounding of features in float32 alone moves it by more"
+                f" than 1e-4 max(1, |{score}|), and in {self._runtime}, on {size}, by {difference:.2e}",
+                hint="fit it to more training data (calibrate --train), or choose another --ood-score",
+            )
+        if not all_agree or not math.isfinite(difference):
+            by_how_much = f"differ from the model by {difference:.2e} (allowed {largest_allowed:.2e})"
+            raise self._failed(f"{name} on {size} {by_how_much}")
+        self.differences[name] = max(self.differences.get(name, 0.0), difference)
+        self.allowed[name] = max(self.allowed.get(name, 0.0), largest_allowed)
 
-def _allowed_of_scores(scores: Tensor) -> Tensor:
-    """Return the tolerance of each score, ``[B]``: 1e-4 times its absolute value, or times 1 if that is larger."""
-    sizes = scores.abs().clamp(min=1.0)
-    return TOLERANCE * sizes
+    def _add_choices(self, name: str, expectation: Expectation, outputs: NamedTensors, is_far: Tensor) -> None:
+        """Compare an output of flags or prediction sets, and count the samples for which it changed.
+
+        Args:
+            name: the output, bool ``[B]`` or ``[B, classes]``.
+            expectation, outputs: see :meth:`add`.
+            is_far: whether what decides is further from its threshold than the tolerance, of the same shape.
+
+        Raises:
+            HydraError: if the output changed where it must not.
+        """
+        changed = outputs[name] != expectation.outputs[name]
+        samples_changed = changed.flatten(1).any(dim=1) if changed.dim() > 1 else changed
+        self.changed[name] = self.changed.get(name, 0) + int(samples_changed.sum())
+        if bool((changed & is_far).any()):
+            raise self._failed(f"{name} on {_size_in_words(expectation)} differs from the model")
+
+    def _failed(self, why: str) -> HydraError:
+        """Return the error for a file that runs, but whose outputs are not those of its model."""
+        return _failed(self._path, f"in {self._runtime}, {why}")
 
 
 def _three_digits(number: float) -> float:
@@ -243,63 +172,34 @@ def compare_with_model(
         chosen: the choices of ``calibrate`` for the model.
 
     Returns:
-        The largest differences and the tolerances.
+        The largest differences and the tolerances. Entries about an output that the graph does not have are None.
 
     Raises:
         HydraError: if the file does not run, has other outputs, or differs by more than the tolerance.
     """
-    largest_logit = _largest_logit(expected)
-    allowed = TOLERANCE * max(1.0, largest_logit)
-    worst = _Differences(path, runtime, chosen, allowed)
+    comparison = _Comparison(path, runtime, expected, chosen)
     for expectation in expected:
         try:
             outputs = run(expectation.inputs)
         except Exception as error:  # runtimes raise errors of many kinds
-            size = _size_in_words(expectation.inputs)
+            size = _size_in_words(expectation)
             raise _failed(path, f"{runtime} cannot run it on {size}: {first_line(error)}") from error
-        worst.add(expectation, outputs)
-    return _check_record(worst, expected)
+        comparison.add(expectation, outputs)
 
-
-def _largest_logit(expected: Sequence[Expectation]) -> float:
-    """Return the largest absolute logit of any member of the model, over all inputs."""
-    return max(float(expectation.outputs[MEMBER_LOGITS].abs().max()) for expectation in expected)
-
-
-def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
-    """Return the record of a check for the answer of ``export``.
-
-    Entries about an output that the graph does not have are None.
-
-    Args:
-        worst: the largest differences.
-        expected: the inputs that were compared, with the model's outputs.
-    """
-    outputs = expected[0].outputs
-
-    # Each of the outputs that a graph need not have.
-    score = None
-    score_max_abs = None
-    score_tolerance = None
-    if OOD_SCORE in outputs:
-        score = worst.chosen.score
-        score_max_abs = _three_digits(worst.score)
-        score_tolerance = _three_digits(worst.score_allowed)
-    flags_changed = worst.flags if IS_OOD in outputs else None
-    sets_changed = worst.sets if CONFORMAL_SET in outputs else None
-
+    differences = {name: _three_digits(difference) for name, difference in comparison.differences.items()}
+    allowed = {name: _three_digits(tolerance) for name, tolerance in comparison.allowed.items()}
     return ExportCheck(
-        runtime=worst.runtime,
+        runtime=runtime,
         inputs=[_shapes_of(expectation.inputs) for expectation in expected],
-        probabilities_max_abs=_three_digits(worst.probabilities),
-        member_logits_max_abs=_three_digits(worst.member_logits),
-        max_abs_logit=_three_digits(_largest_logit(expected)),
-        tolerance=_three_digits(worst.allowed),
-        score=score,
-        score_max_abs=score_max_abs,
-        score_tolerance=score_tolerance,
-        flags_changed=flags_changed,
-        sets_changed=sets_changed,
+        probabilities_max_abs=differences[PROBABILITIES],
+        member_logits_max_abs=differences[MEMBER_LOGITS],
+        max_abs_logit=_three_digits(comparison.largest_logit),
+        tolerance=allowed[MEMBER_LOGITS],
+        score=chosen.score if OOD_SCORE in differences else None,
+        score_max_abs=differences.get(OOD_SCORE),
+        score_tolerance=allowed.get(OOD_SCORE),
+        flags_changed=comparison.changed.get(IS_OOD),
+        sets_changed=comparison.changed.get(CONFORMAL_SET),
     )
 
 
@@ -308,8 +208,9 @@ def _shapes_of(inputs: NamedTensors) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in inputs.items()}
 
 
-def _size_in_words(inputs: NamedTensors) -> str:
+def _size_in_words(expectation: Expectation) -> str:
     """Return the size of inputs in words: ``a batch of 3``, or for texts ``a batch of 3 texts of 16 tokens``."""
+    inputs = expectation.inputs
     first = next(iter(inputs.values()))
     words = f"a batch of {len(first)}"
     if "input_ids" in inputs:
