@@ -520,6 +520,13 @@ MUTATIONS = (
         "tests/verbs/test_predict.py -k fault_105",
     ),
     Mutation(
+        "numbers of classes without a sample",
+        "hydractl/metrics/plausibility.py",
+        "            if not absent:\n",
+        "            if absent < classes:\n",
+        "tests/metrics/test_plausibility.py -k fault_88",
+    ),
+    Mutation(
         "a score is fitted to one class without a word",
         "hydractl/evaluation/plausibility.py",
         "if eval_set.role in (ID, VAL, TRAIN) and",

@@ -112,7 +112,7 @@ def fit(
         kind = "vector" if what.temperature.text == "vector" else "temperature"
         calibration = fit_calibration(kind, log_probs, validation.labels)
         fitted_on = val.record()
-        warnings.append(calibration_warning(calibration, log_probs))
+        warnings.append(calibration_warning(calibration, log_probs, validation.labels))
     elif what.temperature is not None:
         given = what.temperature.value
         calibration = None if given is None else Calibration.of_temperature(given)

@@ -332,22 +332,27 @@ FEWEST_OF_A_QUANTILE = 20
 """A threshold or prediction sets, which are quantiles of validation samples, need at least so many of them."""
 
 
-def calibration_warning(calibration: Calibration, log_probs: Floats) -> str | None:
+def calibration_warning(calibration: Calibration, log_probs: Floats, labels: NDArray[np.int64]) -> str | None:
     """Return a warning of a calibration that was just fitted: too many numbers, or an uncertain temperature; or None.
 
     Args:
         calibration: the fitted calibration.
-        log_probs: log p ``[N, C]`` of the samples that it was fitted to.
+        log_probs, labels: log p ``[N, C]`` and the classes ``[N]`` of the samples that it was fitted to.
     """
     samples = len(log_probs)
     temperature = calibration.temperature
     if temperature is None:
         numbers = len(calibration.scale) + len(calibration.bias)
+        fitted_to = f"{samples} validation samples"
         if samples >= numbers:
-            return None
+            classes = log_probs.shape[1]
+            absent = classes - len(np.unique(labels))
+            if not absent:
+                return None
+            fitted_to += f", of which {absent} of {classes} classes have none"
         return (
-            f"--temperature vector fits {numbers} numbers to {samples} validation samples: give more of them, or fit "
-            "one number with --temperature fit"
+            f"--temperature vector fits {numbers} numbers to {fitted_to}: give more of them, or fit one number with "
+            "--temperature fit"
         )
     if temperature == LOWEST_TEMPERATURE:
         return (

@@ -52,10 +52,13 @@ def test_more_numbers_than_samples_are_said(capsys: pytest.CaptureFixture[str]) 
     (warning,) = calibrated(capsys, "base.st", *few, "-o", "k.st")["warnings"]
     assert warning.startswith(said)
     assert any(warning.startswith(said) for warning in evaluated("base.st", *TEST, *few)["warnings"])
-    # The file that has it is not told again, and as many samples as numbers will do.
+    # The file that has it is not told again, and as many samples as numbers will do, if every class has some.
     assert not any("numbers" in warning for warning in evaluated("k.st", *TEST).get("warnings", []))
     few[1] = f"{VAL[1]}?take=20"
-    assert "warnings" not in calibrated(capsys, "base.st", *few, "-o", "k6.st")
+    (warning,) = calibrated(capsys, "base.st", *few, "-o", "k6.st")["warnings"]
+    assert "20 validation samples, of which 1 of 10 classes have none" in warning
+    few[1] = f"{VAL[1]}?take=60"
+    assert "warnings" not in calibrated(capsys, "base.st", *few, "-o", "k7.st")
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hydractl.files.calibrate_answer import Conformal
-from hydractl.metrics.calibrators import fit_temperature
+from hydractl.metrics.calibrators import fit_calibration, fit_temperature
 from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.plausibility import (
     ExpectedAccuracy,
@@ -168,13 +168,22 @@ def calibrated_log_p(samples: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.fault(88)
 def test_fault_88_a_temperature_is_doubted_at_an_end_and_where_few_samples_decide_it() -> None:
     log_p, labels = calibrated_log_p(300)
-    assert calibration_warning(fit_temperature(log_p, labels), log_p) is None
-    few = calibration_warning(fit_temperature(log_p[:12], labels[:12]), log_p[:12])
+    assert calibration_warning(fit_temperature(log_p, labels), log_p, labels) is None
+    few = calibration_warning(fit_temperature(log_p[:12], labels[:12]), log_p[:12], labels[:12])
     assert "is uncertain" in str(few) and "by 12 validation samples" in str(few)
     best = log_p.argmax(axis=1)
-    assert "predicted right" in str(calibration_warning(fit_temperature(log_p, best), log_p))
+    assert "predicted right" in str(calibration_warning(fit_temperature(log_p, best), log_p, best))
     worst = log_p.argmin(axis=1)
-    assert "are these their labels?" in str(calibration_warning(fit_temperature(log_p, worst), log_p))
+    assert "are these their labels?" in str(calibration_warning(fit_temperature(log_p, worst), log_p, worst))
+
+
+@pytest.mark.fault(88)
+def test_fault_88_numbers_of_classes_that_have_no_sample() -> None:
+    log_p, labels = calibrated_log_p(300)
+    assert calibration_warning(fit_calibration("vector", log_p, labels), log_p, labels) is None
+    of_two = labels < 2
+    two = fit_calibration("vector", log_p[of_two], labels[of_two])
+    assert "of which 2 of 4 classes have none" in str(calibration_warning(two, log_p[of_two], labels[of_two]))
 
 
 @pytest.mark.fault(88)
