@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.config_json import LibraryConfig, Preprocessing, numbers_in, text_in
+from hydractl.families.pixels import input_size, random_pixels
+from hydractl.families.prompts import scaled_cosines
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import COMMON, HeadWeights
@@ -604,6 +606,11 @@ class ModelFamily(ABC):
                 return part
         return "own"
 
+    def has_role(self, name: str, role: str) -> bool:
+        """Return whether a parameter has a role of :attr:`named_parts`."""
+        pattern = self.named_parts.get(role)
+        return pattern is not None and re.match(pattern, name) is not None
+
     def common(self, model: nn.Module, site: Site) -> list[nn.Module]:
         """Return the modules of an attention block (site) that all heads share, one for each name in :data:`COMMON`.
 
@@ -635,9 +642,15 @@ class ModelFamily(ABC):
     def stages(self, model: nn.Module) -> list[Stages]:
         """Cut a model (with any attention installed) into stages: one for each tower, in the order of the sites."""
 
-    def logits(self, model: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
-        """Compute logits ``[B, classes]`` from the outputs of all towers of one ensemble member."""
-        return outputs[0]
+    def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
+        """Compute logits ``[B, classes]`` from the outputs of all towers of one ensemble member.
+
+        Those of two towers, images ``[B, D]`` and classes, are compared, and scaled and shifted as the model says.
+        """
+        if len(outputs) == 1:
+            return outputs[0]
+        images, classes = outputs
+        return scaled_cosines(model, images, classes)
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """Compute normalised features ``[B, D]`` of samples by the library's own forward, for a model of two towers."""
@@ -651,9 +664,9 @@ class ModelFamily(ABC):
         """Return ``[channels, height, width]`` of the images a model takes; None if it takes several shapes."""
         return None
 
-    @abstractmethod
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Any:
-        """Draw random inputs of the right shape, for measuring cost."""
+        """Draw random inputs of the right shape, for measuring cost; of images standard normal pixels."""
+        return random_pixels(input_size(preprocess), batch, seed)
 
     def longest_text(self, preprocess: Preprocessing) -> int | None:
         """Return the greatest number of tokens in a text that the model can take; None for images."""
@@ -694,7 +707,7 @@ class ModelFamily(ABC):
 
     def judges_each_pair(self, model: nn.Module) -> bool:
         """Return whether logits judge each pair of image and text separately (SigLIP) or against others (CLIP)."""
-        return False
+        return getattr(model, "logit_bias", None) is not None
 
     def bound_scale(self, model: nn.Module) -> None:
         """Clamp the trained factor of the logits, in place, to the bounds that the library's own training has."""

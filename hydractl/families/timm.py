@@ -34,7 +34,7 @@ from hydractl.families.base import (
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers, object_or_empty
 from hydractl.families.meta_device import check_tables, on_meta_device
-from hydractl.families.pixels import input_size, mode_of, random_pixels, stacked
+from hydractl.families.pixels import input_size, mode_of, stacked
 from hydractl.families.reading import (
     cached_by_config,
     folder_for_library,
@@ -329,10 +329,6 @@ class TimmViT(ModelFamily):
             # Transform a blank image, because timm checks some settings only then.
             transform(Image.new(mode, (width, height)))
         return stacked(transform, mode)
-
-    def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
-        """Draw standard normal pixels ``[B, C, H, W]``."""
-        return random_pixels(input_size(preprocess), batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -662,12 +658,17 @@ def check_timm_model(model: Any) -> None:
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
 
     # Each kind of model has its own conditions.
+    problem = None
     if isinstance(model, timm_eva.Eva):
-        timm_eva.check_eva(model)
+        problem = timm_eva.why_unsupported_eva(model)
+        hint = "supported are eva, eva02, dinov3, PE"
     elif isinstance(model, _RELATIVE):
-        timm_relative.check_relative(model)
+        problem = timm_relative.why_unsupported_relative(model)
+        hint = "supported are beit, beitv2, swin and swinv2, for images of one size"
     else:
         _check_plain_vit(model, kind)
+    if problem is not None:
+        raise InputError(f"this {kind} of timm is not supported: {problem}", hint=hint)
 
     # Logits of an image need pooled tokens.
     if not model.global_pool:

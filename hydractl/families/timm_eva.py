@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, Stages, State, first_tokens, for_each, numbered_paths
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
@@ -91,18 +90,7 @@ def layout_name(attention: Any) -> str:
     return ""
 
 
-def check_eva(model: Any) -> None:
-    """Raise an error if the heads of an Eva cannot be pruned one by one.
-
-    Raises:
-        InputError: with the reason.
-    """
-    problem = _why_unsupported(model)
-    if problem is not None:
-        raise InputError(f"this Eva of timm is not supported: {problem}", hint="supported are eva, eva02, dinov3, PE")
-
-
-def _why_unsupported(model: Any) -> str | None:
+def why_unsupported_eva(model: Any) -> str | None:
     """Return why the heads of a model cannot be pruned one by one; None if they can."""
     attentions = [block.attn for block in model.blocks]
     kinds = {type(attention) for attention in attentions}

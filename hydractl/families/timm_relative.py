@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, Stages, State
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
@@ -84,19 +83,7 @@ class DistanceStandIn(nn.Module):
         return self.attention(x, relative=relative)
 
 
-def check_relative(model: Any) -> None:
-    """Raise an error if the heads of a BEiT or Swin cannot be pruned one by one.
-
-    Raises:
-        InputError: with the reason.
-    """
-    problem = _why_unsupported(model)
-    if problem is not None:
-        hint = "supported are beit, beitv2, swin and swinv2, for images of one size"
-        raise InputError(f"this {type(model).__name__} of timm is not supported: {problem}", hint=hint)
-
-
-def _why_unsupported(model: Any) -> str | None:
+def why_unsupported_relative(model: Any) -> str | None:
     """Return why the heads of a model cannot be pruned one by one; None if they can."""
     kinds = {type(block.attn) for block in relative_blocks(model).values()}
     if not kinds <= _KINDS.keys():

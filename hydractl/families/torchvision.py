@@ -27,7 +27,7 @@ from hydractl.families.base import (
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, is_whole_number
 from hydractl.families.meta_device import on_meta_device
-from hydractl.families.pixels import input_size, random_pixels, stacked
+from hydractl.families.pixels import input_size, stacked
 from hydractl.families.reading import cached_by_config, published_weights, read_config, refused_as, write_config
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors
@@ -290,10 +290,6 @@ class TorchvisionViT(ModelFamily):
                 interpolation=InterpolationMode(preprocess["interpolation"]),
             )
         return stacked(transform, "RGB")
-
-    def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
-        """Draw standard normal pixels ``[B, 3, H, W]``."""
-        return random_pixels(input_size(preprocess), batch, seed)
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Return the image format that the settings of torchvision's transform describe."""

@@ -437,18 +437,16 @@ class Chain:
         most_rows = _FEW_ROWS if self._merged else _FEW_ROWS_UNMERGED
         return rows_of_member <= most_rows
 
-    def last_block(self, state: State, member: int | None = None) -> State:
-        """Run the last block only for the tokens that are read out. If all tokens are read out, run it for all.
+    def last_block(self, state: State) -> State:
+        """Run the last block of all members, only for the tokens that are read out; for all if all are read out.
 
         Args:
             state: the state before the last block, with all tokens.
-            member: the only member that runs; None means all members.
 
         Returns:
             The state after the block, with the tokens that are read out.
         """
-        context = self._context_of_run(state.hidden, member)
-        return self._run_last_block_shortened(state, context)
+        return self._run_last_block_shortened(state, self._context_of_run(state.hidden))
 
     def _run_last_block_shortened(self, state: State, context: RunContext) -> State:
         """Run the last block only for the tokens that are read out. If all tokens are read out, run it for all.

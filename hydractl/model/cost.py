@@ -54,24 +54,23 @@ def weight_bytes(tensors: TensorSource) -> int:
 
 
 @plain_sizes()
-def macs(description: Description, tensors: TensorSource, batch: int = 1, *, whole_last_block: bool = False) -> int:
-    """Count the multiply-adds of one call on ``batch`` samples.
+def macs(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> int:
+    """Count the multiply-adds of one sample.
 
     Args:
         description: the description of the model; all members of a fused model are counted.
         tensors: its weights without removed heads; only names, dtypes and shapes are used.
-        batch: the number of samples.
         whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
     """
-    call = _digest_of_call(description, tensors, batch, whole_last_block)
+    call = _digest_of_call(description, tensors, whole_last_block)
     if call not in _macs_of_call:
         model = _model_to_count(description, tensors, whole_last_block)
-        inputs = model.example_inputs(batch)
+        inputs = model.example_inputs(1)
         _macs_of_call[call] = _count_macs(lambda: model.member_logits(inputs))
     return _macs_of_call[call]
 
 
-def _digest_of_call(description: Description, tensors: TensorSource, batch: int, whole_last_block: bool) -> str:
+def _digest_of_call(description: Description, tensors: TensorSource, whole_last_block: bool) -> str:
     """Return a key for the cache of :func:`macs`: equal for calls that run the same operators on the same shapes."""
     # What the model says about itself, without what does not influence its cost.
     document = description.to_json()
@@ -94,7 +93,7 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
         shapes.append((name, str(info.dtype), info.shape))
 
     # Hash all of this together with the names, dtypes and shapes of the tensors.
-    all_that_decides = [document, shapes, batch, whole_last_block]
+    all_that_decides = [document, shapes, whole_last_block]
     text = json.dumps(all_that_decides, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 

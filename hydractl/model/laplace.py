@@ -21,7 +21,6 @@ diagonal, so nothing is approximated beyond the two factors.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,17 +130,12 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
     Raises:
         UsageError: if the model has no linear classifier that its family names.
     """
-    # The family names its classifier by a pattern for names of parameters.
-    matches_nothing = "$."
-    pattern = model.family.named_parts.get("head", matches_nothing)
+    # Collect the linear layers of the classifier of each member, in the order of the network.
     heads_of_members = []
-
-    # Collect the matching linear layers of each member, in the order of the network.
     for network in model.networks:
         heads = []
         for name, module in network.named_modules():
-            is_named_head = re.match(pattern, f"{name}.weight")
-            if isinstance(module, nn.Linear) and is_named_head:
+            if isinstance(module, nn.Linear) and model.family.has_role(f"{name}.weight", "head"):
                 heads.append(module)
         if not heads:
             raise UsageError(

@@ -6,7 +6,6 @@ model is made ready: adapters, the choice of trained parameters, the optimizer, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,9 +32,6 @@ from hydractl.training.adapters import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.members import AnyModel, Together
 from hydractl.training.options import OptimizerOptions, TrainingDataOptions, TrainOptions, WeightOptions
-
-_MATCHES_NOTHING = "$."
-"""A pattern that no name matches, used for a part that a model does not have."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +194,11 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
         return ()
 
     # Unless the classifier is drawn, it consists of zeros, and its tensors are left out.
-    pattern_of_zeros = _MATCHES_NOTHING
-    if weights.init != "head":
-        pattern_of_zeros = source.family.named_parts["head"]
     names_before = set(body.tensors.names())
     new_names = [name for name in source.tensors.names() if name not in names_before]
-    return tuple(name for name in new_names if not re.match(pattern_of_zeros, name))
+    if weights.init == "head":
+        return tuple(new_names)
+    return tuple(name for name in new_names if not source.family.has_role(name, "head"))
 
 
 def _open_labelled(
@@ -355,10 +350,9 @@ def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: s
     Raises:
         UsageError: the architecture has no classifier.
     """
-    pattern = source.family.named_parts.get("head", _MATCHES_NOTHING)
     head = {}
     for name, tensor in tensors.items():
-        if re.match(pattern, name):
+        if source.family.has_role(name, "head"):
             head[name] = tensor
     if head:
         return head
@@ -502,10 +496,9 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
 
     # With an adapter, only the adapter and the classifier are trained.
     if options.adapter is not None:
-        head_pattern = model.family.named_parts.get("head", _MATCHES_NOTHING)
         adapted = options.adapter.trains(model)
         for name in names:
-            is_trained = name in adapted or re.match(head_pattern, name)
+            is_trained = name in adapted or model.family.has_role(name, "head")
             if not is_trained:
                 frozen.add(name)
     return frozen
@@ -564,10 +557,7 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
         return [name for name in names if _part_of_parameter(model, name) == part]
 
     # Parts that only the family knows, e.g. the classifier, by patterns of names.
-    pattern = family.named_parts.get(part)
-    if pattern is None:
-        return []
-    return [name for name in names if re.match(pattern, name)]
+    return [name for name in names if family.has_role(name, part)]
 
 
 def _part_of_parameter(model: HydraModel, name: str) -> str:

@@ -212,9 +212,8 @@ def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.
     traced = replace(same.description, origin="elsewhere", provenance={"verb": "fuse"})
     assert macs(traced, same.tensors) == first
     assert len(runs) == 2
-    assert macs(same.description, same.tensors, batch=3) == 3 * first
     assert macs(same.description, same.tensors, whole_last_block=True) > first
-    assert len(runs) == 4
+    assert len(runs) == 3
 
 
 @pytest.mark.parametrize(("variant", "whole"), spread(["class-token", "bert", "llama", "clip", "swin"], [False, True]))

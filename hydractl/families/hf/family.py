@@ -68,8 +68,6 @@ from hydractl.families.hf.texts import (
     text_collate,
     write_tokenizer,
 )
-from hydractl.families.pixels import input_size, random_pixels
-from hydractl.families.prompts import scaled_cosines
 from hydractl.families.reading import (
     checkpoint_on_hub,
     from_hub,
@@ -426,13 +424,6 @@ class HFEncoder(ModelFamily):
             stages = relative.with_swin_layers(stages, base, prefix, layout.norm)
         return [stages]
 
-    def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
-        """Return logits ``[B, classes]``; a CLIP or SigLIP computes them from the features of images and classes."""
-        if len(outputs) == 1:
-            return outputs[0]
-        images, classes = outputs
-        return scaled_cosines(model, images, classes)
-
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """Compute normalised features ``[B, D]`` of images with transformers' ``get_image_features``."""
         arguments = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
@@ -453,7 +444,7 @@ class HFEncoder(ModelFamily):
         """Draw random tokens without padding for a model of texts, or random pixels for a model of images."""
         if _is_text(preprocess):
             return random_tokens(preprocess, batch, seed)
-        return random_pixels(input_size(preprocess), batch, seed)
+        return super().example_inputs(preprocess, batch, seed)
 
     def longest_text(self, preprocess: Preprocessing) -> int | None:
         """Return ``model_max_length`` of the tokenizer; None for images."""
@@ -480,10 +471,6 @@ class HFEncoder(ModelFamily):
             return super().too_long(config, preprocess, texts)
         collate = text_collate(preprocess["texts"])
         return sum(collate.cut(texts)), collate.max_length
-
-    def judges_each_pair(self, model: Any) -> bool:
-        """Return whether the model is a SigLIP, which judges each pair of image and text separately."""
-        return hasattr(model, "logit_bias")
 
     def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
         """Return the configuration with another number of classes and without the names of the old classes.

@@ -47,7 +47,7 @@ from hydractl.families.open_clip.models import (
 )
 from hydractl.families.open_clip.stages import text_stages, visual_stages
 from hydractl.families.pixels import random_pixels
-from hydractl.families.prompts import filled_templates, scaled_cosines
+from hydractl.families.prompts import filled_templates
 from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Site
@@ -307,11 +307,6 @@ class OpenClip(ModelFamily):
         """Cut the image tower and the text tower into stem, blocks and readout."""
         return [visual_stages(model), text_stages(model)]
 
-    def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
-        """Return logits ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes."""
-        images, classes = outputs
-        return scaled_cosines(model, images, classes)
-
     def sample_features(self, model: Any, inputs: Tensor) -> Tensor:
         """Compute normalised features ``[B, D]`` of images with open_clip's ``encode_image``."""
         return model.encode_image(inputs, normalize=True)
@@ -359,10 +354,6 @@ class OpenClip(ModelFamily):
             if tokens > most_tokens:
                 count += 1
         return count, most_tokens
-
-    def judges_each_pair(self, model: Any) -> bool:
-        """Return whether the logits have a bias, as in a SigLIP."""
-        return model.logit_bias is not None
 
     def bound_scale(self, model: Any) -> None:
         """Clamp the scale to 1 ... 100, in place, as ``open_clip_train`` does after each step; it is a logarithm."""

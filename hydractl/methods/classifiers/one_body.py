@@ -5,7 +5,6 @@ The loss is the mean of their losses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +64,7 @@ def last_layer_names(model: HydraModel, names: Iterable[str]) -> list[str]:
     Raises:
         UsageError: the model has no classifier.
     """
-    matches_nothing = "$."
-    pattern = model.family.named_parts.get("head", matches_nothing)
-    heads = [name for name in names if re.match(pattern, name)]
+    heads = [name for name in names if model.family.has_role(name, "head")]
     if not heads:
         raise UsageError(f"{model.description.arch} has no classifier that could be there several times")
     return heads

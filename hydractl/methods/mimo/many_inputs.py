@@ -8,7 +8,6 @@ member is written as an ordinary checkpoint, and the members share all weights b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -202,11 +201,9 @@ def _stem_path(model: HydraModel) -> str:
         kind = nn.Conv2d
         wanted = "convolution that makes patches"
 
-    matches_nothing = "$."
-    pattern = model.family.named_parts.get(part, matches_nothing)
     paths = []
     for path, module in model.networks[0].named_modules():
-        if type(module) is kind and re.match(pattern, f"{path}.weight"):
+        if type(module) is kind and model.family.has_role(f"{path}.weight", part):
             paths.append(path)
     if len(paths) != 1:
         raise UsageError(f"--ensemble mimo: {model.description.arch} has no single {wanted}")
