@@ -29,12 +29,12 @@ _NOW = "single, MSP (now)"
 
 _COPY = "a copy of it without the N attention heads that a search found to matter least"
 _MADE_OF: Mapping[str, str] = {
-    "single": "the model as it is",
+    "single": "the model as it is, with a temperature fitted on validation data",
     "whole-avg": f"fused with {_COPY} for accuracy and OOD detection",
     "whole-auto": f"fused with {_COPY}, as many as --max-drop allows",
-    "whole-late": "the same, of the last third of its layers",
+    "whole-late": "the same, the heads all of the last third of its layers",
     "whole-three": "fused with three such copies: for accuracy, for OOD detection, and for both",
-    "circuits": "such three copies without the model, each without a third of the heads",
+    "circuits": "three such copies, each without a third of the heads, without the model itself",
     "taylor": "three copies pruned by Taylor scores of the training data",
 }
 """What models are made of, by the part of their name before ``@N``; those of methods have the name of the method."""
@@ -149,7 +149,7 @@ def study_table(study: StudyAnswer) -> Table:
         detection = row.common or Record()  # nothing, shown as dashes, if the row does not have the common score
         figures = [*_cells(detection, on_ood), *_cells(row.test, on_id)]
         rows.append([_marked_name(row), *figures, number(row.mac_ratio, 2), _learning_rates_text(row.lr)])
-    title = f"Every model on the test data with the score {study.common_score} (* is best.st)"
+    title = f"Now, and every model with the score {study.common_score}, on the test data (* is best.st)"
     return text_table(title, ["model", *_OF_OOD, *_OF_ID, "mult-adds", "learning rate"], rows)
 
 

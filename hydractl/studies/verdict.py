@@ -18,6 +18,7 @@ from hydractl.studies.rule import REFERENCE, SINGLE
 from hydractl.studies.words import (
     ACCURACY,
     AUROC,
+    AUROC_MARGIN,
     BETTER,
     CANNOT_TELL,
     FPR95,
@@ -349,9 +350,10 @@ def _first_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
     sentence = _single_sentence(facts, answer)
     if not facts.has_other_rows:
         return sentence
+    paying = f"which takes a gain of more than {AUROC_MARGIN:g} of AUROC"
     if facts.other_row_may_pay:
-        return f"{sentence} On validation data no other model is worth its cost."
-    return f"{sentence} No other model is worth its cost here."
+        return f"{sentence} On validation data no other model is worth its cost, {paying}."
+    return f"{sentence} No other model is worth its cost here, {paying}."
 
 
 def _blind_sentence(facts: Facts) -> str:

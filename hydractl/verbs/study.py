@@ -340,6 +340,11 @@ class _Course:
         self._left.pop(step.outputs, None)
         self._show()
 
+    def end(self) -> None:
+        """Show that all is done: what was expected and not needed, too."""
+        self._left.clear()
+        self._show()
+
 
 class _StepProgress(Progress):
     """The progress of the long task of a step, which moves the bar of the study."""
@@ -452,6 +457,7 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
         (row,) = (row for row in plan.rows if row.name == used.row)
         last_steps = plan.last_steps(row, used.score, tested.note, tested.score_of_table(), chosen.tested_rows)
         _run_steps(last_steps, plan, course, log)
+        course.end()
 
     # Make the answer, with what was stored in the best row.
     steps = [*plan.steps, *testing_steps, *last_steps]

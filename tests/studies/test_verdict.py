@@ -222,7 +222,10 @@ def test_the_ladder_has_each_rung_once() -> None:
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
     tested = facts_of(steps, {"msp": BETTER}, rungs, reasons_for_single=["Because."])
     assert answer_of(tested) == answer and lines(tested)[0].startswith(begins) and "Because." in lines(tested)
-    assert lines(tested)[0].endswith(" No other model is worth its cost here.")
+    assert lines(tested)[0].endswith(f" {NO_OTHER}")
+
+
+NO_OTHER = "No other model is worth its cost here, which takes a gain of more than 0.01 of AUROC."
 
 
 def next_best(
@@ -241,14 +244,15 @@ def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
     said = lines(tested)
     assert said[0].startswith("Use the single model with vim: ")
     assert said[0].endswith(
-        " against the model as it is, with MSP, at no more cost. On validation data no other model is worth its cost."
+        " against the model as it is, with MSP, at no more cost. On validation data no other model is worth its cost, "
+        "which takes a gain of more than 0.01 of AUROC."
     )
     assert said[1] == (
         "Next best on validation data is whole-avg@4 with vim, at 1.14 times the mult-adds: on the test data mean OOD "
         "AUROC +0.0090 (+0.0040 to +0.0140), mean FPR95 -0.0300 (-0.0450 to -0.0120) against the single model with vim."
     )
     without_price = lines(facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], next_best=next_best(UNCLEAR, macs=None)))
-    assert without_price[0].endswith("No other model is worth its cost here.")
+    assert without_price[0].endswith(NO_OTHER)
     assert without_price[1].startswith("Next best on validation data is whole-avg@4 with vim: on the test data mean")
     pruned = lines(facts_of([BETTER, BETTER], {"msp": BETTER}, next_best=next_best(SAME, used=CHOICE)))
     assert pruned[0].startswith("Use whole-avg@2 with gen: it detects OOD samples better than")
