@@ -151,7 +151,11 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         explained = " ".join([*marked, *_score_sentences(answer)])
         yield _Section("results", "Results on the test data", explained, tables=[tables.glance_table(rows)])
     else:
-        yield _Section("results", "Results on the test data", tables=[results_table(study, rows)])
+        explained = (
+            f"All with the score {shown_name(study.common_score)}, the first line with MSP. Members that are pruned "
+            "and not trained share their parameters."
+        )
+        yield _Section("results", "Results on the test data", explained, tables=[results_table(study, rows)])
         names_explained = [(term, [words]) for term, words in legend(study, study.rows).items()]
         yield _Section("names", "What the names mean", facts=names_explained)
     yield _Section(

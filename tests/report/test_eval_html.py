@@ -235,7 +235,9 @@ def test_results_of_a_study_begin_with_the_model_as_it_is_and_name_the_one_to_us
     assert lines[0][auroc].startswith(f"{single['ood_avg']['auroc']:.4f}")
     assert heads[-3:] == ["mult-adds", "multiplications", "parameters"] and now[-3:] == lines[0][-3:]
     assert ["(recommended)" in line[0] for line in lines] == [False, True, False]
-    assert not page.all("td", "best") and "Bold" not in page.by_id("results").text()
+    text = page.by_id("results").text()
+    assert not page.all("td", "best") and "Bold" not in text
+    assert f"All with the score {study.common_score}, the first line with MSP." in text
 
 
 @pytest.mark.usefixtures("no_pictures")
