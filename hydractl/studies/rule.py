@@ -183,13 +183,14 @@ class Evidence:
             figure: a metric, or the names of the OOD sets that the mean AUROC is over; there are some.
             reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        differences = self.readings(candidate, figure) - self.readings(other, figure)  # [readings]
+        of_candidate, of_other = self.readings(candidate, figure), self.readings(other, figure)  # [readings]
         key = (candidate, other, figure)
         if key not in self._spreads:
+            differences = of_candidate - of_other
             low, high = np.quantile(differences[1:], [0.025, 0.975])
             self._spreads[key] = (float(low - differences[0]), float(high - differences[0]))
         to_low, to_high = self._spreads[key]
-        value = float(differences[reading])
+        value = float(of_candidate[reading] - of_other[reading])
         return Difference(value, low=value + to_low, high=value + to_high)
 
 
