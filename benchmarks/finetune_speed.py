@@ -78,13 +78,14 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.model.loading import build_model
     from hydractl.training.data import TrainingData
     from hydractl.training.loop import Training, TrainingContext
-    from hydractl.training.options import TrainingDataOptions, TrainOptions, WeightOptions
+    from hydractl.training.options import TrainOptions
     from hydractl.training.start import speed_up
 
     options = TrainOptions(
-        data=TrainingDataOptions(train=DataSpec.of_option("--train", "none"), batch_size=arguments.batch_size),
+        train=DataSpec.of_option("--train", "none"),
+        batch_size=arguments.batch_size,
         steps=10**6,
-        weights=WeightOptions(train_last=more.get("train_last")),
+        train_last=more.get("train_last"),
     )
     model = build_model(source, arguments.device)
     speed_up(model, checkpoint_blocks="checkpoint_blocks" in more, compile="compile" in more)
