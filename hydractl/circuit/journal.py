@@ -32,6 +32,15 @@ FIRST_BYTES = json.dumps({"schema": JOURNAL_SCHEMA}).removesuffix("}").encode()
 _FIRST_BYTES_OF_ANY = b'{"schema": "hydractl.journal/'
 """The bytes that journals of all versions begin with."""
 
+Record = Mapping[str, Any]
+"""A JSON object of a line. ``correct`` to ``doubt`` are those of :class:`EvaluationCounts`; beside them stand:
+
+* ``base`` of the model before the first removal holds the counts themselves.
+* ``of`` (the objective), ``step``, ``head`` and ``given_up`` (objectives) of a candidate that was evaluated; ``off``
+  has its scores minus their forecasts, if there were some.
+* ``removed`` (the objective), ``step``, ``head`` and ``rivals`` (``head`` and counts) of a removal.
+"""
+
 
 class Journal:
     """An open journal, locked against other processes until it is closed.
@@ -47,7 +56,7 @@ class Journal:
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         """Use :meth:`open`."""
         self.path = path
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self.order: Any = None
         self._file = file
         self._begun_here = not self._size_in_bytes()
@@ -199,7 +208,7 @@ class Journal:
                 raise OutputError(f"{other} is in the way and is no {JOURNAL_SCHEMA} file", hint="move it away")
             other.unlink()
 
-    def _read_search(self, path: Path, rank: int, header: Mapping[str, Any], log: Log) -> int:
+    def _read_search(self, path: Path, rank: int, header: Record, log: Log) -> int:
         """Take over what the files of all processes record of a search. The files are not changed.
 
         Args:
@@ -317,9 +326,9 @@ class _JournalFile:
     path: Path
     whole_bytes: int
     torn: bool
-    header: Mapping[str, Any]
+    header: Record
     order: Any
-    records: list[dict[str, Any]]
+    records: list[Record]
 
     @property
     def headless(self) -> bool:
@@ -358,7 +367,7 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
 
     # Each line is an object. After the split, what follows the last newline is empty, or a half-written line.
     *lines, torn = data.split(b"\n")
-    objects: list[dict[str, Any]] = []
+    objects: list[Record] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
         ends_file = number == len(lines) and not torn

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from hydractl.circuit.forecasts import (
     samples_of_task,
     slopes,
 )
+from hydractl.circuit.journal import Record
 from hydractl.circuit.memory import HeadEvaluation
 from hydractl.circuit.objective import Doubt, EvaluationCounts
 from hydractl.circuit.search import GreedySearch, SearchKeywords
@@ -210,7 +211,7 @@ class Lazy(GreedySearch):
         # Go to the model without the head as a trial ("aside"): the states of the current model are kept.
         self.evaluator.go_to_model_without([*removed, head], aside=True)
 
-        def record_of_batch(batch: int) -> dict[str, Any]:
+        def record_of_batch(batch: int) -> Record:
             values = self.evaluator.current_values(batch)
             near = np.asarray(values.near)
             return {**vars(values), "scores": values.scores.tolist(), "near": near.tolist(), "tasks": [*values.tasks]}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydractl.circuit.journal import HOW_TO_START_OVER, Journal
+from hydractl.circuit.journal import HOW_TO_START_OVER, Journal, Record
 from hydractl.circuit.objective import Doubt, EvaluationCounts
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.distributed import Processes
@@ -24,17 +24,7 @@ _MOST_LOSS = 1 << 100
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-Record = Mapping[str, Any]
-"""A JSON object. ``correct`` to ``doubt`` are those of :class:`EvaluationCounts`, and stand beside these keys:
-
-* ``base`` of the model before the first removal holds the counts themselves.
-* ``of`` (the objective), ``step``, ``head`` and ``given_up`` (objectives) of a candidate that was evaluated; ``off``
-  has its scores minus their forecasts, if there were some.
-* ``removed`` (the objective), ``step``, ``head`` and ``rivals`` (``head`` and counts) of a removal.
-"""
-
-
-def record_of_counts(counts: EvaluationCounts) -> dict[str, Any]:
+def record_of_counts(counts: EvaluationCounts) -> Record:
     """Return the record of an evaluation."""
     return {**vars(counts), "doubt": list(counts.doubt)}
 
@@ -45,7 +35,7 @@ def counts_from_record(record: Record) -> EvaluationCounts:
     return EvaluationCounts(**counts, doubt=Doubt(*record.get("doubt", ())))
 
 
-def record_of_trial(trial: Trial) -> dict[str, Any]:
+def record_of_trial(trial: Trial) -> Record:
     """Return the record of a head and what was counted without it."""
     record = {"head": list(trial.head), **record_of_counts(trial.counts)}
     if trial.rivals:

@@ -292,7 +292,7 @@ def to_stdout() -> bool:
 
 def gather(
     declared: Declared,
-    flags: Mapping[str, Any],
+    flags: Mapping[str, object],
     environ: Mapping[str, str],
     folder: Path | None,
     *,

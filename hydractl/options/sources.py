@@ -35,7 +35,7 @@ class Given(NamedTuple):
 
 
 def deciding_text(
-    item: Option, verb: str, flags: Mapping[str, Any], environ: Mapping[str, str], config: Contents
+    item: Option, verb: str, flags: Mapping[str, object], environ: Mapping[str, str], config: Contents
 ) -> Given | None:
     """Return the text that decides an option: that of the flag, else of the variable, else of the file of defaults.
 

@@ -24,6 +24,7 @@ from hydractl.distributed import alone
 from hydractl.errors import InputError, Interrupted, UsageError
 from hydractl.evaluation.options import FitOptions, PredictOptions
 from hydractl.evaluation.predicting import (
+    PredictionRow,
     PredictionTally,
     Window,
     predicted_windows,
@@ -227,7 +228,7 @@ def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
             progress.advance(len(window.rows) + len(window.skipped))
 
 
-def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[dict[str, Any]]:
+def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[PredictionRow]:
     """Yield a row for each sample as it is predicted, or for each that is flagged; fill in ``outcome`` after the last.
 
     Raises:
