@@ -1,11 +1,15 @@
 """Overhead of ``eval`` and ``predict`` over a bare loop on the same batches: everything between logits and the result.
 
     python benchmarks/eval_overhead.py [--model MODEL ...] [--samples 128] [--batch-size 32] [--rounds 5]
+    python benchmarks/eval_overhead.py --layers -o FILE [--model MODEL ...] [--rounds 5]  # what mahalanobis-layers adds
     python benchmarks/eval_overhead.py --metrics [BEFORE] [--rounds 7]  # no model: the metrics of drawn logits alone
 
 All sides read, preprocess and run the same images in the same batches, in turn, in an order drawn by ``--seed``; one
 throws the logits away, one makes the whole row of ``eval.json`` of them, OOD set included, and one the lines of
 ``predict``. Wall and CPU time are medians of the ratio within a round.
+
+With ``--layers``: CPU time of ``eval`` from the model's name to the rows, with ``mahalanobis`` alone and with
+``mahalanobis-layers`` beside it, both fitted to as many training images as it tests; ``-o`` keeps every round.
 
 With ``--metrics``: CPU time a sample of all that ``eval`` computes from the logits of three members and 1,000 classes,
 in batches of 256; with BEFORE, a folder with another version of the source (``git worktree add ../before COMMIT``), in
@@ -31,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import hydractl
 from hydractl.data import batches
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.measuring import Measuring
@@ -52,11 +57,14 @@ HERE = Path(__file__).resolve().parents[1]
 MODELS = ("timm:vit_small_patch16_224?pretrained=0&num_classes=1000", "timm:vit_tiny_patch16_224?pretrained=0")
 
 
-def images(path: Path, count: int, seed: int) -> str:
-    """A data set of noise, labelled."""
+def images(path: Path, count: int, seed: int, in_pairs: bool = False) -> str:
+    """A data set of noise, labelled by chance or with two images a class."""
     generator = np.random.default_rng(seed)
     pixels = generator.integers(0, 256, (count, 224, 224, 3), dtype=np.uint8)
-    np.savez(path, x=pixels, y=generator.integers(0, 1000, count))
+    labels = generator.integers(0, 1000, count)
+    if in_pairs:  # a class of one sample has no spread that a covariance could be fitted to
+        labels = np.arange(count) // 2
+    np.savez(path, x=pixels, y=labels)
     return str(path)
 
 
@@ -95,6 +103,33 @@ def line_by_line(plan: Plan) -> None:
             for window in predicted_windows(model, Chosen.of({}), one.dataset, samples):
                 for row in window.rows:
                     handle.write(json_line(row))
+
+
+def compare_layers(models: list[str], samples: int, batch_size: int, rounds: int, dice: random.Random) -> Any:
+    """Print the CPU time of ``eval`` without and with the distances of all layers; return that of every round."""
+    sides = {"without": ["mahalanobis"], "with": ["mahalanobis", "mahalanobis-layers"]}
+    print("| model | samples | without | with | with / without |\n|---|---:|---:|---:|---:|")
+    measured = []
+    with tempfile.TemporaryDirectory() as folder:
+        train = images(Path(folder, "train.npz"), samples, 0, in_pairs=True)
+        test, ood = (images(Path(folder, f"{name}.npz"), samples, seed) for name, seed in (("test", 1), ("ood", 2)))
+        for model in models:
+            evaluation = partial(
+                hydractl.evaluate, model, test=test, ood={"noise": ood}, train=train, batch_size=batch_size
+            )
+            evaluation(ood_score=sides["with"])  # warms up; whole, as a part may have no class of two samples
+            of_rounds = []
+            for _ in range(rounds):
+                of_round = {}
+                for side in dice.sample(sorted(sides), len(sides)):
+                    _, of_round[side] = timed(partial(evaluation, ood_score=sides[side]))
+                of_rounds.append(of_round)
+            ratios = [of_round["with"] / of_round["without"] for of_round in of_rounds]
+            taken = [statistics.median(of_round[side] for of_round in of_rounds) for side in sides]
+            spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            print(f"| {model} | 3 x {samples} | {taken[0]:.1f} s | {taken[1]:.1f} s | {spread} |", flush=True)
+            measured.append({"model": model, "samples": samples, "batch_size": batch_size, "rounds": of_rounds})
+    return measured
 
 
 MEMBERS, BATCH, CLASSES = 3, 256, 1000
@@ -157,6 +192,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", action="store_true")
+    parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--metrics", nargs="*", type=Path, metavar="BEFORE")
     parser.add_argument("--metrics-once", action="store_true", help=argparse.SUPPRESS)  # a process of --metrics
     options = parser.parse_args()
@@ -168,18 +205,23 @@ def main() -> None:
     if options.metrics is not None:
         compare_metrics(next(iter(options.metrics), None), options.rounds, dice)
         return
+    if options.layers:
+        measured = compare_layers(options.model, options.samples, options.batch_size, options.rounds, dice)
+        if options.output is not None:
+            options.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        return
     print("| model | samples | side | wall ratio | CPU ratio |\n|---|---:|---|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         data = images(Path(folder, "id.npz"), options.samples, 1)
         ood = images(Path(folder, "ood.npz"), options.samples, 2)
         for text in options.model:
-            measured = EvalOptions(
+            evaluation = EvalOptions(
                 run=EvalRunOptions(batch_size=options.batch_size, device="auto"),
                 data=DataOptions(
                     test=DataSpec.of_option("--test", data), ood=[OodSet.of_option("--ood", f"noise:far={ood}")]
                 ),
             )
-            plan = plan_of([ModelRef(text)], ModelOptions(), measured, Log())
+            plan = plan_of([ModelRef(text)], ModelOptions(), evaluation, Log())
             model = plan.models[0]
             assert isinstance(model, RunningModel)
             sides = {

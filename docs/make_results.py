@@ -14,8 +14,8 @@ A table stands between ``<!-- KIND: NAME ... -->`` and ``<!-- end -->``:
     minilm     ``sst2-rows.json``, which ``examples/methods.py`` writes: rows of a study under the same scores
     rules      ``verdict-rules.json``, which ``benchmarks/verdict_rules.py`` writes
     words      ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes
-    layers     ``layered-scores.json``, which ``benchmarks/layered_scores.py`` writes: what is ``said``, ``changes``, or
-               those of the ``hedge``
+    layers     ``layered-scores.json``, which ``benchmarks/layered_scores.py`` writes: what is ``said``, ``changes``,
+               those of the ``hedge``; and the ``price``, of ``benchmarks/results/layers-price.json``
     paper      a table of the paper, of ``paper.json``
 
 and of ``benchmarks/results/NAME.json`` those that ``hydractl bench`` writes (``bench``) and the scripts of benchmarks:
@@ -972,6 +972,8 @@ def layers(part: str) -> str:
         return said_of_layers(document)
     if part == "hedge":
         return hedge_with_layers(document)
+    if part == "price":
+        return price_of_layers()
     rows = []
     for change in document["changes"]:
         title = ", ".join(f"{choice}: {value}" for choice, value in change["changes"].items())
@@ -981,6 +983,18 @@ def layers(part: str) -> str:
             cells += [f"{difference:+.3f} ± {error:.3f}", f"{change['lowest']:+.3f}", f"{change['highest']:+.3f}"]
         rows.append([_CHANGES[title], *cells, *[""] * (4 - len(cells))])
     return markdown(["", "mean AUROC", "difference", "lowest", "highest"], rows)
+
+
+def price_of_layers() -> str:
+    """What the score adds to the processor time of ``eval``: what ``benchmarks/eval_overhead.py --layers`` measured."""
+    (measured,) = json.loads((DOCS.parent / "benchmarks/results/layers-price.json").read_text(encoding="utf-8"))
+    ratios = [of_round["with"] / of_round["without"] for of_round in measured["rounds"]]
+    text = (
+        f"Its price: {statistics.median(ratios):.2f} of the processor time of `eval` of a ViT-S/16 of 1,000 classes "
+        f"with `mahalanobis` alone, {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds, in turns beside "
+        f"other work, on {measured['samples']} images each to fit to, to test on and OOD."
+    )
+    return textwrap.fill(text, 120)
 
 
 def said_of_layers(document: dict[str, Any]) -> str:
