@@ -44,7 +44,8 @@ NOTHING_HELPS = "nothing helps"
 BLIND = "cannot choose"
 
 FOOTNOTE = (
-    "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
+    "The 95 % intervals cover the drawing of these test samples alone: other OOD data, another training or another "
+    "search may decide otherwise."
 )
 
 _SEEN_AFTERWARDS = " That was seen afterwards: confirm it on other data."
