@@ -196,6 +196,36 @@ class TimmViT(ModelFamily):
             return name
         return f"{name}?{'&'.join(written_options)}"
 
+    def arch_of_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """Return the ``--arch`` that may open a ViT with tensors of these names and shapes; None for other tensors.
+
+        The number of heads does not show in the shapes, and the line says so.
+        """
+        kernel = shapes.get("patch_embed.proj.weight", ())
+        positions = shapes.get("pos_embed", ())
+        if len(kernel) != 4 or len(positions) != 3:
+            return None
+        width, channels, _, side = kernel
+        classes, *_ = shapes.get("head.weight", (0,))
+        pixels = side * math.isqrt(positions[1])  # tokens of no patch are few
+
+        # The architectures that timm publishes with tensors of these names and shapes.
+        fitting = []
+        for start in ("vit", "deit", "deit3"):
+            name = f"{start}_{_SIZE_OF_WIDTH.get(width)}_patch{side}_{pixels}"
+            if _is_known(name):
+                with on_meta_device():
+                    model = timm.create_model(name, num_classes=classes)
+                if shapes == {key: tensor.shape for key, tensor in model.state_dict().items()}:
+                    heads = model.blocks[0].attn.num_heads
+                    fitting.append(f"'timm:{name}?num_classes={classes}&num_heads={heads}'")
+        if fitting:
+            return f"--arch {' or '.join(fitting)}; the file does not show its number of heads"
+        depth = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
+        sizes = f"img_size={pixels}&patch_size={side}&in_chans={channels}&embed_dim={width}&depth={depth}"
+        arch = f"'timm:vit_base_patch16_224?{sizes}&num_classes={classes}&num_heads=N'"
+        return f"--arch {arch}, N its number of heads, which the file does not show"
+
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
     ) -> Preprocessing:
@@ -418,37 +448,6 @@ class TimmViT(ModelFamily):
         if not isinstance(_meta_model(config), timm_relative.Swin):
             rates["pos_drop_rate"] = rate
         return _with_arguments(config, rates)
-
-
-def arch_of_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Return the ``--arch`` that may open a ViT with tensors of these names and shapes; None for other tensors.
-
-    The number of heads does not show in the shapes, and the line says so.
-    """
-    kernel = shapes.get("patch_embed.proj.weight", ())
-    positions = shapes.get("pos_embed", ())
-    if len(kernel) != 4 or len(positions) != 3:
-        return None
-    width, channels, _, side = kernel
-    classes, *_ = shapes.get("head.weight", (0,))
-    pixels = side * math.isqrt(positions[1])  # tokens of no patch are few
-
-    # The architectures that timm publishes with tensors of these names and shapes.
-    fitting = []
-    for start in ("vit", "deit", "deit3"):
-        name = f"{start}_{_SIZE_OF_WIDTH.get(width)}_patch{side}_{pixels}"
-        if _is_known(name):
-            with on_meta_device():
-                model = timm.create_model(name, num_classes=classes)
-            if shapes == {key: tensor.shape for key, tensor in model.state_dict().items()}:
-                heads = model.blocks[0].attn.num_heads
-                fitting.append(f"'timm:{name}?num_classes={classes}&num_heads={heads}'")
-    if fitting:
-        return f"--arch {' or '.join(fitting)}; the file does not show its number of heads"
-    depth = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-    sizes = f"img_size={pixels}&patch_size={side}&in_chans={channels}&embed_dim={width}&depth={depth}"
-    arch = f"'timm:vit_base_patch16_224?{sizes}&num_classes={classes}&num_heads=N'"
-    return f"--arch {arch}, N its number of heads, which the file does not show"
 
 
 def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> LoadedModel:

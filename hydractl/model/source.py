@@ -511,9 +511,7 @@ def arch_hint(tensors: TensorSource) -> str:
                 f"it was trained as: --arch {value}; with --labels FOLDER its "
                 "classes have the names of the folders that it was trained on"
             )
-    from hydractl.families.timm import arch_of_shapes
-
-    return arch_of_shapes(shapes) or _WAYS_TO_NAME
+    return get_family("timm").arch_of_shapes(shapes) or _WAYS_TO_NAME
 
 
 def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:

@@ -68,16 +68,24 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         answer: the answer of the eval.
         study: the answer of the study that the eval belongs to, whose verdict comes first; None if there is none.
     """
-    sections = [section for section in _sections(answer, study) if not section.is_empty]
+    of_study: dict[str, object] = {"verdict": (), "glance": None, "brief": (), "next_steps": ()}
+    if study is not None:
+        of_study = {
+            "verdict": study.verdict.lines,
+            "glance": glance(study),
+            "brief": in_brief(study),
+            "next_steps": next_steps(study),
+        }
+    open_sections, closed_sections = [], []
+    for section in _sections(answer, study):
+        if section.is_empty:
+            continue
+        if _is_open(section, study):
+            open_sections.append(section)
+        else:
+            closed_sections.append(section)
     text = _page().render(
-        title=_title(answer, study),
-        verdict=() if study is None else study.verdict.lines,
-        glance=None if study is None else glance(study),
-        brief=() if study is None else in_brief(study),
-        next_steps=() if study is None else next_steps(study),
-        sections=[section for section in sections if _is_open(section, study)],
-        details=[section for section in sections if not _is_open(section, study)],
-        arrows=_ARROWS,
+        title=_title(answer, study), **of_study, sections=open_sections, details=closed_sections, arrows=_ARROWS
     )
     return text.encode("utf-8")
 

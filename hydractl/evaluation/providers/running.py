@@ -303,9 +303,8 @@ class RunningModel(LogitsProvider):
         negative_words = self._negative_words(names_to_fit)
         with torch.inference_mode():
             features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
-            fitted_on = self.fit_record(
-                names_to_fit, data, neighbours
-            )  # whose fingerprint is known when they were read
+            # Its fingerprint is known once the samples were read.
+            fitted_on = self.fit_record(names_to_fit, data, neighbours)
             self.detector = fit_detector(names_to_fit, models, features, labels, neighbours, fitted_on, negative_words)
         if stored_detector is not None and taken_names:
             self.detector = stored_detector.with_scores(self.detector)
