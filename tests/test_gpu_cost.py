@@ -83,24 +83,6 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(
     assert "at most 1.07" in printed
 
 
-@pytest.mark.parametrize(
-    ("interval", "verdict"), [((0.9, 1.0), "reached"), ((1.01, 1.2), "missed"), ((0.9, 1.1), "cannot tell")]
-)
-def test_what_was_to_be_reached(script: ModuleType, interval: tuple[float, float], verdict: str) -> None:
-    record = script.Record(None, {})
-    row = {"ratio": sum(interval) / 2, "ratio_ci": list(interval)}
-    for mode, name in (
-        ("compiled", "whole + circuit, last 2"),
-        ("compiled", "single"),
-        ("eager", "fused, 10 shared"),
-        ("compiled", "fused, 0 shared, not batched"),
-    ):
-        record.add(script.Place("vit", "bfloat16", 4, mode, name), row)
-    record.add(script.Place("vit", "bfloat16", 1, "compiled", "fused, 10 shared"), row)
-    (aim,) = script.aims(record)
-    assert (aim["model"], aim["aim"], aim["verdict"]) == ("whole + circuit, last 2", 1.0, verdict)
-
-
 # --- cut off ----------------------------------------------------------------------------------------------------------
 
 DRIVER = """
@@ -138,32 +120,6 @@ def test_it_ends_in_time_whatever_it_is_doing(tmp_path: Path) -> None:
     assert "vit, bfloat16, batch 1, eager: row 14: no time left" in document["missing"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1", '{"settings": 1, "machine": 2}'])
-def test_another_file_is_left_alone(script: ModuleType, tmp_path: Path, text: str) -> None:
-    file = tmp_path / "gpu.json"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(SystemExit, match="is not a file of this script"):
-        script.Record(file, {})
-    assert file.read_text(encoding="utf-8") == text
-
-
-def test_a_row_that_cannot_be_measured_is_no_end(script: ModuleType) -> None:
-    places = [script.Place("vit", "bfloat16", 4, "compiled", name) for name in "abc"]
-
-    def measure(place: Any) -> dict[str, Any]:
-        if place.model == "b":
-            raise script.CannotMeasure("does not compile")
-        return {}
-
-    record = script.Record(None, {})
-    script.measure_all(places, record, script.Clock(1e6, time.perf_counter()), measure)
-    assert [row["model"] for row in record.rows] == ["a", "c"]
-    assert record.document()["missing"] == [f"{places[1]}: does not compile"]
-    late = script.Record(None, {})
-    script.measure_all(places[1:2], late, script.Clock(0, time.perf_counter()), measure)
-    assert late.document()["missing"] == [f"{places[1]}: no time left"]
-
-
 def test_what_is_there_is_not_measured_again(script: ModuleType, tmp_path: Path) -> None:
     file, clock = tmp_path / "g.json", script.Clock(1e6, time.perf_counter())
     places = [script.Place("vit", "bfloat16", 4, "compiled", name) for name in "abc"]
@@ -178,24 +134,3 @@ def test_what_is_there_is_not_measured_again(script: ModuleType, tmp_path: Path)
         script.Record(file, {"rounds": 3})
     with pytest.raises(SystemExit, match=r"measured elsewhere \(device\)"):
         script.Record(file, {"rounds": 2}).set_machine({"device": "another"})
-
-
-@pytest.mark.parametrize("off", [0.0, 1.0])
-def test_members_that_differ_are_never_timed(off: float, script: ModuleType) -> None:
-    import torch
-
-    class Model:
-        def example_inputs(self, batch: int, seed: int) -> torch.Tensor:
-            return torch.ones(batch, 3)
-
-        def __init__(self, more: float) -> None:
-            self.more = more
-
-        def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-            return inputs + self.more
-
-    if off:
-        with pytest.raises(SystemExit, match="b .float32.: differs by"):
-            script.difference(Model(0.0), Model(off), "float32", "b")
-    else:
-        assert script.difference(Model(0.0), Model(off), "float32", "b") == 0

@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse
@@ -183,24 +182,6 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     assert [words[:2] for words in commands if words[0] == "eval"][-1] == ["eval", "deep=vit-1.st+vit-2.st+vit-3.st"]
     written = json.loads((tmp_path / "cifar10" / "seeds.json").read_text())
     assert [training["rows"][-1]["shared"] for training in written.values()] == [True, True, True]
-
-
-def test_cifar10_is_cut_from_folders_of_images(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    seeds = modules["seeds"]
-    shades = {"bird": 10, "cat": 20}
-    folder = tmp_path / "images"
-    for name, shade in shades.items():
-        (folder / name).mkdir(parents=True)
-        for number in range(3):
-            colour = (shade, number, 0)
-            Image.new("RGB", (32, 32), colour).save(folder / name / f"{number}.png")
-    pixels, labels, classes = seeds.images_of(folder)
-    assert pixels.shape == (6, 32, 32, 3)
-    assert pixels[:, 0, 0, 0].tolist() == [10, 10, 10, 20, 20, 20]
-    assert pixels[:, 0, 0, 1].tolist() == [0, 1, 2, 0, 1, 2]
-    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert classes.tolist() == ["bird", "cat"]
-    assert seeds.in_colour(np.full((2, 28, 28), 7, dtype=np.uint8)).shape == (2, 32, 32, 3)
 
 
 def test_an_interval_over_seeds_covers_seeds_and_samples() -> None:

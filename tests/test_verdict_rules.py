@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,47 +42,6 @@ def decided(rules: Any, seen: Any, **changes: Any) -> tuple[int, str]:
     place = rules.decide(seen, sets, replace(rules.Setting(), **changes), {})
     chosen = seen.candidates[place]
     return chosen.row, chosen.score
-
-
-def test_a_resampled_auroc_is_that_of_the_samples_as_often_as_they_were_drawn(rules: Any) -> None:
-    random = np.random.default_rng(0)
-    inside, outside = random.integers(0, 9, 40), random.integers(3, 12, 30)  # with many ties
-    counts = [random.multinomial(len(values), [1 / len(values)] * len(values), size=5) for values in (inside, outside)]
-    resampled = rules.auroc_resampled(inside, outside, *counts)
-    for number, value in enumerate(resampled):
-        drawn_inside = np.repeat(inside, counts[0][number])
-        drawn_outside = np.repeat(outside, counts[1][number])
-        higher = (drawn_outside[:, None] > drawn_inside).mean()
-        equal = (drawn_outside[:, None] == drawn_inside).mean()
-        assert value == pytest.approx(higher + equal / 2, abs=1e-12)
-        assert rules.auroc(drawn_inside, drawn_outside) == pytest.approx(value, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("loss", "low", "kept"), [(0.02, 0.001, False), (0.02, -0.002, True), (0.009, 0.001, True), (-0.1, -0.2, True)]
-)
-def test_a_row_is_out_where_it_is_beyond_a_limit_and_significantly_worse(
-    loss: float, low: float, kept: bool, rules: Any
-) -> None:
-    assert rules.keeps_to(0.01, loss, np.linspace(low, 2 * loss - low, ROUNDS)) is kept
-
-
-def test_the_interval_of_a_loss_is_that_of_the_samples_as_often_as_they_were_drawn(rules: Any, tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    right = random.random((2, 60)) < 0.8
-    arrays = {f"{row}|correct|val": right[place] for place, row in enumerate(("single", "pruned"))}
-    arrays |= {f"{row}|nll|val": np.zeros(60) for row in ("single", "pruned")}
-    about = {"model": "a", "family": "a", "rows": [{"name": "single"}, {"name": "pruned"}]}
-    np.savez(tmp_path / "a.npz", about=np.asarray(json.dumps(about)), **arrays)
-    case = rules.Case(tmp_path / "a.npz")
-    places = np.arange(10, 60)
-    for seed in range(20):
-        drawn = np.random.default_rng(seed).integers(0, 50, (40, 50))
-        counts = np.stack([np.bincount(one, minlength=50) for one in drawn])
-        of_rounds = right[0, places][drawn].mean(axis=1) - right[1, places][drawn].mean(axis=1)
-        lost = right[0, places].mean() - right[1, places].mean()
-        expected = bool(lost <= 0.01 + 1e-9 or np.quantile(of_rounds, 0.025) <= 0)
-        assert case.within(places, counts) == [True, expected]
 
 
 HARM = {(0, "msp"): [0.7, 0.7], (0, "margin"): [0.95, 0.66], (0, "energy"): [0.75, 0.70]}
