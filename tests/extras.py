@@ -17,7 +17,7 @@ import pytest
 from hydractl.errors import EXTRAS, distribution_of
 
 _OF_TESTS = dict.fromkeys(
-    ["fastapi", "jsonschema", "python_multipart", "pytorch_ood", "torchmetrics", "uvicorn"], "test"
+    ["fastapi", "jedi", "jsonschema", "python_multipart", "pytorch_ood", "torchmetrics", "uvicorn"], "test"
 )
 OPTIONAL = EXTRAS | _OF_TESTS
 """What is imported -> the extra that brings it."""

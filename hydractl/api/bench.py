@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal
 
-from hydractl.api.options import DtypeName, Figures, Models, OfSpeed, requiring
+from hydractl.api.options import (
+    Arch,
+    Config,
+    Device,
+    DryRun,
+    DtypeName,
+    Figures,
+    Force,
+    Labels,
+    MaxLength,
+    Models,
+    Prompt,
+    Seed,
+    WholeLastBlock,
+    requiring,
+)
 from hydractl.api.values import Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import (
@@ -69,7 +84,16 @@ def bench(
         group="Measuring",
     ),
     output: Figures = None,
-    **shared: Unpack[OfSpeed],
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    whole_last_block: WholeLastBlock = False,
 ) -> Benchmark:
     """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
 
@@ -105,12 +129,12 @@ def bench(
         ),
         compare=values["compare"],
         unequal_inputs=unequal_inputs,
-        whole_last_block=shared["whole_last_block"],
+        whole_last_block=whole_last_block,
         requirements=values["require"],
-        device=shared["device"],
+        device=device,
         output=values["output"],
-        force=shared["force"],
-        dry_run=shared["dry_run"],
+        force=force,
+        dry_run=dry_run,
         log=log(),
     )
     return outcome.returned(Benchmark)

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-from hydractl.api.options import AnyModel, OfQuality, Output
+from hydractl.api.options import (
+    AnyModel,
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OnBad,
+    Output,
+    Prompt,
+    Seed,
+    WholeLastBlock,
+    Workers,
+)
 from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
@@ -79,7 +97,21 @@ def calibrate(
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
     output: Output = None,
-    **shared: Unpack[OfQuality],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    on_bad: OnBad = "error",
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+    whole_last_block: WholeLastBlock = False,
 ) -> Calibrated:
     """Choose temperature, threshold and OOD score of a model on validation data.
 
@@ -136,7 +168,7 @@ def calibrate(
         opening_options(values),
         options,
         note=note,
-        dry_run=shared["dry_run"],
+        dry_run=dry_run,
         log=log(),
     )
     answer = outcome.returned(CalibrateAnswer)

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-from hydractl.api.options import SPEC_FORMS, Figures, Models, OfQuality, io, requiring
+from hydractl.api.options import (
+    SPEC_FORMS,
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Figures,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    Models,
+    OnBad,
+    Prompt,
+    Seed,
+    WholeLastBlock,
+    Workers,
+    io,
+    requiring,
+)
 from hydractl.api.validating import (
     KNN_K,
     LABEL_MAP,
@@ -158,7 +179,21 @@ def evaluate(
     passes: int | None = dropping(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2),
     test: Data | None = io(f"The data set that is tested on: {SPEC_FORMS}", often=True),
     output: Figures = None,
-    **shared: Unpack[OfQuality],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    on_bad: OnBad = "error",
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
+    whole_last_block: WholeLastBlock = False,
 ) -> Evaluation:
     """Measure accuracy, calibration, OOD detection and diversity.
 
@@ -209,7 +244,7 @@ def evaluate(
     from hydractl.verbs.eval import run
     from hydractl.verbs.opening import opening_options
 
-    dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=shared["seed"])
+    dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed)
     data = filled(
         DataOptions,
         values,
@@ -230,7 +265,7 @@ def evaluate(
         values["model"],
         opening_options(values),
         options,
-        dry_run=shared["dry_run"],
+        dry_run=dry_run,
         log=log(),
     )
     return outcome.returned(Evaluation)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal
 
-from hydractl.api.options import OneModel, Opening, Output
+from hydractl.api.options import Arch, Config, DryRun, Force, Labels, MaxLength, OneModel, Output, Prompt, Seed
 from hydractl.api.verb import verb
 from hydractl.options.call import checking, current, log
 from hydractl.options.signature import opt
@@ -39,7 +39,14 @@ def export(
         often=True,
     ),
     output: Output = None,
-    **shared: Unpack[Opening],
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
 ) -> Exports:
     """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
 
@@ -69,9 +76,9 @@ def export(
         formats=values["format"],
         graph_input=input,
         output=values["output"] if path is None else os.fspath(path),
-        seed=shared["seed"],
-        force=shared["force"],
-        dry_run=shared["dry_run"],
+        seed=seed,
+        force=force,
+        dry_run=dry_run,
         log=log(),
     )
     return outcome.returned(Exports)

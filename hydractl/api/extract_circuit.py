@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal
 
 from hydractl.api.heads import AUTO, DROP, OTHER_BASE, count_of_drop
-from hydractl.api.options import OfHeads, OneModel, Output, running
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+    running,
+)
 from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.options.call import (
@@ -115,7 +133,20 @@ def extract_circuit(
     ),
     resume: bool = running("Resume the search recorded in the journal beside the output", default=False, often=True),
     output: Output = None,
-    **shared: Unpack[OfHeads],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
 ) -> Circuit | Circuits:
     """Rank heads by greedy search on validation data.
 
@@ -177,7 +208,7 @@ def extract_circuit(
         timeout=timeout,
         output=path,
         to_stdout=to_stdout() and folder is None,
-        dry_run=shared["dry_run"],
+        dry_run=dry_run,
         log=log(),
     )
     if folder is not None:

@@ -5,9 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from hydractl.api.options import SPEC_FORMS, OfHeads, OneOrMore, Output, io, running
+from hydractl.api.options import (
+    SPEC_FORMS,
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneOrMore,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+    io,
+    running,
+)
 from hydractl.api.values import Data, Path, Texts
 from hydractl.api.verb import verb
 from hydractl.errors import UsageError
@@ -298,7 +318,20 @@ def finetune(
         flagless=True,
     ),
     output: Output = None,
-    **shared: Unpack[OfHeads],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
 ) -> Model:
     """Fine-tune a dense or pruned model.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal
 
-from hydractl.api.options import Computing, Members, Output
+from hydractl.api.options import Arch, Config, Device, DryRun, Force, Labels, MaxLength, Members, Output, Prompt, Seed
 from hydractl.api.verb import verb
 from hydractl.options.call import checking, current, log
 from hydractl.options.signature import opt
@@ -33,7 +33,15 @@ def fuse(
         often=True,
     ),
     output: Output = None,
-    **shared: Unpack[Computing],
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
 ) -> Model:
     """Fuse pruned members into one model that gives their averaged prediction in one pass.
 
@@ -65,10 +73,10 @@ def fuse(
         opening_options(values, bodies=True),
         merge=[] if parts == ["none"] else parts,
         output=path,
-        seed=shared["seed"],
-        device=shared["device"],
-        force=shared["force"],
-        dry_run=shared["dry_run"],
+        seed=seed,
+        device=device,
+        force=force,
+        dry_run=dry_run,
         log=log(),
     )
     return made(outcome, folder)

@@ -1,7 +1,6 @@
 """The arguments that several verbs share, each declared once: its type for Python, and its option.
 
-A signature repeats them by name, as ``output: Output = None``; those that most verbs have it takes together, as
-``**shared: Unpack[OnSamples]``. What a type checker sees is what a program may pass; the
+A signature repeats them by name, as ``output: Output = None``. What a type checker sees is what a program may pass; the
 function itself gets a text, which stands for an object of the program where there is one.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeAlias
 
 from hydractl.api.values import Data, Names, Path, Texts
 from hydractl.expressions.conditions import Requirement, parse_requirement
@@ -89,144 +88,95 @@ Figures: TypeAlias = Annotated[
 ]
 DataSet: TypeAlias = Annotated[Data | None, io(f"The data set: {SPEC_FORMS}", often=True)]
 
+Limit: TypeAlias = Annotated[
+    int | None,
+    io(
+        "Use only N samples, before anything else: the first ones, but of class folders and other sets sorted by class "
+        "as many of each class, drawn by --seed [samples; default: all]",
+        at_least=1,
+    ),
+]
+MaxLength: TypeAlias = Annotated[
+    int | None,
+    io(
+        "Maximum number of tokens of a text; longer texts are truncated [tokens; default: what the checkpoint says]",
+        at_least=1,
+    ),
+]
+Labels: TypeAlias = Annotated[
+    Names | None,
+    io(
+        "Class names: a file with one per line, a JSON list, a folder of class folders, or a set with names built in "
+        "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
+        "zero-shot model [default: those of the checkpoint, else of the data]",
+        metavar="FILE|NAME",
+        copied=True,
+    ),
+]
+Prompt: TypeAlias = Annotated[
+    Texts,
+    io(
+        "Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or give "
+        "a file of templates, or openai-imagenet for CLIP's own 80 [default: A photo of a {label}.]",
+        metavar="TEMPLATE|FILE",
+        copied=True,
+    ),
+]
+Tower: TypeAlias = Annotated[
+    Literal["visual", "text", "both"] | None,
+    io("The tower whose heads are meant, in a model with two towers [default: both]"),
+]
+Arch: TypeAlias = Annotated[
+    str | None,
+    io(
+        "The architecture of a bare safetensors or .pth file, such as timm:vit_base_patch16_224 "
+        "[default: what the file says]",
+        metavar="NAME",
+    ),
+]
+Force: TypeAlias = Annotated[bool, io("Replace an output that exists", often=True, flag_only=True)]
+OnBad: TypeAlias = Annotated[
+    Literal["error", "skip"],
+    io("A sample that cannot be read: error stops and names it; skip leaves it out, counts and lists it"),
+]
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+Device: TypeAlias = Annotated[
+    str,
+    running(
+        "The device to compute on",
+        metavar="auto|cpu|cuda[:i]|mps",
+        pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
+        example="cuda:0",
+        often=True,
+    ),
+]
+Workers: TypeAlias = Annotated[
+    int | None,
+    running(
+        "Processes that read data; 0 is the main one [processes; default: 0; up to 8 where images are decoded for a "
+        "CUDA device]",
+        at_least=0,
+    ),
+]
+Seed: TypeAlias = Annotated[int, running("The seed of everything random", at_least=0, often=True)]
+DryRun: TypeAlias = Annotated[bool, running("Print the plan and stop", often=True)]
+DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
+Dtype: TypeAlias = Annotated[DtypeName, running("Number format of the computation")]
+BatchSize: TypeAlias = Annotated[int, running("Samples that are computed together [samples]", at_least=1)]
+WholeLastBlock: TypeAlias = Annotated[
+    bool, running("Run the last block for all tokens, not only for those that are read out")
+]
+
+# --- general ----------------------------------------------------------------------------------------------------------
+
 Config: TypeAlias = Annotated[
     Path | None,
     general(
         "The file of defaults, or a YAML mapping in braces [default: hydra.yaml, if there is one]", metavar="FILE|{...}"
     ),
 ]
-DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
-OnBad: TypeAlias = Annotated[
-    Literal["error", "skip"],
-    io(
-        "A sample that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
-        default="error",
-    ),
-]
-WholeLastBlock: TypeAlias = Annotated[
-    bool, running("Run the last block for all tokens, not only for those that are read out", default=False)
-]
-
-# --- options of many verbs --------------------------------------------------------------------------------------------
-# A verb takes them as ``**shared: Unpack[CLASS]``, and lists them as ``ORDER`` of options/signature.py has them.
-
-
-class General(TypedDict, total=False):
-    """A verb that writes something."""
-
-    force: Annotated[bool, io("Replace an output that exists", often=True, flag_only=True, default=False)]
-    dry_run: Annotated[bool, running("Print the plan and stop", often=True, default=False)]
-    config: Config
-
-
-class Opening(General, total=False):
-    """It opens models."""
-
-    max_length: Annotated[
-        int | None,
-        io(
-            "Maximum number of tokens of a text; longer texts are truncated [tokens; default: what the checkpoint "
-            "says]",
-            at_least=1,
-        ),
-    ]
-    labels: Annotated[
-        Names | None,
-        io(
-            "Class names: a file with one per line, a JSON list, a folder of class folders, or a set with names built "
-            "in (imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes "
-            "of a zero-shot model [default: those of the checkpoint, else of the data]",
-            metavar="FILE|NAME",
-            copied=True,
-        ),
-    ]
-    prompt: Annotated[
-        Texts,
-        io(
-            "Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or "
-            "give a file of templates, or openai-imagenet for CLIP's own 80 [default: A photo of a {label}.]",
-            metavar="TEMPLATE|FILE",
-            copied=True,
-            default=(),
-        ),
-    ]
-    arch: Annotated[
-        str | None,
-        io(
-            "The architecture of a bare safetensors or .pth file, such as timm:vit_base_patch16_224 "
-            "[default: what the file says]",
-            metavar="NAME",
-        ),
-    ]
-    seed: Annotated[int, running("The seed of everything random", at_least=0, often=True, default=0)]
-
-
-class Computing(Opening, total=False):
-    """It runs models."""
-
-    device: Annotated[
-        str,
-        running(
-            "The device to compute on",
-            metavar="auto|cpu|cuda[:i]|mps",
-            pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
-            example="cuda:0",
-            often=True,
-            default="auto",
-        ),
-    ]
-
-
-class OnSamples(Computing, total=False):
-    """It runs models on data."""
-
-    limit: Annotated[
-        int | None,
-        io(
-            "Use only N samples, before anything else: the first ones, but of class folders and other sets sorted by "
-            "class as many of each class, drawn by --seed [samples; default: all]",
-            at_least=1,
-        ),
-    ]
-    workers: Annotated[
-        int | None,
-        running(
-            "Processes that read data; 0 is the main one [processes; default: 0; up to 8 where images are decoded for "
-            "a CUDA device]",
-            at_least=0,
-        ),
-    ]
-    dtype: Annotated[DtypeName, running("Number format of the computation", default="float32")]
-    batch_size: Annotated[int, running("Samples that are computed together [samples]", at_least=1, default=64)]
-
-
-class OfHeads(OnSamples, total=False):
-    """It works on heads."""
-
-    tower: Annotated[
-        Literal["visual", "text", "both"] | None,
-        io("The tower whose heads are meant, in a model with two towers [default: both]"),
-    ]
-
-
-class OfSpeed(Computing, total=False):
-    """It measures how fast models are."""
-
-    whole_last_block: WholeLastBlock
-
-
-class OfQuality(OnSamples, total=False):
-    """It measures how good models are."""
-
-    whole_last_block: WholeLastBlock
-    on_bad: OnBad
-
-
-class OfStudy(OfHeads, total=False):
-    """It measures models of several sets of heads."""
-
-    on_bad: OnBad
-
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 

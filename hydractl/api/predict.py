@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal
 
-from hydractl.api.options import DataSet, ModelAndInputs, OnSamples, io, requiring
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    DataSet,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    ModelAndInputs,
+    Prompt,
+    Seed,
+    Workers,
+    io,
+    requiring,
+)
 from hydractl.api.values import Path, Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import checking, current, filled, log
@@ -58,7 +76,19 @@ def predict(
         writes=True,
         often=True,
     ),
-    **shared: Unpack[OnSamples],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
 ) -> Predictions:
     """Predict samples without labels, and flag those that the model was not made for.
 
@@ -112,7 +142,7 @@ def predict(
             requirements=values["require"],
             output=path,
         ),
-        dry_run=shared["dry_run"],
+        dry_run=dry_run,
         log=log(),
     )
     return outcome.returned(Predictions)

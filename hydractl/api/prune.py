@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal
 
 from hydractl.api.heads import (
     AUTO,
@@ -15,7 +15,25 @@ from hydractl.api.heads import (
     Order,
     count_of_drop,
 )
-from hydractl.api.options import DataSet, OfHeads, OneModel, Output
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    DataSet,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+)
 from hydractl.api.values import Data, JsonDocument
 from hydractl.api.verb import verb
 from hydractl.criteria import (
@@ -127,7 +145,20 @@ def prune(
     ),
     output: Output = None,
     data: DataSet = None,
-    **shared: Unpack[OfHeads],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
 ) -> Model:
     """Cut heads out of a model.
 
@@ -166,7 +197,7 @@ def prune(
 
         # What is needed.
         if given("weights"):
-            _check_criterion_of_weights(problems, criterion, shared["dtype"])
+            _check_criterion_of_weights(problems, criterion, dtype)
         elif criterion is not None and not isinstance(criterion, Criterion):
             problems.goes_with("method", "weights")
         else:
@@ -214,22 +245,22 @@ def prune(
             opening,
             wanted_weights,
             output=path,
-            force=shared["force"],
-            dry_run=shared["dry_run"],
+            force=force,
+            dry_run=dry_run,
             log=log(),
         )
         return made(outcome, folder)
 
     heads = criterion if isinstance(criterion, Criterion) else None
-    wanted = filled(Selection, values, verb="prune", criterion=heads, reads_weights=not shared["dry_run"])
+    wanted = filled(Selection, values, verb="prune", criterion=heads, reads_weights=not dry_run)
     outcome = prune_heads(
         values["model"][0],
         opening,
         wanted,
         layout=layout,
         output=path,
-        force=shared["force"],
-        dry_run=shared["dry_run"],
+        force=force,
+        dry_run=dry_run,
         log=log(),
     )
     return made(outcome, folder)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from hydractl.api.options import General, Output, io, requiring
+from hydractl.api.options import Config, DryRun, Force, Output, io, requiring
 from hydractl.api.values import JsonDocument, Path, Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import checking, current, filled, log
@@ -59,7 +59,9 @@ def make_report(
         group="Reporting",
     ),
     output: Output = None,
-    **shared: Unpack[General],
+    force: Force = False,
+    dry_run: DryRun = False,
+    config: Config = None,
 ) -> Result:
     """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
 
@@ -87,7 +89,7 @@ def make_report(
         over=over,
         requirements=values["require"],
         output=values["output"],
-        dry_run=shared["dry_run"],
+        dry_run=dry_run,
         log=log(),
     )
     return outcome.returned(Result)

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from hydractl.api.heads import CRITERION, SAMPLES, Order
-from hydractl.api.options import DataSet, OfHeads, OneModel, Output
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    DataSet,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OneModel,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+)
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, arguments_help, read_criterion
 from hydractl.options.call import checking, current, filled, log, to_stdout
@@ -34,7 +52,20 @@ def score(
     remove: int | None = scoring("Heads to remove per site [heads]", at_least=0),
     output: Output = None,
     data: DataSet = None,
-    **shared: Unpack[OfHeads],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
 ) -> Scores:
     """Give every attention head an importance score.
 
@@ -83,8 +114,8 @@ def score(
         filled(Scoring, values, verb="score", criterion=criterion, order=order or "one-shot"),
         output=values["output"],
         to_stdout=to_stdout(),
-        force=shared["force"],
-        dry_run=shared["dry_run"],
+        force=force,
+        dry_run=dry_run,
         log=log(),
     )
     return outcome.returned(Scores)

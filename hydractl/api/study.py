@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-from hydractl.api.options import OfStudy, OneFile, Output, running
+from hydractl.api.options import (
+    Arch,
+    BatchSize,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    Labels,
+    Limit,
+    MaxLength,
+    OnBad,
+    OneFile,
+    Output,
+    Prompt,
+    Seed,
+    Tower,
+    Workers,
+    running,
+)
 from hydractl.api.values import Data, NamedData, Texts
 from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import AUTO, OodSet
@@ -118,7 +137,21 @@ def study(
     bootstrap: int = in_study("Resamples for 95 % intervals [resamples]", default=1000, at_least=100),
     timed: bool = running("Measure the latency of best.st with bench at the end", default=True),
     output: Output = None,
-    **shared: Unpack[OfStudy],
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    labels: Labels = None,
+    prompt: Prompt = (),
+    tower: Tower = None,
+    arch: Arch = None,
+    force: Force = False,
+    on_bad: OnBad = "error",
+    device: Device = "auto",
+    workers: Workers = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    config: Config = None,
+    dtype: Dtype = "float32",
+    batch_size: BatchSize = 64,
 ) -> Study:
     """Find out whether any of this helps a model.
 
@@ -154,5 +187,5 @@ def study(
         given={name: values[name] for name in SHARED if current().rank(name)},
     )
     opening = opening_options(values)
-    outcome = run(request, opening, output=values["output"], dry_run=shared["dry_run"], log=log())
+    outcome = run(request, opening, output=values["output"], dry_run=dry_run, log=log())
     return outcome.returned(Study)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from hydractl.options.option import MODEL_KINDS, Option
 
@@ -36,12 +36,6 @@ OF_A_TERMINAL: Mapping[str, Option] = {
 }
 """Options that every verb has on the command line, and that have no meaning for a Python program."""
 
-ORDER = (
-    *("limit", "max_length", "labels", "prompt", "tower", "arch", "force", "on_bad", "device", "workers", "seed"),
-    *("dry_run", "config", "dtype", "batch_size", "whole_last_block"),
-)
-"""The options that verbs share, in the order in which help lists them. They are declared in ``api/options.py``."""
-
 
 @dataclass(frozen=True)
 class Declared:
@@ -67,19 +61,12 @@ class Declared:
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """The signature of the function, with the types that its annotations name, and a parameter for each option."""
+        """The signature of the function, with the types that its annotations name."""
         signature = inspect.signature(self.function)
         parameters = []
         for parameter in signature.parameters.values():
             annotation = eval(parameter.annotation, self.function.__globals__)
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                parameters.append(parameter.replace(annotation=annotation))
-                continue
-            (shared,) = get_args(annotation)  # options that verbs share, which the function takes together
-            hints = get_type_hints(shared, include_extras=True)
-            for name in sorted(hints, key=ORDER.index):
-                kind, option = get_args(hints[name])
-                parameters.append(inspect.Parameter(name, parameter.KEYWORD_ONLY, default=option, annotation=kind))
+            parameters.append(parameter.replace(annotation=annotation))
         return signature.replace(parameters=parameters)
 
     @cached_property

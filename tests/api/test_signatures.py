@@ -96,3 +96,15 @@ def test_a_verb_is_the_function_that_its_help_describes(verb: str) -> None:
     for option in options_of_verb(verb):
         assert option.name not in parameters or f"    {option.name}: " in described
     assert set(hydractl.__all__) >= {function_of(verb), "Evaluation", "Benchmark", "Scores"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_editor_offers_every_argument(verb: str) -> None:
+    """Of a file that nobody has run, as an editor sees it: from the source text alone."""
+    jedi = pytest.importorskip("jedi")
+    function = function_of(verb)
+    text = f"import hydractl\nhydractl.{function}("
+    completions = jedi.Script(text, project=jedi.Project(ROOT)).complete()
+    offered = {completion.name for completion in completions}
+    takes = inspect.signature(getattr(hydractl, function)).parameters
+    assert {f"{name}=" for name in takes} - offered == set()
