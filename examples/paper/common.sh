@@ -186,14 +186,60 @@ fi
 
 # --- data sets, and what the scripts about them share -----------------------------------------------------------------
 
+# listed BENCHMARK LIST FOLDER: the SPEC of a list of OpenOOD v1.5, whose paths start from images_FOLDER.
+listed() {
+  printf '%s' "$OPENOOD/benchmark_imglist/$1/$2.txt?root=$OPENOOD/images_$3"
+}
+
+# of_benchmark BENCHMARK GROUP FOLDER NAME...: some of its OOD test sets, as options of eval.
+of_benchmark() {
+  benchmark=$1 group=$2 folder=$3
+  shift 3
+  for name in "$@"; do printf ' --ood %s:%s=%s' "$name" "$group" "$(listed "$benchmark" "test_$name" "$folder")"; done
+}
+
+# openood_sets BENCHMARK [official]: all its OOD test sets. The paper leaves out other images of the set that circuits
+# are chosen on (OpenImage-O, TinyImageNet); official has them, as OpenOOD does.
+openood_sets() {
+  official=${2:-}
+  case $1 in
+    imagenet*)
+      of_benchmark "$1" near largescale ssb_hard ninco
+      of_benchmark "$1" far largescale inaturalist
+      of_benchmark "$1" far classic textures
+      [ ! "$official" ] || of_benchmark "$1" far largescale openimage_o
+      ;;
+    *)
+      if [ "$1" = cifar10 ]; then other=cifar100; else other=cifar10; fi
+      of_benchmark "$1" near classic $other
+      [ ! "$official" ] || of_benchmark "$1" near classic tin
+      of_benchmark "$1" far classic mnist svhn texture places365
+      ;;
+  esac
+}
+
+# openood_val BENCHMARK: its OOD validation set.
+openood_val() {
+  case $1 in
+    imagenet*) listed "$1" val_openimage_o largescale ;;
+    *) listed "$1" val_tin classic ;;
+  esac
+}
+
+# text_sets GROUP NAME...: OOD test sets of texts, each the file of its name in the folder of texts.
+text_sets() {
+  group=$1
+  shift
+  for name in "$@"; do printf ' --ood %s:%s=%s' "$name" "$group" "$TEXTS/$name.${TEXTS_ENDING:-tsv}"; done
+}
+
 # images imagenet|cifar100: the variables of a data set of images.
 images() {
   SET=$1
   OUT=$RUNS/$SET
   need OPENOOD "OpenOOD's folder, as its scripts/download/download.py leaves it"
-  OOD_ROOT=$OPENOOD
-  SUITE=openood-$SET
-  OOD_VAL="openood:$SET/ood-val?root=$OPENOOD"
+  OOD=$(openood_sets "$SET")
+  OOD_VAL=$(openood_val "$SET")
   LENGTH=
   if [ "$SET" = imagenet ]; then
     need IMAGENET "the folder of ILSVRC 2012 with train/ and val/, each a folder of class folders"
@@ -235,9 +281,8 @@ texts() {
   SET=sst2
   OUT=$RUNS/sst2
   need SST2 "the folder of GLUE's SST-2 with train.tsv and dev.tsv"
-  need TEXTS "the folder with a file for each OOD set of texts (docs/data.md, suite sst2-paper)"
-  OOD_ROOT=$TEXTS
-  SUITE=sst2-paper
+  need TEXTS "the folder with a file for each OOD set of texts (docs/paper.md)"
+  OOD="$(text_sets near yelp amazon)$(text_sets far 20ng trec mnli rte wmt16)"
   if [ "$SMALL" ]; then AGNEWS=$TEXTS/agnews.tsv; fi
   need AGNEWS "a file of AG News, the OOD validation texts"
   OOD_VAL=$AGNEWS
@@ -326,12 +371,11 @@ fused() {
   step "$OUT/$fused_as$MARK.st" hydractl fuse $members --merge mlp,norm,embed -o "$OUT/$fused_as$MARK.st"
 }
 
-# predicted FILE MODEL OPTION...: the logits of a model on the test set and the OOD sets of the suite.
+# predicted FILE MODEL OPTION...: the logits of a model on the test set and the OOD sets.
 predicted() {
   file=$1 model=$2
   shift 2
-  step "$file" hydractl eval "$model" "$@" --test "$TEST" --ood-suite $SUITE --ood-root "$OOD_ROOT" $LENGTH \
-    $EVALUATION --resume --predictions "$file"
+  step "$file" hydractl eval "$model" "$@" --test "$TEST" $OOD $LENGTH $EVALUATION --resume --predictions "$file"
 }
 
 # measure NAME ROW=MODEL...: these rows, as $OUT/NAME.json. Each model of them is run once, for all tables: its
@@ -370,7 +414,7 @@ dropped() {
 # without a test part, half is tested.
 zero_shot() {
   LABELS=$1
-  SUITE_OF_SET=
+  outside=
   if [ "$SMALL" ]; then
     LABELS=$MADE/$1.txt
     # Other images for each: the mean over data sets refuses one that is there twice.
@@ -382,8 +426,8 @@ zero_shot() {
     TRAIN=$CIFAR_TRAIN
   fi
   case $1 in
-    imagenet) SUITE_OF_SET=openood-imagenet ;;
-    cifar100) SUITE_OF_SET=openood-cifar100:official ;; # whose TinyImageNet only this table counts
+    imagenet) outside=$(openood_sets imagenet) ;;
+    cifar100) outside=$(openood_sets cifar100 official) ;; # whose TinyImageNet only this table counts
   esac
   [ "$SMALL" ] && return
   case $1 in
@@ -445,12 +489,10 @@ measure_zero_shot() {
   answers=
   for name in $ZERO_SHOT; do
     zero_shot "$name"
-    outside=
-    if [ "$SUITE_OF_SET" ]; then outside="--ood-suite $SUITE_OF_SET --ood-root $OPENOOD"; fi
     if [ "$WITH_VILU" ]; then
       step "$OUT/vilu.$name.pred.st" hydractl eval "vilu=$CLIP" --labels "$LABELS" --ood-score vilu-scaled --train "$TRAIN" \
         --test "$TEST" $outside $EVALUATION --resume --predictions "$OUT/vilu.$name.pred.st"
-      step "$OUT/vilu.$name.calibration.json" hydractl calibrate "$OUT/vilu.$name.pred.st" --ood-score vilu-scaled \
+      step "$OUT/vilu.$name.calibration.json" hydractl calibrate "vilu=$OUT/vilu.$name.pred.st" --ood-score vilu-scaled \
         -o "$OUT/vilu.$name.calibration.json"
       vilu="vilu=$OUT/vilu.$name.pred.st --calibration $OUT/vilu.$name.calibration.json"
     else

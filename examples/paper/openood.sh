@@ -6,26 +6,25 @@
 # Without a MODEL, ViT-B/16 of ImageNet-21k is trained on the benchmark's training list, and its circuits are fused.
 . "$(dirname "$0")/common.sh"
 
-# benchmarked NAME LIST: the model on a test list and the benchmark's OOD sets, and the table of their evaluator.
+# benchmarked NAME SPEC: the model on test data and the benchmark's OOD sets, and the table of their evaluator.
 benchmarked() {
-  step "$OUT/$1.json" hydractl eval "hydra=$model" --test "openood:$set/$2?root=$OPENOOD" \
-    --ood-suite openood-$set:official --ood-root "$OPENOOD" $EVALUATION $BOOTSTRAP --resume \
-    --predictions "$OUT/$1.pred.st" -o "$OUT/$1.json"
-  step "$OUT/$1.csv" hydractl report "$OUT/$1.json" --openood-csv "$OUT/$1.csv"
+  step "$OUT/$1.json" hydractl eval "hydra=$model" --test "$2" $(openood_sets "$set" official) $EVALUATION $BOOTSTRAP \
+    --resume --predictions "$OUT/$1.pred.st" -o "$OUT/$1.json"
+  step "$OUT/$1.csv" "$PYTHON" "$HERE/openood_table.py" "$OUT/$1.json" -o "$OUT/$1.csv"
 }
 
 for set in ${1:-imagenet imagenet200 cifar100 cifar10}; do
   need OPENOOD "OpenOOD's folder, as its scripts/download/download.py leaves it"
   SET=$set
   OUT=$RUNS/openood/$set
-  TRAIN="openood:$set/train?root=$OPENOOD"
-  VAL="openood:$set/val?root=$OPENOOD"
-  OOD_VAL="openood:$set/ood-val?root=$OPENOOD"
-  LENGTH=
   case $set in
-    imagenet*) KEEP=8 recipe=base-imagenet1k ;;
-    *) KEEP=10 recipe=base-cifar100 ;;
+    imagenet*) KEEP=8 recipe=base-imagenet1k size=largescale ;;
+    *) KEEP=10 recipe=base-cifar100 size=classic ;;
   esac
+  TRAIN=$(listed $set train_$set $size)
+  VAL=$(listed $set val_$set $size)
+  OOD_VAL=$(openood_val $set)
+  LENGTH=
   model=${2:-}
   if [ ! "$model" ]; then
     BASE=$OUT/base.st
@@ -34,8 +33,14 @@ for set in ${1:-imagenet imagenet200 cifar100 cifar10}; do
     model=$OUT/hydra.st
     step "$model" hydractl fuse "$OUT/acc.st" "$OUT/ood.st" "$OUT/avg.st" -o "$model"
   fi
-  benchmarked ood test
+  benchmarked ood "$(listed $set test_$set $size)"
   case $set in
-    imagenet*) benchmarked fsood full-spectrum ;;
+    imagenet*)
+      # Full-spectrum OOD detection: shifted covariates are ID data, too.
+      lists=
+      for name in $set ${set}_v2 ${set}_c ${set}_r; do lists="$lists $OPENOOD/benchmark_imglist/$set/test_$name.txt"; done
+      step "$OUT/full-spectrum.txt" "$PYTHON" "$HERE/join_lists.py" $lists -o "$OUT/full-spectrum.txt"
+      benchmarked fsood "$OUT/full-spectrum.txt?root=$OPENOOD/images_largescale"
+      ;;
   esac
 done

@@ -20,7 +20,7 @@ named=$OUT/imagenet-val.txt
 step "$named" "$PYTHON" "$HERE/name_classes.py" "$CLIP_VAL" --labels "$CLIP_LABELS" -o "$named"
 if [ "$SMALL" ]; then named_val="$MADE/cifar100.npz?from=60&take=60"; else named_val="$named?root=$IMAGENET/val"; fi
 step "$OUT/visual.avg.json" hydractl extract-circuit "$CLIP" --tower visual --val "$CIFAR_VAL" --val "$named_val" \
-  --ood-val "openood:cifar100/ood-val?root=$OPENOOD" --ood-val "openood:imagenet/ood-val?root=$OPENOOD" --paired \
+  --ood-val "$(openood_val cifar100)" --ood-val "$(openood_val imagenet)" --paired \
   --objective acc,ood,avg --budget $REMOVED_FROM_CLIP $SEARCH --resume -o "$OUT/visual.json"
 members= trained=
 for objective in acc ood avg; do

@@ -7,13 +7,12 @@
 images cifar100
 base_model
 circuits
-# A list is opened as OpenOOD's suite opens it; 2,000 images of each set.
-lists=$OPENOOD/benchmark_imglist/cifar100
+# 2,000 images of each set.
 step "$OUT/table5/head_distances.png" "$PYTHON" "$ANALYSES/head_distances.py" "$BASE" "$OUT/ood.st" --data "$TEST" \
-  --ood "texture=$lists/test_texture.txt?root=$OPENOOD/images_classic" \
-  --ood "mnist=$lists/test_mnist.txt?root=$OPENOOD/images_classic" \
-  --ood "svhn=$lists/test_svhn.txt?root=$OPENOOD/images_classic" \
-  --ood "places365=$lists/test_places365.txt?root=$OPENOOD/images_classic" \
-  --ood "cifar10=$lists/test_cifar10.txt?root=$OPENOOD/images_classic" \
+  --ood "texture=$(listed cifar100 test_texture classic)" \
+  --ood "mnist=$(listed cifar100 test_mnist classic)" \
+  --ood "svhn=$(listed cifar100 test_svhn classic)" \
+  --ood "places365=$(listed cifar100 test_places365 classic)" \
+  --ood "cifar10=$(listed cifar100 test_cifar10 classic)" \
   --ranking "ood=$OUT/circuit.ood.json" --limit 2000 -o "$OUT/table5"
 beside 5

@@ -51,12 +51,10 @@ from hydractl.expressions.data_sets import (
     ALL_CORRUPTIONS,
     CORRUPTIONS,
     FROST,
-    OOD_SUITES,
     PHOTOGRAPHS,
     SEVERITIES,
     OodSet,
     corruptions_asked_for,
-    parse_ood_suite,
 )
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
@@ -151,13 +149,6 @@ def evaluate(
         at_most=SEVERITIES[-1],
         split=True,
     ),
-    ood_suite: str | None = evaluating(
-        f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, partial to "
-        "continue without those that are missing, or official for all that OpenOOD v1.5 tests",
-        metavar="NAME[:SET,...]",
-        check=parse_ood_suite,
-    ),
-    ood_root: Path | None = evaluating("The folder that holds the data of --ood-suite", metavar="FOLDER"),
     val: Val = None,
     ood_val: OodVal = (),
     temperature: str | float | None = temperature_option(
@@ -216,7 +207,6 @@ def evaluate(
     with checking() as problems:
         add_problems_of_validation(problems)
         problems.goes_with("passes", "mc_dropout")
-        problems.goes_with("ood_root", "ood_suite")
 
         # Scores, and the data that they are fitted to.
         if call.given("train") and not fits_to_training_data(scores):
@@ -224,8 +214,6 @@ def evaluate(
         add_problems_of_scores(problems, scores)
 
         # Further data sets.
-        if ood_suite is not None and not call.given("ood_root"):
-            problems.add(f"--ood-suite {ood_suite} needs --ood-root, the folder of its data")
         _add_problems_of_corruptions(problems, values["corruptions"])
 
         # Only an .st file keeps logits, which a later command can resume.
@@ -233,7 +221,7 @@ def evaluate(
             problems.add("--resume needs --predictions F.st, which keeps what has been computed")
 
         # Without --test the test sets are those of a predictions file. --limit also applies to validation data.
-        for name in ("ood", "ood_suite", "corruptions", "train"):
+        for name in ("ood", "corruptions", "train"):
             problems.goes_with(name, "test")
         if not call.given("val") and not call.given("ood_val"):
             problems.goes_with("limit", "test")
@@ -249,8 +237,6 @@ def evaluate(
         DataOptions,
         values,
         corruptions=corruptions_asked_for(values["corruptions"], with_frost=photographs is not None),
-        suite=None if ood_suite is None else parse_ood_suite(ood_suite),
-        suite_root=values["ood_root"] or "",
     )
     options = filled(
         EvalOptions,

@@ -40,13 +40,6 @@ def make_report(
     plots: Path | None = reporting(
         "Write the plots of that report as .png files into a folder", metavar="DIR", often=True, writes=True
     ),
-    openood_csv: Path | None = reporting(
-        "Write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has its "
-        "name in the file's",
-        metavar="FILE",
-        check=ends_in(".csv", any_case=True),
-        writes=True,
-    ),
     over: Literal["seed", "data"] | None = reporting(
         "Show the means of several evals, with sample standard deviations, over seeds (rows with the same name "
         "before #) or over data sets (rows with the same name); -o keeps them",

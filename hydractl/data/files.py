@@ -10,7 +10,6 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -191,36 +190,11 @@ def read_image_list(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLab
         InputError: if the file is not text or lists nothing.
     """
     spec.check_query(("root",))
-    entries = _parse_list(spec, spec.path)
-    return _open_entries(spec, entries, range(len(entries)))
-
-
-def read_image_lists(spec: DataSpec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open several image lists as one set, in order. A limit takes the same share of each list, from its start.
-
-    Args:
-        spec: the SPEC of the set; its ``?root=`` holds for all lists.
-        files: the paths of the lists.
-        limit: how many images to take in all; None means all.
-
-    Raises:
-        InputError: if a file is not text or lists nothing.
-    """
-    entries: list[_ListedImage] = []
-
-    # For each entry, which share of its list has been read after it. In a list of four: 0.25, 0.5, 0.75, 1.
-    shares: list[float] = []
-    for file in files:
-        file_name = os.path.basename(file)
-        entries_of_file = _parse_list(spec, file, f"{file_name} ")
-        count = len(entries_of_file)
-        entries += entries_of_file
-        shares += [number / count for number in range(1, count + 1)]
-
-    # The entries with the smallest numbers are the first ones of every list, and the same share of each.
-    by_share = sorted(range(len(entries)), key=lambda row: shares[row])
-    rows = sorted(by_share[:limit])  # back in the order of the lists
-    return _open_entries(spec, entries, rows)
+    entries = _parse_list(spec)
+    raw = _labels_of_entries(entries)
+    names = [entry.path for entry in entries]
+    places = [entry.place for entry in entries]
+    return ListedImages(spec, names, places, raw.problems), raw
 
 
 class _ListedImage(NamedTuple):
@@ -237,36 +211,23 @@ class _ListedImage(NamedTuple):
     label: str | None
 
 
-def _parse_list(spec: DataSpec, file: str, name: str = "") -> list[_ListedImage]:
+def _parse_list(spec: DataSpec) -> list[_ListedImage]:
     """Parse an image list and return one entry for each line that is not blank.
-
-    Args:
-        spec: the SPEC to which the list belongs, for messages.
-        file: the path of the list.
-        name: the name of the list in messages, with a space at its end; empty if it is the only list.
 
     Raises:
         InputError: if the file cannot be read, is not UTF-8 text, or lists nothing.
     """
     entries = []
-    for number, line in numbered_lines(replace(spec, path=file), bom=True):
+    for number, line in numbered_lines(spec, bom=True):
         if line.strip():
-            image_path, label = split_line(line.rstrip("\n"))
-            entries.append(_ListedImage(f"{name}line {number}", image_path, label))
+            image_path, label = _split_line(line.rstrip("\n"))
+            entries.append(_ListedImage(f"line {number}", image_path, label))
     if not entries:
-        raise InputError(f"{spec.where}: the image list {name}is empty")
+        raise InputError(f"{spec.where}: the image list is empty")
     return entries
 
 
-def _open_entries(spec: DataSpec, entries: Sequence[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
-    """Open some images of a list, with their labels; those of the others are checked, too."""
-    raw = _labels_of_entries(entries)
-    names = [entries[row].path for row in rows]
-    places = [entries[row].place for row in rows]
-    return ListedImages(spec, names, places, raw.problems), raw.of_rows(rows)
-
-
-def split_line(line: str) -> tuple[str, str | None]:
+def _split_line(line: str) -> tuple[str, str | None]:
     """Split one line of an image list into path and label, by the rules of :func:`read_image_list`.
 
     ``a.jpg 3`` gives (``a.jpg``, ``3``), and ``my cat.jpg`` gives (``my cat.jpg``, None). After a tab there is always

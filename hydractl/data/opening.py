@@ -55,7 +55,6 @@ _READERS = {
     "text": _ReaderEntry("hydractl.data.text", "read_text", "text", drawn=False),
     "builtin": _ReaderEntry("hydractl.data.builtin", "read_builtin", None, drawn=False),
     "torchvision": _ReaderEntry("hydractl.data.torchvision_sets", "read_torchvision", "image", drawn=True),
-    "openood": _ReaderEntry("hydractl.data.suites", "read_openood", "image", drawn=True),
     "hf": _ReaderEntry("hydractl.data.hub", "read_hub_set", None, drawn=True),
     "captions": _ReaderEntry("hydractl.data.captions", "read_captions", PAIRS, drawn=False),
     "memory": _ReaderEntry("hydractl.data.memory", "read_memory", None, drawn=True),
@@ -64,7 +63,7 @@ _READERS = {
 _FILES = ("npz", "text")  # kinds that are named by a path, which must exist
 
 _FORMS = {
-    "image": "folders, .npz, .parquet, image lists, builtin:, torchvision:, openood: and hf: sets",
+    "image": "folders, .npz, .parquet, image lists, builtin:, torchvision: and hf: sets",
     "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files, builtin:docstrings, hf: sets",
     PAIRS: "captions: files and shards",
 }

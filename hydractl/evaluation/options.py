@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hydractl.expressions.conditions import Requirement
-from hydractl.expressions.data_sets import DataSpec, OodSet, SuiteChoice
+from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.files.model_records import DropoutRecord
 from hydractl.jsonio import Document
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
@@ -50,8 +50,6 @@ class DataOptions:
         corruptions, severities: the corruptions of the test data to measure, each at every severity.
         photographs: the folder of photographs for the corruption frost, or None.
         allow_seen: whether test data may contain samples to which something was fitted.
-        suite: a suite of OOD sets, which are added after ``ood``; None for no suite.
-        suite_root: the folder of its data.
     """
 
     test: DataSpec | None
@@ -67,8 +65,6 @@ class DataOptions:
     severities: Sequence[int] = ()
     photographs: str | None = None
     allow_seen: bool = False
-    suite: SuiteChoice | None = None
-    suite_root: str = ""
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,8 @@ def find_rows(
         if not of_the_model:
             hint = "give the files, class names and prompts that it was chosen for, or leave it out"
             raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
-        for row in of_the_model:
+        of_that_name = [row for row in of_the_model if row.name == answer.model.name]
+        for row in of_that_name or of_the_model:
             row.stored = fit_of(answer, path)
             row.seen = merged(row.seen, checked(answer.seen, path))
     return rows

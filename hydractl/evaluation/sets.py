@@ -16,7 +16,6 @@ from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.overlap import Findings, GivenSet, compare_sets, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
 from hydractl.expressions.data_sets import AUTO, FROST
@@ -81,14 +80,10 @@ class EvalSet:
 
     def record(self) -> DataSetRecord:
         """Return the record of the set under ``data`` in an answer."""
-        openood_list = None  # the list of the OpenOOD benchmark, if the ID set is one
-        if self.role == ID:
-            openood_list = id_list_of(self.spec)
         return DataSetRecord(
             spec=self.spec,
             n=len(self),
             fingerprint=self.fingerprint,
-            list_=openood_list,
             skipped=None if self.dataset is None else skipped_document(self.dataset),
             left_out=self.left_out or None,
         )

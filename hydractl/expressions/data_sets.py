@@ -1,4 +1,4 @@
-"""The names of data sets, suites and corruptions in the values of options."""
+"""The names of data sets and corruptions in the values of options."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import unquote
 
 from hydractl.errors import UsageError
 
-_SCHEMES = ("builtin", "torchvision", "openood", "hf", "captions", "memory")
+_SCHEMES = ("builtin", "torchvision", "hf", "captions", "memory")
 
 TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
 SUPPORTED = (
     "at present: a folder of images or of class folders, a .npz file, an image list (.txt, .lst, .list), "
     "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
-    "builtin:NAME[/split], torchvision:NAME[/split], openood:NAME/PART, hf:NAME/config/split, captions:FILE or SHARDS"
+    "builtin:NAME[/split], torchvision:NAME[/split], hf:NAME/config/split, captions:FILE or SHARDS"
 )
 """The kinds of data that this version opens, for messages."""
 
@@ -27,9 +27,6 @@ SUPPORTED = (
 _QUERY = re.compile(r"\?(?=[A-Za-z_]+=)")
 
 _SET_NAME = re.compile(r"[\w.+-]+")
-
-OOD_SUITES = ("openood-imagenet", "openood-imagenet200", "openood-cifar100", "openood-cifar10", "sst2-paper")
-"""Names of ``--ood-suite``; ``hydractl.data.suites`` lists the contents of each."""
 
 CORRUPTIONS = (
     "gaussian_noise",
@@ -57,9 +54,6 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 AUTO = "auto"
 """The word that replaces a SPEC of OOD validation data: OOD samples are made from the ID validation samples."""
-
-_PARTIAL = "partial"
-_OFFICIAL = "official"
 
 FROST = "frost"
 """The corruption that needs photographs."""
@@ -262,47 +256,6 @@ def ood_val_set(option: str, text: str, held: Any = None) -> OodSet:
     if text == AUTO:
         return OodSet(AUTO, AUTO, None, DataSpec.of_option(f"{option} {AUTO}", AUTO))
     return OodSet.of_option(option, text, held)
-
-
-class SuiteChoice(NamedTuple):
-    """One ``--ood-suite``.
-
-    Attributes:
-        name: one of :data:`OOD_SUITES`.
-        sets: the names of the sets to test, in the order written; () for all sets.
-        partial: whether sets without data are skipped, rather than an error.
-        official: whether to test every set that the benchmark itself tests.
-    """
-
-    name: str
-    sets: tuple[str, ...]
-    partial: bool
-    official: bool = False
-
-
-def parse_ood_suite(text: str) -> SuiteChoice:
-    """Parse ``NAME``, ``NAME:partial``, ``NAME:official`` or ``NAME:SET,SET,...``.
-
-    Raises:
-        ValueError: the suite is unknown, or the words after its name contradict each other.
-    """
-    name, colon, listed_words = text.strip().partition(":")
-    if name not in OOD_SUITES:
-        known = ", ".join(OOD_SUITES)
-        raise ValueError(f"must be one of {known}, not {name!r}")
-
-    # The words after the name: names of sets, "partial" and "official".
-    words = [word.strip() for word in listed_words.split(",")] if colon else []
-    if "" in words:
-        raise ValueError(f"has an empty name of a set in {text!r}")
-    repeated = sorted(word for word in words if words.count(word) > 1)
-    if repeated:
-        raise ValueError(f"names {repeated[0]!r} twice in {text!r}")
-    sets = tuple(word for word in words if word not in (_PARTIAL, _OFFICIAL))
-    official = _OFFICIAL in words
-    if sets and official:
-        raise ValueError(f"has {_OFFICIAL}, which is all sets, beside names of sets in {text!r}")
-    return SuiteChoice(name, sets, _PARTIAL in words, official)
 
 
 def corruptions_asked_for(names: Sequence[str], *, with_frost: bool) -> list[str]:

@@ -300,14 +300,6 @@ class EvalRow(RowMetrics, EvaluatedModel):
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
-class OodSuite(Record):
-    """The OOD suite that was asked for."""
-
-    name: str | None = optional("Its name.")
-    left_out: Sequence[str] | None = optional("Its sets that were not found.")
-    notes: Sequence[str] | None = optional("In what it differs from the published suite.")
-
-
 class BootstrapOptions(Record):
     """How intervals were drawn."""
 
@@ -333,7 +325,6 @@ class EvalAnswer(Result):
     ood_val: Mapping[str, DataSetRecord] | None = optional("By name the OOD validation sets that it was chosen on.")
     train: DataSetRecord | None = optional("The training data that OOD scores were fitted to.")
     conventions: Conventions = optional("A sentence on each metric that is in the rows.", {})
-    suite: OodSuite | None = optional("The OOD suite that was asked for.")
     bootstrap: BootstrapOptions | None = optional("How intervals were drawn.")
     over: Literal["seed", "data"] | None = optional("What the runs of a row differ in.")
     samples: Mapping[str, Count] | None = optional("Number of samples of each data set; of a dry run.")

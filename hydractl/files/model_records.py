@@ -121,7 +121,6 @@ class DataSetRecord(Record):
     spec: str | None = optional("The SPEC it was asked for by.")
     n: Count | None = optional("Number of samples.")
     fingerprint: str | None = optional("SHA-256 of its samples and labels.")
-    list_: str | None = optional("The list of OpenOOD that it is.")
     skipped: Any = optional("`n` and `ids` of samples that could not be read and were left out.")
     left_out: Count | None = optional("Number of samples left out, as they are training data, or were seen.")
 

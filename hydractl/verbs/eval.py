@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.errors import Interrupted, UsageError
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, json_path, named_apart, write_json
 from hydractl.files.collecting import importing
-from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
+from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow
 from hydractl.log import Log
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
@@ -75,13 +74,6 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         from hydractl.evaluation.plausibility import findings_before
         from hydractl.evaluation.rows import check_writable, open_rows_and_sets
 
-    data = options.data
-    suite = None
-    if data.suite is not None:
-        suite = find_suite(data.suite, data.suite_root, taken=[ood_set.name for ood_set in data.ood])
-        for note in suite.notes:
-            log.warn(f"--ood-suite {suite.name}: {note}")
-        options = replace(options, data=replace(data, ood=[*data.ood, *suite.sets]))
     rows, sets = open_rows_and_sets(models, opening, options, log)
     if options.keep_logits:
         check_writable(rows)
@@ -103,7 +95,6 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         options=options,
         path=path,
         predictions=prediction_files,
-        suite=suite,
     )
     files = plan.files()
     real_paths = [os.path.realpath(file) for file in files]
@@ -123,7 +114,6 @@ class Plan:
         options: the options of the evaluation.
         path: the file of the answer; None for no file.
         predictions: by row name, the file that its predictions are written to.
-        suite: the suite of OOD sets; None if no suite was asked for.
     """
 
     models: Sequence[LogitsProvider]
@@ -131,7 +121,6 @@ class Plan:
     options: EvalOptions
     path: Path | None
     predictions: Mapping[str, Path]
-    suite: FoundSuite | None
 
     def files(self) -> list[Path]:
         """Return every file that is written, the answer first."""
@@ -197,7 +186,6 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
 
         # Write the answer.
-        suite = None if plan.suite is None else OodSuite.model_validate(plan.suite.document())
         intervals = None
         if plan.options.bootstrap:
             intervals = BootstrapOptions(rounds=plan.options.bootstrap, level=0.95, seed=plan.options.seed)
@@ -205,7 +193,6 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             models=rows,
             **records_of_sets(plan.sets, plan.options),
             conventions=conventions(rows, plan.models),
-            suite=suite,
             warnings=log.warnings,
             bootstrap=intervals,
         )

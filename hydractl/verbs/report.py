@@ -79,7 +79,6 @@ def run(
         answer = StudyAnswer.of(document, origin)
     of_evals = {
         "--html": options.html,
-        "--openood-csv": options.openood_csv,
         "--over": over,
         "--plots": options.plots,
     }
@@ -143,7 +142,6 @@ def _report_on_eval(
     """
     rows = [(row.name, row.to_dict()) for row in answer.models]
     unmet = unmet_in(rows, requirements)
-    names = [name for name, _ in rows]
 
     files: list[Path] = []
     with ExitStack() as stack:
@@ -151,7 +149,7 @@ def _report_on_eval(
         path = json_path(output)
         if path is not None:
             output_file = stack.enter_context(Output(path, force=options.force))
-        reports = stack.enter_context(claimed_reports(options, names))
+        reports = stack.enter_context(claimed_reports(options))
         if not dry_run:
             if output_file is not None:
                 files.append(write_json(output_file, answer.to_dict()))

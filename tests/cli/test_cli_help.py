@@ -14,7 +14,6 @@ import pytest
 from hydractl.cli.help import APP_EXAMPLES, INFO_EXAMPLES, verb_help
 from hydractl.criteria import CRITERIA
 from hydractl.data.corruptions import TABLE
-from hydractl.data.suites import SUITES
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.options.registry import VERBS
@@ -125,7 +124,7 @@ def test_completion_is_shown(hydractl: Callable[..., Any], monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("verb", "names"),
     [
-        ("eval", [*SCORES, *FEATURE_SCORES, *SUITES, *TABLE]),
+        ("eval", [*SCORES, *FEATURE_SCORES, *TABLE]),
         ("prune", CRITERIA.names),
         ("finetune", recipe_names()),
     ],

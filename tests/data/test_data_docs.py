@@ -11,7 +11,6 @@ from hydractl.data import open_data
 from hydractl.data.base import MOST_LISTED
 from hydractl.data.corrupted import LARGE_SIDE, SMALL_SIDE, take_corruption
 from hydractl.data.corruptions import TABLE
-from hydractl.data.suites import SUITES
 from hydractl.expressions.data_sets import DataSpec
 from tests.image_data import first_pixels, png, shard
 
@@ -37,40 +36,11 @@ def test_every_spec_can_be_read() -> None:
     for spec in by_name("SPEC"):
         clean, _ = take_corruption(DataSpec.of_option("--data", spec))
         kinds.add(clean.kind)
-    assert kinds == {"path", "npz", "text", "torchvision", "openood", "hf", "builtin", "captions"}
+    assert kinds == {"path", "npz", "text", "torchvision", "hf", "builtin", "captions"}
 
 
 def names(cell: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", cell))
-
-
-def test_suites() -> None:
-    rows = by_name("suite")
-    assert list(rows) == list(SUITES)
-    for name, suite in SUITES.items():
-        expected: dict[str | None, set[str]] = {"near": set(), "far": set(), "official": set(), None: set()}
-        for member in suite.members:
-            group = "official" if member.official else member.group
-            expected[group].add(member.name)
-        assert list(map(names, rows[name])) == list(expected.values())
-
-
-@pytest.mark.parametrize("name", ["openood-imagenet", "openood-imagenet200", "openood-cifar100"])
-def test_the_tree_of_openood(name: str) -> None:
-    suite = SUITES[name]
-    members = list(suite.members)
-    for part in suite.parts.values():
-        members += part
-    for path in [*(member.files[0] for member in members), *suite.id_lists]:
-        folder, file = path.rsplit("/", 1)
-        block = TEXT[TEXT.index(f"FOLDER/{folder}/") :]
-        assert file in block[: block.index("FOLDER", 1)]
-
-
-def test_names_of_texts() -> None:
-    rows = by_name("set")
-    for member in SUITES["sst2-paper"].members:
-        assert names(rows[member.name][0]) == set(member.files)
 
 
 def test_every_corruption_is_named() -> None:

@@ -79,7 +79,6 @@ def test_predictions_have_validation_sets_that_nothing_was_chosen_on(capsys: Any
         ["base=p.st", "--ood", "s=builtin:symbols"],
         ["base=p.st", "--limit", "3"],
         ["base=p.st", "--corruptions", "snow"],
-        ["base=p.st", "--ood-suite", "openood-cifar10", "--ood-root", "."],
         ["c.st", "p.st", *TEST, "--predictions", "q.st"],
         ["c.st", *TEST, "--ood-val", "s=builtin:symbols", "--threshold", "ood:0"],
         ["c.st", *TEST, "--val", "builtin:digits/val", "--threshold", "id:1"],

@@ -1,4 +1,4 @@
-"""The options of ``eval`` for suites, corruptions and bad samples."""
+"""The options of ``eval`` for corruptions and bad samples."""
 
 from __future__ import annotations
 
@@ -11,52 +11,23 @@ from hydractl.expressions.data_sets import (
     CORRUPTIONS,
     FROST,
     PHOTOGRAPHS,
-    SuiteChoice,
     corruptions_asked_for,
-    parse_ood_suite,
 )
 
 NEEDED = {"model": ["a.st"], "test": "d"}
 
 
 def test_values(merged: Callable[..., Any]) -> None:
-    suite = {"ood_suite": "openood-cifar10:svhn, mnist,partial", "ood_root": "d"}
     flags = {"corruptions": ["fog,shot_noise"], "severities": ["5,1"], "on_bad": "skip"}
-    settings = merged("eval", {**NEEDED, **suite, **flags})
-    assert parse_ood_suite(settings.ood_suite) == SuiteChoice("openood-cifar10", ("svhn", "mnist"), True)
+    settings = merged("eval", {**NEEDED, **flags})
     assert settings.corruptions == ["fog", "shot_noise"] and settings.severities == [5, 1]
     assert settings.on_bad == "skip"
     assert corruptions_asked_for(settings.corruptions, with_frost=False) == ["shot_noise", "fog"]
     assert corruptions_asked_for(["all"], with_frost=True) == list(CORRUPTIONS)
     assert set(CORRUPTIONS) - {*corruptions_asked_for(["all"], with_frost=False)} == {FROST}
-    assert parse_ood_suite("sst2-paper") == SuiteChoice("sst2-paper", (), False)
 
 
 WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
-    ({"ood_suite": "sst2-paper"}, ["--ood-suite sst2-paper needs --ood-root, the folder of its data"]),
-    ({"ood_root": "d"}, ["--ood-root (flag) needs --ood-suite"]),
-    (
-        {"ood_suite": "openood", "ood_root": "d"},
-        [
-            "--ood-suite must be one of openood-imagenet, openood-imagenet200, openood-cifar100, openood-cifar10, "
-            "sst2-paper, not 'openood' (flag)"
-        ],
-    ),
-    (
-        {"ood_suite": "sst2-paper:trec,", "ood_root": "d"},
-        ["--ood-suite has an empty name of a set in 'sst2-paper:trec,' (flag)"],
-    ),
-    (
-        {"ood_suite": "openood-cifar10:official,tin", "ood_root": "d"},
-        [
-            "--ood-suite has official, which is all sets, beside names of sets in 'openood-cifar10:official,tin' "
-            "(flag)",
-        ],
-    ),
-    (
-        {"ood_suite": "sst2-paper:rte,rte", "ood_root": "d"},
-        ["--ood-suite names 'rte' twice in 'sst2-paper:rte,rte' (flag)"],
-    ),
     (
         {"corruptions": ["all,fog"]},
         ["--corruptions all names every corruption: leave out the others (flag)"],
