@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetrics
 from hydractl.files.model_records import MeasuredThreshold
-from hydractl.files.results import Count, KnownInterval, Number, Record, Result, optional, sparse
+from hydractl.files.results import Count, Interval, KnownInterval, Number, Record, Result, optional, sparse
 
 Purpose = Literal["predict", "export", "recalibrate", "free score"]
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
@@ -57,7 +57,7 @@ class RungRecord(Record):
 
 
 class NextBestRecord(RungRecord):
-    """What comes next to the choice on validation data, on the test data."""
+    """A model that might have been chosen instead, on the test data."""
 
     mac_ratio: Number = None
     """Its mult-adds over those of the single model."""
@@ -75,7 +75,8 @@ class VerdictRecord(Record):
     lines: Annotated[Sequence[str], Field(min_length=1)]
     """The same in sentences."""
     next_best: NextBestRecord | None = None
-    """What might have been chosen instead."""
+    """What comes next to the choice on validation data."""
+    highest: NextBestRecord | None = optional("What is highest on the test data, where that is yet another model.")
     uncertain: str | None = None
     """What the first sentence ends with where resampled data often choose otherwise."""
     doubts: Sequence[str]
@@ -108,6 +109,7 @@ class UseRecord(RungRecord):
     """Its mult-adds over those of the single model."""
     param_ratio: Number = None
     """Its stored parameters over those of the single model."""
+    bytes: Count | None = optional("Size of `best.st`.")
     stepped_down: bool
     """Whether the test data led from the choice to it."""
 
@@ -134,6 +136,7 @@ class ChoiceRecord(RungRecord):
     """The OOD validation sets that had a vote."""
     blind: Sequence[str]
     """Those that had none."""
+    n: Count | None = optional("Number of ID samples that it was chosen on, and the threshold.")
     stability: StabilityRecord
     """How sure the choice is."""
 
@@ -229,6 +232,7 @@ class StudiedModelRecord(Record):
     """Its name."""
     sha256: str
     """SHA-256 of its file."""
+    bytes: Count | None = optional("Size of its file.")
 
 
 class NextCommandRecord(Record):
@@ -247,8 +251,9 @@ class TimeRatio(Record):
     """Samples of a batch."""
     ratio: float
     """The ratio."""
-    ratio_ci: Sequence[float]
+    ratio_ci: KnownInterval
     """Its 95 % bootstrap interval."""
+    memory_ratio: Number = optional("The same of the memory that a call takes, where that is counted.")
 
 
 class StudyAnswer(Result):
@@ -269,13 +274,14 @@ class StudyAnswer(Result):
     """The OOD score under which all rows are compared."""
     baseline: TestedRecord
     """The single model as it is on the test data, with MSP and no temperature."""
+    baseline_ci: Mapping[str, Interval | None] = sparse("By dotted key the bootstrap interval of `baseline`.", {})
     rows: Annotated[Sequence[StudyRowRecord], Field(min_length=1)]
     """The rows on the test data, the single model first."""
     ruled_out: Sequence[RuledOutRecord] = sparse("The rows that validation data rule out, and that nobody named.", [])
     steps: Sequence[Sequence[str]]
     """The commands in order, without `hydractl`."""
     next: Sequence[NextCommandRecord] | None = optional("What to do with `best.st`, on the data of the study.")
-    latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; what is printed has it.", [])
+    latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; of what is shown.", [])
     cut: Sequence[str] | None = optional("What is left out to stay within the time; of a dry run.")
     seconds: float | None = optional("About how long it takes; of a dry run.")
 

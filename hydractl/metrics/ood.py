@@ -141,7 +141,7 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
     return Thresholds(id_scores, ood_scores).curve()
 
 
-@metric("ood", label="auroc", words="AUROC", direction="higher", place=0)
+@metric("ood", label="AUROC", words="AUROC", direction="higher", place=0)
 def auroc(curve: Curve) -> float:
     """Probability that an OOD sample scores higher than an ID sample, ties counted half (rank-based).
 
@@ -156,7 +156,7 @@ def auroc(curve: Curve) -> float:
     return twice_u / (2 * curve.negatives * curve.positives)
 
 
-@metric("ood", label="fpr95", words="FPR at 95 % TPR", direction="lower", place=1)
+@metric("ood", label="FPR95", words="share of ID flagged where 95 % of OOD are", direction="lower", place=1)
 def fpr95(curve: Curve) -> float:
     """Share of ID samples at or above the highest threshold that flags at least 95 % of the OOD samples; samples of
     equal score are flagged together.
@@ -194,7 +194,7 @@ def fpr95_nearest(curve: Curve) -> float:
     return id_flagged / curve.negatives
 
 
-@metric("ood", label="aupr", words="AUPR", direction="higher", place=2)
+@metric("ood", label="AUPR", words="AUPR", direction="higher", place=2)
 def aupr(curve: Curve) -> float:
     """Area under the precision-recall curve with OOD positive: average precision, step-wise.
 

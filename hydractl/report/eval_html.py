@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -74,7 +75,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
             "verdict": study.verdict.lines,
             "glance": glance(study),
             "brief": in_brief(study),
-            "next_steps": next_steps(study),
+            "next_steps": {purpose: shlex.join(words) for purpose, words in next_steps(study).items()},
         }
     open_sections, closed_sections = [], []
     for section in _sections(answer, study):

@@ -163,10 +163,10 @@ def drawn_overview(reached: Sequence[Reached], levels: Levels, reference: str, s
             if value is not None and model.ratio is not None:
                 points.append(_Point(model.name, model.ratio, value, model.intervals[index], model.chosen))
         levels_here = {label: values[index] for label, values in levels.items()}
-        y_title = f"{column.metric.words}, mean over OOD sets\n{sizes}".rstrip()
+        y_title = f"{column.metric.label}, mean over OOD sets\n{sizes}".rstrip()
         draw = partial(_draw_overview, points=points, levels=levels_here, x_title=x_title, y_title=y_title)
         if points:
-            panels.append(Panel(draw, f"{column.metric.words} over mult-adds"))
+            panels.append(Panel(draw, f"{column.metric.label} over mult-adds"))
     return Picture("overview", "OOD detection against cost", panels) if panels else None
 
 

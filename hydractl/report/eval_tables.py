@@ -263,13 +263,8 @@ def glance_columns(rows: Rows) -> list[Column]:
     return [column for column in main_columns(rows) if column.metric.key in _AT_A_GLANCE]
 
 
-def glance_table(rows: Rows, ratio_head: str = "cost", count_head: str = "mult-adds") -> Table:
-    """Return the table of a page: what every row costs, and its most important numbers.
-
-    Args:
-        rows: the rows.
-        ratio_head, count_head: the headings of the mult-adds over those of a reference, and of their number.
-    """
+def glance_table(rows: Rows) -> Table:
+    """Return the table of a page: what every row costs, and its most important numbers."""
     shown = glance_columns(rows)
     measured = metric_table(rows, shown)
     ratios, reference = cost_ratio(rows)
@@ -280,11 +275,11 @@ def glance_table(rows: Rows, ratio_head: str = "cost", count_head: str = "mult-a
         lines.append([name, *cells, *map(Cell, sizes)])
     words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
     if ood_names(rows):
-        words.append(f"auroc and fpr95: {_ood_title(rows)}")
+        words.append(f"AUROC and FPR95: {_ood_title(rows)}")
     if reference:
         of_reference = f"times those of {shown_name(reference)}"
-        words.append(f"{ratio_head}: {count_head} of all members for one sample, {of_reference}")
-    heads = [*measured.heads, *_heads(ratio_head, count_head, "parameters")]
+        words.append(f"mult-adds ratio: mult-adds of all members for one sample, {of_reference}")
+    heads = [*measured.heads, *_heads("mult-adds ratio", "mult-adds", "parameters")]
     return Table("", heads, lines, note=f"{'; '.join(words)}.")
 
 
@@ -323,13 +318,13 @@ def every_set_table(rows: Rows) -> Table:
 
 def score_table(rows: Rows) -> Table:
     """Return the table of the mean OOD AUROC of every row by each OOD score; marks compare the scores within a row."""
-    return _table_by_score(rows, AUROC, "mean auroc by OOD score; bold: best of the row")
+    return _table_by_score(rows, AUROC, "mean AUROC by OOD score; bold: best of the row")
 
 
 def error_table(rows: Rows) -> Table:
     """Return the table of the AUROC of wrong answers of every row by each OOD score; marks compare within a row."""
     labelled = [row for row in rows if row.errors is not None and row.errors.metrics]
-    return _table_by_score(labelled, ERROR_AUROC, "auroc of wrong answers by OOD score; bold: best of the row")
+    return _table_by_score(labelled, ERROR_AUROC, "AUROC of wrong answers by OOD score; bold: best of the row")
 
 
 def _table_by_score(rows: Rows, leading: Column, title: str) -> Table:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
 from hydractl.files.model_records import EpochRecord
-from hydractl.files.study_answer import NextCommandRecord, StudyAnswer
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.files.verb_answers import (
     FinetuneAnswer,
     FinetunesAnswer,
@@ -23,6 +23,7 @@ from hydractl.report.study_figures import (
     glance,
     in_brief,
     legend,
+    next_steps,
     own_scores_table,
     ruled_out_sentence,
     study_table,
@@ -35,7 +36,6 @@ from hydractl.report.texts import (
     input_text,
     number,
     params_text,
-    program_words,
 )
 
 # --- trainings --------------------------------------------------------------------------------------------------------
@@ -269,20 +269,11 @@ def study_view(answer: StudyAnswer, width: int) -> RenderableType:
         parts += [Text(""), Text(ruled_out_sentence(answer))]
     parts.append(fact_table([*legend(answer, [*answer.rows, *answer.ruled_out]).items()]))
 
-    for timing in answer.latency:
-        ratio = f"{timing.ratio:.2f} times the single model's"
-        parts.append(Text(f"time of best.st, batches of {timing.batch_size}: {ratio}"))
     if answer.next:
-        parts += [Text(""), *_next_lines(answer.next, width)]
+        parts += [Text(""), Text("what now:")]
+    for purpose, words in next_steps(answer).items():
+        parts += [Text(f"# {purpose}"), Text(_command_as_typed(words, width))]
     return Group(*parts)
-
-
-def _next_lines(steps: Sequence[NextCommandRecord], width: int) -> list[Text]:
-    """Return a line with the purposes of the next steps, and then the command of each step as it is typed."""
-    purposes = ", ".join(step.purpose for step in steps)
-    lines = [Text(f"what now: {purposes}")]
-    program = program_words()
-    return lines + [Text(_command_as_typed([*program, *step.command], width)) for step in steps]
 
 
 def planned_study(plan: StudyAnswer, width: int) -> RenderableType:

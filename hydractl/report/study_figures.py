@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hydractl.files.eval_answer import EvalRow
 from hydractl.files.results import Record
-from hydractl.files.study_answer import AnyRowRecord, StudyAnswer, StudyRowRecord
-from hydractl.report.eval_tables import glance_columns, glance_table, metrics_at, single_number
+from hydractl.files.study_answer import AnyRowRecord, Purpose, StudyAnswer, StudyRowRecord
+from hydractl.report.eval_tables import (
+    glance_columns,
+    glance_table,
+    known_interval,
+    metrics_at,
+    signed_number,
+    single_number,
+)
 from hydractl.report.tables import Cell, Table, text_table
-from hydractl.report.texts import number, program_words
+from hydractl.report.texts import bytes_text, number, program_words
 
 DIGITS = 3
 _AT_A_GLANCE = {"OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95", "accuracy": "id.accuracy"}
@@ -55,10 +61,10 @@ _FIGURES: Mapping[str, str] = {
     "ID": "in distribution: data of the kind that the model was trained on",
     "OOD": "out of distribution: data of another kind, which a model should flag",
     "AUROC": "how often an OOD sample has a higher score than an ID sample; near and far: over such OOD sets alone",
-    "FPR95": "false alarms: share of ID samples flagged when 95 % of the OOD samples are flagged",
+    "FPR95": "false alarms: share of ID samples flagged where 95 % of the OOD samples are",
     "NLL": "negative log likelihood: how little probability the true class gets; lower is better",
     "ECE": "how far confidence is from accuracy; lower is better",
-    "mult-adds": "multiplications of one sample, over those of the single model",
+    "mult-adds": "multiplications with additions of one sample in the model; ratio: over the single model's",
 }
 
 
@@ -78,60 +84,101 @@ def glance(study: StudyAnswer) -> Table | None:
     """
     (used,) = (row for row in study.rows if row.used)
     before, after = study.baseline, used.test
-    words = {finding.metric: finding.kind for finding in study.verdict.against_baseline}
+    findings = {finding.metric: finding for finding in study.verdict.against_baseline}
     is_single = used is study.rows[0]
     if is_single and used.score == before.ood_score:
         return None
-    without_finding = "the same" if is_single else ""  # what a model has under any score, such as its accuracy
+    without_finding = Cell("the same" if is_single else "")  # what a model has under any score, such as its accuracy
     lines = []
     for title, key in _AT_A_GLANCE.items():
         values = [*_cells(before, [key]), *_cells(after, [key])]
+        change = without_finding
+        if key in findings:
+            low, high = findings[key].ci
+            change = Cell(f"{findings[key].kind}, {signed_number(findings[key].value)}", ends=(low, high), signed=True)
         if values != ["-", "-"]:
-            lines.append([title, *values, words.get(key, without_finding)])
-    lines.append(["mult-adds", "1.00", number(used.mac_ratio, 2), ""])
-    return text_table("", ["test data", "now (MSP)", f"{used.name}, {used.score}", ""], lines)
+            lines.append([Cell(title), *map(Cell, values), change])
+    titles = ["test data", "now (MSP)", f"{used.name}, {used.score}", "difference"]
+    return Table("", [(title, "") for title in titles], [*lines, *_cost_lines(study, used)])
+
+
+def _cost_lines(study: StudyAnswer, used: StudyRowRecord) -> list[list[Cell]]:
+    """Return what the model to use costs beside the single model; of time, memory and files what was measured."""
+    lines = [("mult-adds ratio", "1.00", Cell(number(used.mac_ratio, 2)))]
+    for timing in study.latency:
+        low, high = timing.ratio_ci
+        ratio = Cell(number(timing.ratio, 2), ends=(low, high))
+        lines.append((f"time ratio, batch {timing.batch_size}", "1.00", ratio))
+        if timing.memory_ratio is not None:
+            memory = Cell(number(timing.memory_ratio, 2))
+            lines.append((f"memory ratio, batch {timing.batch_size}", "1.00", memory))
+    if study.model.bytes is not None and study.use.bytes is not None:
+        lines.append(("file", bytes_text(study.model.bytes), Cell(bytes_text(study.use.bytes))))
+    return [[Cell(title), Cell(before), after, Cell("")] for title, before, after in lines]
 
 
 def in_brief(study: StudyAnswer) -> list[str]:
-    """Return the sentences beside the first one of the verdict: the next best, doubts, what is flagged, how sure."""
+    """Return the sentences beside the first one of the verdict: other models, doubts, what is flagged, how sure."""
     verdict = study.verdict
-    next_best = [] if verdict.next_best is None else [verdict.next_best.line]
-    return [*next_best, *verdict.doubts, *_flagged(study), _how_sure(study)]
+    others = [other.line for other in (verdict.next_best, verdict.highest) if other is not None]
+    return [*others, *verdict.doubts, *_flagged(study), _how_sure(study)]
 
 
 def _flagged(study: StudyAnswer) -> list[str]:
-    """Return a sentence on which share of each test set the threshold of ``best.st`` flags; empty without one."""
+    """Return what share of each test set the threshold of ``best.st`` flags, and why that is not what was asked for."""
     threshold = study.use.threshold
     if threshold is None or threshold.id_flagged is None:
         return []
     shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
     listed = [f"{100 * share:.1f} % of {name}" for name, share in shares.items() if share is not None]
-    return [f"The threshold of best.st flags {', '.join(listed)}."]
+    sentence = f"The threshold of best.st flags {', '.join(listed)}."
+    wanted = (threshold.rule or "").removeprefix("id:")
+    if wanted and study.choice.n is not None:
+        sentence += (
+            f" It was set to flag at most {100 * float(wanted):g} % of the {study.choice.n:,} ID samples of --val that "
+            "it was chosen on; on other samples the share differs by chance, the more the fewer they are."
+        )
+    return [sentence]
 
 
 def _how_sure(study: StudyAnswer) -> str:
-    """Return how often resampled validation data choose the same, unless the verdict tells it, and what is covered."""
-    footnote = study.verdict.footnote
+    """Return how many samples were tested on, how often resampled validation data choose the same, what is covered."""
+    test = study.baseline
+    sets = [f"{data.n:,} of {name}" for name, data in {"ID": test.id, **test.ood}.items() if data.n is not None]
+    tested = f"How sure: tested on {', '.join(sets)}."
     if study.verdict.uncertain is not None or not study.choice.telling:
-        return footnote
+        return f"{tested} {study.verdict.footnote}"
     same = study.choice.stability
+    on_samples = "" if study.choice.n is None else f" ({study.choice.n:,} of ID)"
     return (
-        f"How sure: resampled validation data choose the same model in {100 * same.row:.0f} % of cases, the same score "
-        f"in {100 * same.score:.0f} %. {footnote}"
+        f"{tested} Resampled validation data{on_samples} choose the same model in {100 * same.row:.0f} % of cases, the "
+        f"same score in {100 * same.score:.0f} %. {study.verdict.footnote}"
     )
 
 
-def next_steps(study: StudyAnswer) -> dict[str, str]:
-    """Return the commands to go on with, as they are typed, by what they are for."""
+_PURPOSES: Mapping[Purpose, str] = {
+    "predict": "answers and OOD flags of best.st; put your inputs in the place of the test data",
+    "export": "best.st as a file that runs without hydractl",
+    "recalibrate": "temperature and threshold anew, once there are other validation data",
+    "free score": "the single model with the free score that did as well",
+}
+"""What the commands to go on with are for."""
+
+
+def next_steps(study: StudyAnswer) -> dict[str, list[str]]:
+    """Return the words of the commands to go on with, by what they are for."""
     program = program_words()
-    return {step.purpose: shlex.join([*program, *step.command]) for step in study.next or ()}
+    return {f"{step.purpose}: {_PURPOSES[step.purpose]}": [*program, *step.command] for step in study.next or ()}
 
 
 def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
     """Return the table of a page: first the single model as it is now, then every row; the one to use says so."""
     shown = glance_columns(rows)
-    measured = glance_table(rows, "mult-adds", "multiplications")
-    now = [Cell(number(column.value(study.baseline), column.metric.digits)) for column in shown]
+    measured = glance_table(rows)
+    now = []
+    for column in shown:
+        ends = known_interval(study.baseline_ci.get(column.key))
+        now.append(Cell(number(column.value(study.baseline), column.metric.digits), ends=ends))
     # With MSP the single model costs what it costs with its score: the cells behind its figures are the same.
     _, *of_single = measured.rows[0]
     lines = [[Cell(_NOW), *now, *of_single[len(now) :]]]
@@ -150,7 +197,7 @@ def study_table(study: StudyAnswer) -> Table:
         figures = [*_cells(detection, on_ood), *_cells(row.test, on_id)]
         rows.append([_marked_name(row), *figures, number(row.mac_ratio, 2), _learning_rates_text(row.lr)])
     title = f"Now, and every model with the score {study.common_score}, on the test data (* is best.st)"
-    return text_table(title, ["model", *_OF_OOD, *_OF_ID, "mult-adds", "learning rate"], rows)
+    return text_table(title, ["model", *_OF_OOD, *_OF_ID, "mult-adds ratio", "learning rate"], rows)
 
 
 def own_scores_table(study: StudyAnswer) -> Table:
@@ -168,7 +215,7 @@ def ruled_out_table(study: StudyAnswer) -> Table:
     rows = []
     for row in study.ruled_out:
         rows.append([row.name, row.reason, *_cells(row.validation, keys), number(row.mac_ratio, 2)])
-    titles = ["model", "why", *(f"validation {title}" for title in _AT_A_GLANCE), "mult-adds"]
+    titles = ["model", "why", *(f"validation {title}" for title in _AT_A_GLANCE), "mult-adds ratio"]
     return text_table("", titles, rows, left=2)
 
 

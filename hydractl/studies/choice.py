@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from hydractl.metrics.bootstrap import mean_over_sets
 from hydractl.metrics.ood_scores import HEDGE
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.plan import Plan, Row
@@ -19,7 +18,7 @@ from hydractl.studies.rule import (
     Evidence,
 )
 from hydractl.studies.verdict import Rung, ladder
-from hydractl.studies.words import AUROC, AUROC_MARGIN
+from hydractl.studies.words import AUROC_MARGIN
 
 RULE = (
     "Decided on the halves of the validation data that the search has not seen, all differences paired. An OOD "
@@ -187,10 +186,4 @@ def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping
 def mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
     """Return by score the mean AUROC of a row over all OOD validation sets."""
     measured = validated(plan, row)
-    scores = [score for score in measured.scores if score != HEDGE]
-    means = {}
-    for score, aurocs in measured.aurocs(scores, rounds=1, seed=0).items():
-        mean = mean_over_sets(aurocs, AUROC).values[AUROC]
-        if mean is not None:
-            means[score] = mean
-    return means
+    return measured.mean_aurocs([score for score in measured.scores if score != HEDGE])

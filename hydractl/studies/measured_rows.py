@@ -13,13 +13,13 @@ from hydractl.evaluation.predictions.reading import Predictions, read_prediction
 from hydractl.evaluation.sets import ID, OOD
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.eval_answer import RowMetrics
-from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
+from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples
-from hydractl.studies.words import KINDS
+from hydractl.studies.words import AUROC, KINDS
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,15 @@ class MeasuredRow:
         """Return, by score, the AUROC against each OOD set (by its name), on the data and on their resamples."""
         outside = {name: _values_of(samples, scores) for name, samples in self.outside.items()}
         return resample_aurocs(_values_of(self.inside, scores), outside, rounds=rounds, seed=seed)
+
+    def mean_aurocs(self, scores: Collection[str]) -> dict[str, float]:
+        """Return by score the mean AUROC over all OOD sets; a score is missing if a set has no AUROC under it."""
+        means = {}
+        for score, aurocs in self.aurocs(scores, rounds=1, seed=0).items():
+            mean = mean_over_sets(aurocs, AUROC).values[AUROC]
+            if mean is not None:
+                means[score] = mean
+        return means
 
     def errors_resampled(self, score: str, rounds: int, seed: int) -> Resampled:
         """Return the AUROC with which a score finds wrong answers (``errors.auroc``), on ID data and resamples."""

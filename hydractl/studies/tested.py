@@ -26,7 +26,7 @@ from hydractl.files.study_answer import (
     UseRecord,
     ValidationRecord,
 )
-from hydractl.metrics.bootstrap import Resampled, mean_over_sets, paired_differences
+from hydractl.metrics.bootstrap import Resampled, intervals, mean_over_sets, paired_differences
 from hydractl.model.source import Source
 from hydractl.report.texts import number
 from hydractl.studies import doubts
@@ -35,9 +35,9 @@ from hydractl.studies.measured_rows import MeasuredRow, measure_row
 from hydractl.studies.mistakes import mistakes_of
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Row
-from hydractl.studies.rule import REFERENCE, SINGLE
-from hydractl.studies.verdict import AgainstSingle, Facts, Rung, end_of, next_best_record, verdict
-from hydractl.studies.words import AUROC, KINDS, Finding, Findings, judge, judge_all, smallest_set_behind
+from hydractl.studies.rule import REFERENCE, SINGLE, Candidate
+from hydractl.studies.verdict import AgainstSingle, Facts, Rung, end_of, record_of_other, verdict
+from hydractl.studies.words import AUROC, FPR95, KINDS, Finding, Findings, judge, judge_all, smallest_set_behind
 
 MADE_OF_TEST = (
     "No OOD test data were given, so these are made of the ID test data: the figures say little of samples to come."
@@ -80,7 +80,13 @@ class Tested(Chosen):
     @cached_property
     def _figures(self) -> list[Resampled]:
         """The metrics of each rung of the ladder."""
-        return [self._on_resamples(self.tested[rung.row], rung.score) for rung in self.ladder]
+        return [self._on_resamples(rung) for rung in self.ladder]
+
+    @cached_property
+    def _baseline(self) -> Resampled:
+        """The metrics of the single model as it is, with MSP and no temperature."""
+        request = self.plan.request
+        return self.uncalibrated.resampled(REFERENCE, request.bootstrap, request.seed)
 
     @cached_property
     def _differences_to_next(self) -> list[Findings]:
@@ -106,11 +112,11 @@ class Tested(Chosen):
         used = self.used
         request = self.plan.request
         is_single = used.row == SINGLE
+        figures = self._on_resamples(used)
 
-        def findings_against(measured: MeasuredRow, score: str) -> Findings:
-            """Return the differences of the rung to use to the single model, by metric."""
-            figures = self._figures[self._final_index]
-            return self._findings(figures, self._on_resamples(measured, score), is_single)
+        def findings_against(score: str) -> Findings:
+            """Return the differences of the rung to use to the single model with a score, by metric."""
+            return self._findings(figures, self._on_resamples(Rung(SINGLE, score)), is_single)
 
         # Compare the rung to use with the single model under each of its scores ("free": they cost no further
         # computation).
@@ -122,19 +128,26 @@ class Tested(Chosen):
         against_hardest: Findings = {}
         by_test_set: Findings = {}
         if against.hardest is not None:
-            against_hardest = findings_against(self._single, against.hardest)
+            against_hardest = findings_against(against.hardest)
             by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
 
         # The same with the best of the other scores, where the rung does not beat that one for certain.
         against_unbeaten: Findings = {}
         if against.unbeaten is not None and not is_single:
-            against_unbeaten = findings_against(self._single, against.unbeaten)
+            against_unbeaten = findings_against(against.unbeaten)
+
+        # What an operator notices of it: how many false alarms there are, now and then.
+        false_alarms = None
+        before, after = self._baseline.values.get(FPR95), figures.values.get(FPR95)
+        if before is not None and after is not None:
+            false_alarms = (before, after)
 
         # If the choice was the single model, explain why no other row was taken.
         has_vote = bool(self.choice.telling)
         reasons_for_single: list[str] = []
         if self.taken.row == SINGLE and has_vote:
             reasons_for_single = self._why_no_other_row()
+        next_best, highest = self._other_rows()
         return Facts(
             ladder=self.ladder,
             differences_to_next=self._differences_to_next,
@@ -143,34 +156,61 @@ class Tested(Chosen):
             against_hardest=against_hardest,
             against_unbeaten=against_unbeaten,
             by_test_set=by_test_set,
-            # The single model as it is: MSP, and no temperature.
-            against_baseline=findings_against(self.uncalibrated, REFERENCE),
+            against_baseline=self._findings(figures, self._baseline, is_single),
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
             has_ood_val=request.has_ood_val,
             has_other_rows=len(self.rows) > 1,
             reasons_for_single=reasons_for_single,
-            next_best=self._next_best,
+            next_best=next_best,
+            highest=highest,
+            false_alarms=false_alarms,
             uncertain=" ".join(doubts.of_stability(self.choice.stability)) if has_vote else "",
             doubts=[*self._sentences_of_doubt(), *self._doubts_of_threshold(threshold)],
             mistakes=mistakes_of(used.row, self.rows[used.row], self.tested[used.row], request.bootstrap, request.seed),
         )
 
     @property
-    def _next_best(self) -> NextBestRecord | None:
-        """The best on validation data of what might have been chosen beside the choice, compared with the rung to use.
+    def _next_best(self) -> Candidate | None:
+        """What is admissible beside the choice and the rung to use, the best on validation data.
 
         None if there is nothing else: always where no OOD validation set has a vote.
         """
-        used = self.used
-        others = [other for other in self.choice.admissible if other.row not in (self.taken.row, used.row)]
-        best = max(others, key=self.choice.mean_auroc, default=None)  # of equals the cheapest
-        if best is None:
+        others = [other for other in self.choice.admissible if other.row not in (self.taken.row, self.used.row)]
+        return max(others, key=self.choice.mean_auroc, default=None)  # of equals the cheapest
+
+    @property
+    def _highest(self) -> Candidate | None:
+        """The row with the highest mean AUROC on the test data under the common score; None for the one to use."""
+        evidence = self.choice.evidence
+        candidates = [evidence.under(row, self.common_score) for row in self.tested if row != self.used.row]
+        known = [candidate for candidate in candidates if candidate is not None]
+        highest = max(known, key=self._tested_auroc, default=None)
+        if highest is None or self._tested_auroc(highest) <= self._tested_auroc(self.used):
             return None
-        measured = self.tested[best.row]
-        figures = self._on_resamples(measured, best.score)
-        findings = self._findings(figures, self._figures[self._final_index], same_row=False)
-        return next_best_record(Rung(best.row, best.score), self._mac_ratio(measured), findings, used)
+        return highest
+
+    def _compared(self, place: str, other: Candidate, why_not: str = "") -> NextBestRecord:
+        """Return what might have been chosen instead, compared with the rung to use; see :func:`record_of_other`."""
+        rung = Rung(other.row, other.score)
+        findings = self._findings(self._on_resamples(rung), self._on_resamples(self.used), same_row=False)
+        return record_of_other(place, rung, self._mac_ratio(self.tested[rung.row]), findings, self.used, why_not)
+
+    def _other_rows(self) -> tuple[NextBestRecord | None, NextBestRecord | None]:
+        """Return what comes next on validation data, and what is highest on the test data if that is another model."""
+        next_best, highest = self._next_best, self._highest
+        place = "Next best on validation data"
+        if highest is None:
+            return (None if next_best is None else self._compared(place, next_best)), None
+        why_not = self.choice.why_not_taken(highest)
+        if highest is next_best:
+            return self._compared(f"{place}, and highest of all models,", highest, why_not), None
+        first = None if next_best is None else self._compared(place, next_best)
+        return first, self._compared("Highest of all models", highest, why_not)
+
+    def _tested_auroc(self, rung: Rung | Candidate) -> float:
+        """Return the mean AUROC of a row with a score on the test data."""
+        return self.tested[rung.row].mean_aurocs([rung.score])[rung.score]
 
     @property
     def _samples_by_metric(self) -> dict[str, int]:
@@ -179,10 +219,17 @@ class Tested(Chosen):
         ood_sets = [(single.groups[name], len(samples)) for name, samples in single.outside.items()]
         return {metric: smallest_set_behind(metric, len(single.inside), ood_sets) for metric in KINDS}
 
-    def _on_resamples(self, measured: MeasuredRow, score: str) -> Resampled:
-        """Return the metrics that the verdict judges, on the test data and on their resamples."""
-        request = self.plan.request
-        return measured.resampled(score, request.bootstrap, request.seed)
+    def _on_resamples(self, rung: Rung) -> Resampled:
+        """Return the metrics of a rung that the verdict judges, on the test data and on their resamples."""
+        if rung not in self._resampled:
+            request = self.plan.request
+            self._resampled[rung] = self.tested[rung.row].resampled(rung.score, request.bootstrap, request.seed)
+        return self._resampled[rung]
+
+    @cached_property
+    def _resampled(self) -> dict[Rung, Resampled]:
+        """What :meth:`_on_resamples` has measured, by rung."""
+        return {}
 
     def _findings(self, figures: Resampled, other: Resampled, same_row: bool) -> Findings:
         """Return the findings for the paired differences ``figures`` minus ``other``, by metric.
@@ -325,11 +372,12 @@ class Tested(Chosen):
             threshold=threshold,
             mac_ratio=self._mac_ratio(row),
             param_ratio=_ratio(row.params, self._single.params),
+            bytes=(self.plan.folder / "best.st").stat().st_size,
             stepped_down=self._final_index > 0,
         )
         facts = self._facts(threshold)
         return StudyAnswer(
-            model=StudiedModelRecord(name=source.name, sha256=source.sha256),
+            model=StudiedModelRecord(name=source.name, sha256=source.sha256, bytes=source.file_bytes),
             verdict=verdict(facts, use),
             use=use,
             choice=ChoiceRecord(
@@ -338,6 +386,7 @@ class Tested(Chosen):
                 rule=self.rule,
                 telling=self.choice.telling,
                 blind=self.choice.blind,
+                n=len(self.rows[SINGLE].inside),
                 stability=self.choice.stability,
             ),
             ladder=[
@@ -346,6 +395,7 @@ class Tested(Chosen):
             ],
             common_score=self.common_score,
             baseline=_tested_record(self.uncalibrated, REFERENCE),
+            baseline_ci=intervals(self._baseline),
             rows=[self._row_record(row) for row in self.tested_rows],
             ruled_out=[self._ruled_out_record(row, reason) for row, reason in self.ruled_out.items()],
             steps=[list(step) for step in steps],

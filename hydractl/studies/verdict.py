@@ -134,6 +134,9 @@ class Facts:
         has_other_rows: whether rows other than the single model were made.
         reasons_for_single: sentences on why no other row than the single model was chosen.
         next_best: what comes next to the choice; None without any.
+        highest: what is highest on the test data; None where that is the final rung or :attr:`next_best`.
+        false_alarms: mean FPR95 of the single model with MSP and no temperature, and of the final rung; None without
+            OOD test samples.
         uncertain: the sentence on how often resampled validation data choose otherwise; empty where they do not often.
         doubts: sentences on what else makes the verdict less certain.
         mistakes: which score to trust for mistakes; None without labels.
@@ -153,6 +156,8 @@ class Facts:
     reasons_for_single: Sequence[str] = ()
     against_unbeaten: Findings = field(default_factory=dict)
     next_best: NextBestRecord | None = None
+    highest: NextBestRecord | None = None
+    false_alarms: tuple[float, float] | None = None
     uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
     mistakes: MistakesRecord | None = None
@@ -163,12 +168,17 @@ class Facts:
         return self.ladder[self.final_index]
 
     @property
+    def other_rows(self) -> list[NextBestRecord]:
+        """What might have been chosen instead."""
+        return [other for other in (self.next_best, self.highest) if other is not None]
+
+    @property
     def other_row_may_pay(self) -> bool:
-        """Whether other samples often choose otherwise, or the next best is better on the test data."""
-        better = set()
-        if self.next_best is not None:
-            better = {finding.metric for finding in self.next_best.against_used if finding.kind in GAINS}
-        return bool(self.uncertain) or AUROC in better
+        """Whether other samples often choose otherwise, or another row is better on the test data."""
+        is_beaten = False
+        for other in self.other_rows:
+            is_beaten |= any(finding.metric == AUROC and finding.kind in GAINS for finding in other.against_used)
+        return bool(self.uncertain) or is_beaten
 
     @property
     def free_alternative(self) -> str | None:
@@ -241,7 +251,7 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
     lines = [
         # The answer and its consequences.
         f"{_first_sentence(facts, answer, use)} {facts.uncertain}".strip(),
-        "" if facts.next_best is None else facts.next_best.line,
+        *(other.line for other in facts.other_rows),
         *_sentences_on_left_rungs(facts),
         rivals_ahead,
         # Other free scores were not fixed before the test, so that they did better may be chance.
@@ -268,6 +278,7 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
         answer=answer,
         lines=[line for line in lines if line],
         next_best=facts.next_best,
+        highest=facts.highest,
         uncertain=facts.uncertain or None,
         doubts=list(facts.doubts),
         footnote=FOOTNOTE,
@@ -281,20 +292,23 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
     )
 
 
-def next_best_record(rung: Rung, mac_ratio: float | None, against_used: Findings, used: Rung) -> NextBestRecord:
-    """Return what comes next to the choice on validation data, with the sentence that names it.
+def record_of_other(
+    place: str, rung: Rung, mac_ratio: float | None, against_used: Findings, used: Rung, why_not: str = ""
+) -> NextBestRecord:
+    """Return a model that might have been chosen instead, with the sentence that names it.
 
     Args:
+        place: where it comes next, as the sentence begins.
         rung: its row and its OOD score.
         mac_ratio: the mult-adds of its row over those of the single model; None if they are not known.
         against_used: its differences on the test data to the rung to use, by metric.
         used: that rung.
+        why_not: why validation data did not choose it; empty to leave that out.
     """
     price = "" if mac_ratio is None else f", at {mac_ratio:.2f} times the mult-adds"
-    line = (
-        f"Next best on validation data is {name_of(rung)}{price}: on the test data {_detection(against_used)} against "
-        f"{name_of(used)}."
-    )
+    line = f"{place} is {name_of(rung)}{price}: on the test data {_detection(against_used)} against {name_of(used)}."
+    if why_not:
+        line += f" It is not the answer, as test data choose no model; on validation data: {why_not}."
     findings = list(against_used.values())
     return NextBestRecord(row=rung.row, score=rung.score, mac_ratio=mac_ratio, line=line, against_used=findings)
 
@@ -372,12 +386,24 @@ def _blind_sentence(facts: Facts) -> str:
 
 def _gain_of_score(facts: Facts) -> str:
     """Return what the score of the single model brings: against the model as it is, if it is better than that, too."""
-    against = "the model as it is, with MSP"
     differences = facts.against_baseline
-    if AUROC not in differences or differences[AUROC].kind not in GAINS:
-        against = "MSP at the same temperature"
-        differences = facts.differences_to_next[facts.final_index]
-    return f"{_detection(differences)} against {against}, at no more cost"
+    if AUROC in differences and differences[AUROC].kind in GAINS:
+        gain = _fewer_false_alarms(facts) or f"{_detection(differences)} against the model as it is, with MSP"
+    else:
+        gain = f"{_detection(facts.differences_to_next[facts.final_index])} against MSP at the same temperature"
+    return f"{gain}, at the same mult-adds"
+
+
+def _fewer_false_alarms(facts: Facts) -> str:
+    """Return in plain words by how much the model as it is raises more false alarms; empty if it may not.
+
+    False alarms are ID samples that are flagged where 95 % of the OOD samples are.
+    """
+    fpr95 = facts.against_baseline.get(FPR95)
+    if facts.false_alarms is None or fpr95 is None or fpr95.kind not in GAINS:
+        return ""
+    before, after = (f"{100 * share:.1f} %" for share in facts.false_alarms)
+    return f"false alarms fall from {before} to {after} of normal (ID) samples where 95 % of the OOD samples are found"
 
 
 def _single_sentence(facts: Facts, answer: str) -> str:
@@ -411,7 +437,9 @@ def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
         hardest = f" against the hardest, {against.hardest}" if len(against.rivals) > 1 else ""
         gain = f"it detects OOD samples {kind} than {_rivals_text(against)}, {difference}{hardest}"
         pays = f" It pays with {facts.against_hardest[ACCURACY]}." if answer == TRADES else ""
-        return f"Use {name}: {gain}{cost}.{pays}"
+        fewer = _fewer_false_alarms(facts)
+        plainly = f" Against the model as it is, with MSP, {fewer}." if fewer else ""
+        return f"Use {name}: {gain}{cost}.{pays}{plainly}"
 
     # The test data cannot tell, or it is no better. A free score that was seen only afterwards may be as good, too.
     if answer == UNCLEAR:

@@ -29,6 +29,7 @@ from hydractl.studies.choice import choose, mean_aurocs, validated_in_words
 from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
 from hydractl.studies.rows import KINDS, asked_for
+from hydractl.studies.rule import SINGLE
 from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step, script
@@ -479,21 +480,30 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
     commands = script(steps, folder, Path.cwd(), plan.request.in_memory())
-    _write_bytes(folder / "report.html", render(table, study=answer))
     _write_bytes(folder / "study.sh", commands.encode("utf-8", "surrogateescape"))
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_dict())
 
     timing = [step.outputs[0] for step in steps if step.command.verb == "bench"]
     if timing:
-        # Times are added only for the terminal; in the folder, only bench.json holds them.
-        latency = []
-        for row in BenchAnswer.read(str(timing[0])).results:
-            if row.model == "best":
-                latency.append(TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci))
-        answer = answer.model_copy(update={"latency": latency})
+        # Times are added only for people: study.json can be reproduced.
+        answer = answer.model_copy(update={"latency": _latency(BenchAnswer.read(str(timing[0])))})
+    _write_bytes(folder / "report.html", render(table, study=answer))
     names = ("best.st", "report.html", "study.json", "study.sh")
     return Outcome(answer, files=[folder / name for name in names])
+
+
+def _latency(bench: BenchAnswer) -> list[TimeRatio]:
+    """Return the time and the memory of ``best.st`` over those of the single model, by batch size."""
+    of_single = {row.batch_size: row.peak_memory_bytes for row in bench.results if row.model == SINGLE}
+    latency = []
+    for row in bench.results:
+        if row.model == SINGLE:
+            continue
+        memory, single_memory = row.peak_memory_bytes, of_single[row.batch_size]
+        ratio = memory / single_memory if memory and single_memory else None
+        latency.append(TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci, memory_ratio=ratio))
+    return latency
 
 
 def _write_bytes(path: Path, content: bytes) -> None:

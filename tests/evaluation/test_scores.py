@@ -118,7 +118,7 @@ def test_a_table_compares_the_scores(capsys: pytest.CaptureFixture[str], monkeyp
     run("eval", "base.st", "hydra.st", *TEST, "--ood-score", "all", "-o", "e.json")
     run("report", "e.json", "--html", "r.html")
     out = capsys.readouterr().out
-    assert "auroc by OOD score" in out and "maxlogit" in out
+    assert "AUROC by OOD score" in out and "maxlogit" in out
     assert "score by score" in Path("r.html").read_text()
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from hydractl.evaluation.answer import sentences
-from hydractl.files.study_answer import NextCommandRecord
+from hydractl.files.model_records import MeasuredThreshold
+from hydractl.files.study_answer import NextCommandRecord, TimeRatio
 from hydractl.report.eval_html import render
-from hydractl.report.study_figures import glance, legend, own_scores_table, study_table
+from hydractl.report.study_figures import glance, in_brief, legend, own_scores_table, study_table
 from tests.report.examples import (
     HOSTILE,
     SETS,
@@ -127,7 +128,7 @@ def test_identifiers_are_unique_and_those_used_are_there(page: Node) -> None:
 def test_the_table_holds_and_marks_the_numbers(page: Node, document: dict[str, Any]) -> None:
     table = page.by_id("results").all("table")[0]
     found = cells(table)
-    heads = ["model", "acc ↑", "nll ↓", "ece ↓", "auroc ↑", "fpr95 ↓", "cost", "mult-adds", "parameters"]
+    heads = ["model", "acc ↑", "NLL ↓", "ECE ↓", "AUROC ↑", "FPR95 ↓", "mult-adds ratio", "mult-adds", "parameters"]
     assert found[0] == heads and len(found) == 4
     for line, row in zip(found[1:], document["models"], strict=True):
         low, high = row["ci"]["id.accuracy"]
@@ -141,12 +142,12 @@ def test_the_table_holds_and_marks_the_numbers(page: Node, document: dict[str, A
         marked = [line.all("td")[column].attrs.get("class", "") for line in table.all("tr")[1:]]
         assert marked.index("best") == values.index(best(values))
     text = page.by_id("results").text()
-    assert "nll: negative log likelihood" in text and "the single model, all heads" in text
+    assert "NLL: negative log likelihood" in text and "the single model, all heads" in text
 
 
 def test_the_metrics_that_the_table_leaves_out_are_below(page: Node, document: dict[str, Any]) -> None:
     found = cells(page.by_id("further").all("table")[0])
-    known = ("brier ↓", "aece ↓", "aurc ↓", "aupr ↑", "mi", "disagr")
+    known = ("Brier ↓", "AECE ↓", "AURC ↓", "AUPR ↑", "mi", "disagr")
     assert [name for name in found[0] if name in known] == [*known]
     assert [line[1] for line in found[1:]] == [f"{row['id']['brier']:.4f}" for row in document["models"]]
 
@@ -188,12 +189,13 @@ def test_a_study_begins_with_its_verdict(document: dict[str, Any]) -> None:
     assert page.all("section")[0] is verdict and verdict.all("p", "headline")[0].text() == "It helps."
     assert [line.text() for line in verdict.all("details")[0].all("p")] == ["Not by much."]
     brief = [line.text() for line in verdict.all("p") if line not in verdict.all("details")[0].all("p")]
-    assert brief[-1].startswith("How sure: resampled validation data choose the same model in ")
+    assert brief[-1].startswith("How sure: tested on 200 of ID, ")
     single, _, hydra = document["models"]
     found = cells(verdict.all("table")[0])
-    assert found[0] == ["test data", "now (MSP)", "hydra, msp", ""]
+    assert found[0] == ["test data", "now (MSP)", "hydra, msp", "difference"]
     auroc = [f"{row['ood_avg']['auroc']:.3f}" for row in (single, hydra)]
-    assert found[1] == ["OOD AUROC", *auroc, "better"] and found[4] == ["mult-adds", "1.00", "2.00", ""]
+    assert found[1] == ["OOD AUROC", *auroc, "better, +0.1000+0.0500 to +0.1500"]
+    assert found[4:] == [["mult-adds ratio", "1.00", "2.00", ""]]  # neither time nor files were measured
     terms = [term.text() for term in page.by_id("names").all("dt")]
     figures = ["MSP", "ID", "OOD", "AUROC", "FPR95", "NLL", "ECE", "mult-adds"]
     assert terms == ["taylor", *figures]  # base and hydra are no names of a study
@@ -208,7 +210,47 @@ def test_the_verdict_ends_with_what_to_do_next(document: dict[str, Any]) -> None
     page = parse(render(answer_of(document), study.model_copy(update={"next": steps})))
     (command,) = page.by_id("next").all("code")
     assert command.text().endswith("predict 'my study/best.st'")
-    assert page.by_id("next").all("summary")[0].text() == "What now: predict"
+    (purpose,) = page.by_id("next").all("dt")
+    assert purpose.text().startswith("predict: answers and OOD flags of best.st")
+
+
+def test_time_memory_and_files_stand_beside_the_cost_where_they_were_measured(document: dict[str, Any]) -> None:
+    study = study_of(document, used="hydra")
+    timings = [
+        TimeRatio(batch_size=1, ratio=1.5, ratio_ci=[1.4, 1.6]),
+        TimeRatio(batch_size=8, ratio=1.75, ratio_ci=[1.7, 1.8], memory_ratio=1.25),
+    ]
+    files = {
+        "model": study.model.model_copy(update={"bytes": 1500}),
+        "use": study.use.model_copy(update={"bytes": 2500}),
+    }
+    table = glance(study.model_copy(update={"latency": timings, **files}))
+    assert table is not None
+    assert [[cell.text for cell in line] for line in table.rows[-4:]] == [
+        ["time ratio, batch 1", "1.00", "1.50", ""],
+        ["time ratio, batch 8", "1.00", "1.75", ""],
+        ["memory ratio, batch 8", "1.00", "1.25", ""],
+        ["file", "1.50 KB", "2.50 KB", ""],
+    ]
+
+
+def test_what_is_flagged_and_how_sure_it_is_come_with_their_numbers_of_samples(document: dict[str, Any]) -> None:
+    study = study_of(document, used="hydra")
+    threshold = MeasuredThreshold(value=1.0, rule="id:0.05", id_flagged=0.028, ood_flagged={"letters": 0.5})
+    updated = {
+        "use": study.use.model_copy(update={"threshold": threshold}),
+        "choice": study.choice.model_copy(update={"n": 150}),
+    }
+    *_, flagged, how_sure = in_brief(study.model_copy(update=updated))
+    assert flagged == (
+        "The threshold of best.st flags 2.8 % of ID samples, 50.0 % of letters. It was set to flag at most 5 % of the "
+        "150 ID samples of --val that it was chosen on; on other samples the share differs by chance, the more the "
+        "fewer they are."
+    )
+    assert how_sure == (
+        "How sure: tested on 200 of ID, 100 of letters, 110 of photos, 120 of noise. Resampled validation data (150 of "
+        "ID) choose the same model in 100 % of cases, the same score in 100 %. -"
+    )
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -226,14 +268,15 @@ def test_results_of_a_study_begin_with_the_model_as_it_is_and_name_the_one_to_us
     study = study_of(document, used="taylor")
     # Figures of its own, as MSP and no temperature give them.
     means = study.baseline.ood_avg.model_copy(update={"auroc": 0.123})
-    study = study.model_copy(update={"baseline": study.baseline.model_copy(update={"ood_avg": means})})
+    baseline = study.baseline.model_copy(update={"ood_avg": means})
+    study = study.model_copy(update={"baseline": baseline, "baseline_ci": {"ood_avg.auroc": [0.1, 0.15]}})
     page = parse(render(answer_of(document), study))
     heads, now, *lines = cells(page.by_id("results").all("table")[0])
     single = document["models"][0]
-    auroc = heads.index("auroc ↑")
-    assert now[0] == "single, MSP (now)" and now[auroc] == "0.1230"
+    auroc = heads.index("AUROC ↑")
+    assert now[0] == "single, MSP (now)" and now[auroc] == "0.12300.1000–0.1500"
     assert lines[0][auroc].startswith(f"{single['ood_avg']['auroc']:.4f}")
-    assert heads[-3:] == ["mult-adds", "multiplications", "parameters"] and now[-3:] == lines[0][-3:]
+    assert heads[-3:] == ["mult-adds ratio", "mult-adds", "parameters"] and now[-3:] == lines[0][-3:]
     assert ["(recommended)" in line[0] for line in lines] == [False, True, False]
     text = page.by_id("results").text()
     assert not page.all("td", "best") and "Bold" not in text
@@ -271,7 +314,7 @@ def test_what_another_score_cannot_change_is_the_same(document: dict[str, Any]) 
     table = glance(study.model_copy(update={"rows": [single, *study.rows[1:]]}))
     assert table is not None
     word_by_title = {line[0].text: line[-1].text for line in table.rows}
-    assert word_by_title["OOD AUROC"] == "better" and word_by_title["accuracy"] == "the same"
+    assert word_by_title["OOD AUROC"] == "better, +0.1000" and word_by_title["accuracy"] == "the same"
 
 
 def test_ood_tables_by_set_and_by_group(page: Node, document: dict[str, Any]) -> None:
@@ -295,7 +338,9 @@ def test_cost_is_a_ratio_to_the_single_model_or_to_the_first_row(document: dict[
     page = parse(render(answer_of(other)))
     found = [line[6:8] for line in cells(page.by_id("results").all("table")[0])[1:]]
     assert found == [["1.00", "1.00 M"], ["2.00", "2.00 M"], ["4.00", "4.00 M"]]
-    assert "cost: mult-adds of all members for one sample, times those of base" in page.by_id("results").text()
+    assert (
+        "mult-adds ratio: mult-adds of all members for one sample, times those of base" in page.by_id("results").text()
+    )
 
 
 def test_heads_are_shown_one_by_one_for_members_that_were_pruned(page: Node, document: dict[str, Any]) -> None:
@@ -361,7 +406,7 @@ def test_one_bare_row() -> None:
     bare = parse(render(answer_of(sample({"one": 1}, sets={}, rounds=0))))
     sections = {section.attrs["id"] for section in bare.all("section")}
     assert sections == {"results", "reliability", "summary"}
-    assert not bare.all("td", "best") and "auroc" not in bare.by_id("results").text()
+    assert not bare.all("td", "best") and "AUROC" not in bare.by_id("results").text()
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -43,7 +43,7 @@ def plain_document() -> dict[str, Any]:
 def test_by_hand() -> None:
     assert lines(plain_document()) == [
         "in distribution (n = 8)",
-        "model     acc     nll   brier     ece    aece      mi",
+        "model     acc     NLL   Brier     ECE    AECE      mi",
         "one    0.5000  0.7000  0.5000  0.1000  0.1000  0.0000",
         "two    0.7500  0.2500  0.5000  0.1000  0.1000  0.0000",
         "",
@@ -89,7 +89,7 @@ def test_intervals_stand_below_their_numbers(width: int) -> None:
     at = found[row].index("0.9400") + len("0.9400")
     assert found[row + 1].index(below) + len(below) == at  # aligned to the right
     assert "below a number: its 95 % interval" in found
-    together = any("auroc" in line and "brier" in line for line in found)
+    together = any("AUROC" in line and "Brier" in line for line in found)
     assert together == (width == 160)
 
 
@@ -102,7 +102,7 @@ def test_all_that_was_asked_for_is_shown(width: int) -> None:
     assert f"{low:.3f} to {high:.3f}".replace("0.", ".") in text
     assert "* the interval of a difference excludes 0" in text
     assert "accuracy under corruptions, by severity" in text and "hydra fog 0.9207 0.8563" in text
-    assert "Mean over the corruptions" in text and "ece 5" in text
+    assert "Mean over the corruptions" in text and "ECE 5" in text
     for said in ("temperature 1.2500", "91.0 % of the sets", "msp at least -0.6000"):
         assert said in text
     assert "difference" not in "".join(lines(plain_document()))

@@ -281,9 +281,17 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
     verdict = document["verdict"]
     for sentence in verdict["lines"]:
         assert page.count(f">{sentence}</p>") == 1
-    next_best = [verdict["next_best"]["line"]] if verdict["next_best"] else []
-    for sentence in [verdict["lines"][0], *next_best, *verdict["doubts"]]:
+    others = [verdict[key]["line"] for key in ("next_best", "highest") if verdict.get(key)]
+    for sentence in [verdict["lines"][0], *others, *verdict["doubts"]]:
         assert sentence in " ".join(words)
+    now = document["baseline_ci"]["id.nll"]
+    assert f"<small>{now[0]:.4f}–{now[1]:.4f}</small>" in page
+    above = [row for row in document["rows"] if not row["used"]]
+    above.sort(key=lambda row: -row["common"]["ood_avg"]["auroc"])
+    used_auroc = next(row["test"]["ood_avg"]["auroc"] for row in document["rows"] if row["used"])
+    if above[0]["common"]["ood_avg"]["auroc"] > used_auroc:
+        named = verdict.get("highest") or verdict["next_best"]
+        assert named["row"] == above[0]["name"] and "ighest of all models" in named["line"]
     flags = f"The threshold of best.st flags {100 * best['threshold']['id_flagged']:.1f} % of ID samples, "
     assert flags in page and flags in " ".join(words)
     for row in [document["baseline"], *(row["test"] for row in document["rows"])]:
@@ -425,10 +433,10 @@ def test_a_verdict_that_steps_down_says_so_in_its_provenance(copy: Path, monkeyp
 
 def printed_commands(table: str) -> list[list[str]]:
     """The commands that a study prints at its end, as a shell takes them apart."""
-    _, _, end = table.partition("what now: ")
+    _, _, end = table.partition("what now:")
     _, _, commands = end.partition("\n")
     joined = commands.replace("\\\n", "")
-    return [shlex.split(line) for line in joined.splitlines()]
+    return [shlex.split(line) for line in joined.splitlines() if not line.startswith("# ")]
 
 
 def test_the_same_command_again_changes_nothing_and_prints_commands_as_a_shell_takes_them(

@@ -21,7 +21,7 @@ from hydractl.studies.verdict import (
     answer_of,
     end_of,
     ladder,
-    next_best_record,
+    record_of_other,
     verdict,
 )
 from hydractl.studies.words import ACCURACY, AUROC, FPR95, NLL, Finding, judge
@@ -234,7 +234,7 @@ def next_best(
     findings = {AUROC: finding(auroc)}
     if fpr95 is not None:
         findings[FPR95] = finding(fpr95, FPR95)
-    return next_best_record(Rung("whole-avg@4", "vim"), macs, findings, used)
+    return record_of_other("Next best on validation data", Rung("whole-avg@4", "vim"), macs, findings, used)
 
 
 def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
@@ -244,8 +244,8 @@ def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
     said = lines(tested)
     assert said[0].startswith("Use the single model with vim: ")
     assert said[0].endswith(
-        " against the model as it is, with MSP, at no more cost. On validation data no other model is worth its cost, "
-        "which takes a gain of more than 0.01 of AUROC."
+        " against the model as it is, with MSP, at the same mult-adds. On validation data no other model is worth its "
+        "cost, which takes a gain of more than 0.01 of AUROC."
     )
     assert said[1] == (
         "Next best on validation data is whole-avg@4 with vim, at 1.14 times the mult-adds: on the test data mean OOD "
@@ -283,12 +283,39 @@ def test_fpr95_stands_beside_auroc_in_the_answer() -> None:
     assert "mean FPR95 -0.1000" in lines(left)[1]
 
 
+def test_the_headline_says_plainly_how_false_alarms_change_where_they_do() -> None:
+    fewer = {AUROC: finding(BETTER), FPR95: finding((-0.262, (-0.33, -0.2)), FPR95)}
+    plain = "false alarms fall from 34.7 % to 8.5 % of normal (ID) samples where 95 % of the OOD samples are found"
+    score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline=fewer, false_alarms=(0.347, 0.085))
+    assert lines(score)[0] == f"Use the single model with vim: {plain}, at the same mult-adds. {NO_OTHER}"
+    row = facts_of([BETTER, BETTER], {"msp": BETTER}, against_baseline=fewer, false_alarms=(0.347, 0.085))
+    assert lines(row)[0].endswith(f", at 1.14 times the mult-adds. Against the model as it is, with MSP, {plain}.")
+    unsure = {AUROC: finding(BETTER), FPR95: finding((-0.02, (-0.07, 0.03)), FPR95)}
+    for tested in (score, row):
+        assert "false alarms" not in " ".join(lines(replace(tested, against_baseline=unsure)))
+
+
+def test_the_row_that_is_highest_on_the_test_data_is_named_and_why_it_is_not_the_answer() -> None:
+    why_not = "not significantly better by more than 0.01 than single, which costs less"
+    findings = {AUROC: finding(SAME)}
+    highest = record_of_other("Highest of all models", Rung("whole-late@6", "vim"), 1.13, findings, OWN, why_not)
+    said = lines(facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], highest=highest))
+    assert said[0].endswith(NO_OTHER)
+    assert said[1] == (
+        "Highest of all models is whole-late@6 with vim, at 1.13 times the mult-adds: on the test data "
+        f"{finding(SAME)} against the single model with vim. It is not the answer, as test data choose no model; on "
+        f"validation data: {why_not}."
+    )
+    better = highest.model_copy(update={"against_used": [finding(SLIGHTLY)]})
+    assert "On validation data no other" in lines(facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], highest=better))[0]
+
+
 def test_the_headline_has_the_differences_of_the_table_below_it() -> None:
     """MSP at the temperature of the row decides; what a reader has now is MSP without one."""
     tested = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline={AUROC: finding(SLIGHTLY)})
-    assert f": {finding(SLIGHTLY)} against the model as it is, with MSP, at no more cost." in lines(tested)[0]
+    assert f": {finding(SLIGHTLY)} against the model as it is, with MSP, at the same mult-adds." in lines(tested)[0]
     no_gain = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline={AUROC: finding(UNCLEAR)})
-    assert f": {finding(BETTER)} against MSP at the same temperature, at no more cost." in lines(no_gain)[0]
+    assert f": {finding(BETTER)} against MSP at the same temperature, at the same mult-adds." in lines(no_gain)[0]
 
 
 def test_blind_validation_data_choose_nothing() -> None:
@@ -306,8 +333,8 @@ def test_without_a_set_that_tells_the_score_is_taken_blind_and_said_so() -> None
     assert answer_of(tested) == "cannot choose"
     assert lines(tested)[0] == (
         f"Use the single model with hedge: on the test data {finding(BETTER)} against the model as it is, with MSP, at "
-        "no more cost. The score, a sum of several, was taken blind: the OOD validation data cannot tell which model "
-        "or score is better."
+        "the same mult-adds. The score, a sum of several, was taken blind: the OOD validation data cannot tell which "
+        "model or score is better."
     )
     bare = lines(replace(tested, has_ood_val=False))
     assert bare[0].endswith("was taken blind: no OOD validation data were given.")
