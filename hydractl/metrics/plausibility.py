@@ -32,7 +32,7 @@ _MOST_SHOWN = 5
 _CLEAR = 0.5
 """The accuracy that the best of all orders must exceed: there are very many, and some fit a few samples by chance."""
 
-_DRAWN = 0.1
+_DRAWN = 0.15
 """Labels are doubted if more than this share of them looks drawn at random, at the lower end of an interval."""
 
 _SAMPLES_PER_CELL = 4
