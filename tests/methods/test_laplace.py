@@ -253,7 +253,7 @@ class _Cosines:
 
 
 def test_the_moments_of_a_cosine() -> None:
-    """Against the formula with whole covariances, and what is drawn from the Gaussians."""
+    """Against the formula with whole covariances."""
     torch.manual_seed(0)
     means = [torch.randn(2, 4).double(), torch.randn(3, 4).double()]
     axes = [torch.linalg.qr(torch.randn(4, 4).double())[0] for _ in means]
@@ -271,10 +271,6 @@ def test_the_moments_of_a_cosine() -> None:
             mean = g @ h / lengths.sqrt()
             variance = ((sg @ sh).trace() + g @ sh @ g + h @ sg @ h) / lengths
             assert float(found[i, c]) == pytest.approx(float(3 * mean / (1 + math.pi / 8 * 9 * variance).sqrt() - 1))
-            draws = [torch.distributions.MultivariateNormal(m, s).sample((20000,)) for m, s in ((g, sg), (h, sh))]
-            cosines = F.cosine_similarity(*draws)
-            assert float(cosines.mean()) == pytest.approx(float(mean), abs=0.03)
-            assert float((draws[0] * draws[1]).sum(1).var() / lengths) == pytest.approx(float(variance), rel=0.05)
 
 
 @pytest.mark.parametrize("variant", ["clip-bias", "hf-clip"])

@@ -61,82 +61,44 @@ def state_of(model: Together) -> list[dict[str, Tensor]]:
 # --- Packed-Ensembles -------------------------------------------------------------------------------------------------
 
 
-class PackedViT(nn.Module):
-    """The packed network as the paper has it: grouped convolutions, of the weights of the members."""
-
-    def __init__(self, members: list[dict[str, Tensor]], heads: int, gamma: int) -> None:
-        super().__init__()
-        self.count, self.heads, self.gamma = len(members), heads, gamma
-        self.weights = nn.ParameterDict()
-        for name, first in members[0].items():
-            each = [state[name] for state in members]
-            if name in ("cls_token", "pos_embed"):
-                packed = torch.cat(each, -1)
-            elif re.search(r"(qkv|proj|fc1|fc2)\.weight$", name) and "blocks" in name:
-                thirds = [weight.chunk(3) if "qkv" in name else (weight,) for weight in each]
-                for part in range(len(thirds[0])):
-                    own = torch.cat([self.blocks_of(third[part]) for third in thirds])
-                    self.weights[f"{name}.{part}".replace(".", "_")] = nn.Parameter(own[..., None])
-                continue
-            elif name.endswith("qkv.bias"):
-                for part in range(3):
-                    own = torch.cat([bias.chunk(3)[part] for bias in each])
-                    self.weights[f"{name}.{part}".replace(".", "_")] = nn.Parameter(own)
-                continue
-            else:
-                packed = torch.cat(each)[..., None] if name == "head.weight" else torch.cat(each)
-            assert first.dim() <= packed.dim()
-            self.weights[name.replace(".", "_")] = nn.Parameter(packed.clone())
-
-    def blocks_of(self, weight: Tensor) -> Tensor:
-        """Of a matrix what stands between features of one group, ``[out, in / gamma]``."""
-        rows = weight.chunk(self.gamma)
-        return torch.cat([row.chunk(self.gamma, 1)[group] for group, row in enumerate(rows)])
-
-    def at(self, name: str) -> Tensor:
-        return self.weights[name.replace(".", "_")]
-
-    def grouped(self, x: Tensor, name: str, part: int = 0, bias: str = "") -> Tensor:
-        weight = self.at(f"{name}.weight.{part}")
-        return F.conv1d(x, weight, self.at(f"{name}.bias{bias}"), groups=self.count * self.gamma)
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        rows = x.transpose(1, 2).flatten(0, 1)  # [B, M d, T] -> [B T, M d]
-        rows = F.group_norm(rows, self.count, self.at(f"{name}.weight"), self.at(f"{name}.bias"), eps=1e-6)
-        return rows.unflatten(0, (x.shape[0], -1)).transpose(1, 2)
-
-    def attention(self, x: Tensor, name: str) -> Tensor:
-        each = [self.grouped(x, f"{name}.qkv", part, f".{part}") for part in range(3)]
-        # [B, M h dk, T] -> [B, M h, T, dk]
-        q, k, v = (one.unflatten(1, (self.count * self.heads, -1)).transpose(2, 3) for one in each)
-        scores = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)
-        return self.grouped((scores @ v).transpose(2, 3).flatten(1, 2), f"{name}.proj")
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Logits ``[M, B, classes]``."""
-        x = F.conv2d(pixels, self.at("patch_embed.proj.weight"), self.at("patch_embed.proj.bias"), stride=8).flatten(2)
-        x = torch.cat([self.at("cls_token").transpose(1, 2).expand(len(x), -1, -1), x], 2)
-        x = x + self.at("pos_embed").transpose(1, 2)
-        for block in range(3):
-            x = x + self.attention(self.norm(x, f"blocks.{block}.norm1"), f"blocks.{block}.attn")
-            inner = F.gelu(self.grouped(self.norm(x, f"blocks.{block}.norm2"), f"blocks.{block}.mlp.fc1"))
-            x = x + self.grouped(inner, f"blocks.{block}.mlp.fc2")
-        read = self.norm(x, "norm")[:, :, :1]
-        logits = F.conv1d(read, self.at("head.weight"), self.at("head.bias"), groups=self.count)
-        return logits[..., 0].unflatten(1, (self.count, -1)).transpose(0, 1)
-
-
 @pytest.mark.parametrize(("gamma", "optimizer"), [(1, "sgd"), (2, "adamw")])
-def test_packed_members_are_the_network_of_grouped_convolutions(gamma: int, optimizer: str) -> None:
+def test_packed_members_are_narrow_models_of_the_library_trained_side_by_side(gamma: int, optimizer: str) -> None:
+    """Alpha is 2, so two of three heads and of each three features; what is between groups is 0 and stays so."""
+    import timm
+
     model = together(source_of(stock("class-token"), "class-token"), f"packed:3,2,{gamma}")
-    packed = PackedViT(state_of(model), 2, gamma)
-    x = images()
-    assert packed.at("pos_embed").shape[-1] == 3 * 16  # alpha times the width of 24
-    assert near(model.member_logits(x), packed(x))
-    vectors = [p for p in packed.parameters() if p.ndim <= 1]
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
+    members = []
+    for state in state_of(model):
+        narrow = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
+        narrow.load_state_dict(state)
+        members.append(narrow)
+        in_groups = {name: weight for name, weight in state.items() if is_in_groups(name)}
+        assert len(in_groups) == 3 * 4
+        for weight in in_groups.values():
+            assert weight.count_nonzero() * gamma == weight.numel()
+        assert in_groups["blocks.1.mlp.fc2.weight"][:8, :32].all()
+        assert gamma == 1 or not in_groups["blocks.1.mlp.fc2.weight"][:8, 32:].any()
+    expected = torch.stack([member(images()) for member in members])
+    assert near(model.member_logits(images()), expected)
+    for member in members:
+        train_alone(member, optimizer)
+    train(model, **({"eps": 1e-3, "optimizer": "adamw"} if optimizer == "adamw" else {"momentum": 0.9}))
+    assert not near(model.member_logits(images()), expected, 1e-2)
+    assert near(model.member_logits(images()), torch.stack([member(images()) for member in members]), 1e-4)
+
+
+def is_in_groups(name: str) -> bool:
+    """Whether the features that a matrix takes and gives belong to groups."""
+    return "blocks" in name and re.search(r"(qkv|proj|fc1|fc2)\.weight$", name) is not None
+
+
+def train_alone(member: nn.Module, optimizer: str) -> None:
+    """Train one network in a plain loop, in which what is 0 between groups stays 0."""
+    masks = {name: weight != 0 for name, weight in member.named_parameters() if is_in_groups(name)}
     groups = [
-        {"params": [p for p in packed.parameters() if p.ndim > 1], "weight_decay": 0.1},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in member.parameters() if (p.ndim > 1) == decays], "weight_decay": 0.1 * decays}
+        for decays in (True, False)
     ]
     steps: torch.optim.Optimizer = (
         torch.optim.SGD(groups, lr=0.02, momentum=0.9)
@@ -145,12 +107,11 @@ def test_packed_members_are_the_network_of_grouped_convolutions(gamma: int, opti
     )
     for pixels, labels in batches(3):
         steps.zero_grad()
-        sum(F.cross_entropy(logits, labels) for logits in packed(pixels)).backward()
+        F.cross_entropy(member(pixels), labels).backward()
         steps.step()
-    train(model, **({"eps": 1e-3, "optimizer": "adamw"} if optimizer == "adamw" else {"momentum": 0.9}))
-    assert near(model.member_logits(x), packed(x), 1e-4)
-    # The reference has no place for what is not zero between groups.
-    assert near(PackedViT(state_of(model), 2, gamma)(x), model.member_logits(x))
+        with torch.no_grad():
+            for name, mask in masks.items():
+                member.get_parameter(name).mul_(mask)
 
 
 def test_a_packed_member_of_given_weights_has_neighbouring_parts_of_them() -> None:
