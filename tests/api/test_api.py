@@ -245,14 +245,6 @@ def test_a_file_with_the_name_of_an_argument_is_no_input(tmp_path: Path, monkeyp
     assert json.loads(Path("data").read_text())["sites"] == scores.sites
 
 
-def test_an_ensemble_of_opened_models_is_a_row_under_its_name() -> None:
-    opened = hydractl.open("vit.st")
-    both = hydractl.evaluate({"both": [opened, "a.st"], "alone": opened}, test=(X, Y), allow_seen=True)
-    of_files = hydractl.evaluate({"both": ["vit.st", "a.st"], "alone": "vit.st"}, test="cal.npz", allow_seen=True)
-    assert both.names == ["both", "alone"]
-    assert [row.id for row in both.models] == [row.id for row in of_files.models]
-
-
 @pytest.mark.long
 def test_a_study_of_what_is_in_memory_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])  # drawing takes long

@@ -41,6 +41,7 @@ def test_it_chooses_what_eval_chooses_and_eval_takes_it_from_the_file(capsys: py
     assert document["conformal"]["qhat"] == row["conformal"]["qhat"] and document["val"]["n"] == 60
     (applied,) = evaluated("k.st", *TEST)["models"]
     assert applied["id"] == row["id"] and applied["threshold"] == row["threshold"]
+    assert "threshold" not in evaluated("k.st", *TEST, "--ood-score", "msp")["models"][0]
     assert open_source("k.st").description.provenance["note"] == "the only one"
     before = tensors("base.st")
     assert all(np.array_equal(before[name], value) for name, value in tensors("k.st").items())
@@ -191,18 +192,6 @@ def test_a_checkpoint_may_be_calibrated_to_a_file_too() -> None:
         _ = found.model
     rows = hydractl.evaluate({"a": "base.st", "b": "hydra.st"}, test="builtin:digits/test", calibration="base.json")
     assert [row.ood_score for row in rows.models] == ["energy", "msp"]
-
-
-def test_the_note_of_a_checkpoint_is_that_of_the_command() -> None:
-    overlap = ["--train", "builtin:digits/val?take=30", "--ood-score", "knn", "--knn-k", "5"]
-    assert main(["calibrate", "base.st", *VAL, *overlap, "--note", "by hand", "-o", "k.st", "-q"]) == 0
-    assert open_source("k.st").description.provenance["note"] == "by hand"
-
-
-def test_validation_data_that_chose_are_no_test_data(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "base.st", *VAL, "--temperature", "fit", "-o", "k.st", "-q"]) == 0
-    assert main(["eval", "k.st", "--test", "builtin:digits/val", "-o", "e.json", "-q"]) == 3
-    assert "60 by calibrate (val)" in capsys.readouterr().err
 
 
 def test_in_python_it_is_a_model_too() -> None:

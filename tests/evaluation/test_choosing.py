@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -105,18 +102,6 @@ def test_other_weights_drop_what_was_chosen() -> None:
     assert "calibration" not in evaluated("p.st", *TEST)["models"][0]
 
 
-def test_unlabelled_data_is_told_apart_by_the_stored_threshold() -> None:
-    chosen = ["--ood-val", "s=builtin:symbols", "--threshold", "ood:0.9"]
-    run("calibrate", "base.st", *chosen, "-o", "k.st")
-    run("eval", "k.st", "--test", "builtin:letters", "--predictions", "p.jsonl", "-o", "f.json")
-    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
-    value = json.loads(Path("f.json").read_text())["models"][0]["threshold"]["value"]
-    assert [line["is_ood"] for line in lines] == [line["ood_score"] >= value for line in lines]
-    assert 0 < sum(line["is_ood"] for line in lines) <= len(lines)
-    run("eval", "k.st", "--test", "builtin:letters", "--predictions", "p.csv", "-o", "g.json")
-    assert Path("p.csv").read_text().splitlines()[0] == "id,label,predicted,confidence,entropy,mi,ood_score,is_ood"
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -143,16 +128,3 @@ def test_any_number_can_be_required(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *options, "--force", "--require", "ci.id.accuracy.1<0.1", code=4)
     run("eval", "base.st", *options, "--force", "--require", "ci.id.accurcy.1<0.1", code=2)
     assert "did you mean ci.id.accuracy.1" in capsys.readouterr().err
-
-
-@pytest.mark.release
-def test_an_exported_file_is_calibrated_too() -> None:
-    run("calibrate", "hydra.st", "--temperature", "2.5", "-o", "k.st")
-    run("export", "k.st", "--format", "pt2", "-o", "k", "-q")
-    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    found = torch.export.load("k.pt2").module()(pixel_values=x)
-    p = found["member_logits"].double().softmax(-1).mean(0)
-    assert torch.allclose(found["probabilities"].double(), (p.log() / 2.5).softmax(-1), atol=1e-5)
-    plain = hydractl.load("hydra.st", device="cpu")
-    with torch.no_grad():
-        assert torch.allclose(found["member_logits"], plain.member_logits(x), atol=1e-5)

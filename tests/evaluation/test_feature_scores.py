@@ -52,27 +52,6 @@ def distances(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> np.ndarray:
     return np.array([min((v - mean) @ precision @ (v - mean) for mean in means) for v in given])
 
 
-def mahalanobis(name: str, spec: str) -> np.ndarray:
-    labels = np.asarray(open_data("builtin:digits/train", limit=200).labels)
-    return distances(features(name, "builtin:digits/train"), labels, features(name, spec))
-
-
-@pytest.mark.long
-def test_an_ensemble_scores_by_the_mean_of_its_members() -> None:
-    asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis"]
-    row = evaluated("t0.st+t1.st", *asked)["models"][0]
-    inside, outside = (
-        (mahalanobis("t0.st", spec) + mahalanobis("t1.st", spec)) / 2
-        for spec in ("builtin:digits/test", "builtin:letters")
-    )
-    assert row["ood"]["l"]["auroc"] == pytest.approx(ood_metrics(inside, outside).auroc, abs=1e-4)
-    assert row["ood_score"] == "mahalanobis" and row["fitted_on"]["n"] == 200
-    for name in ("t0", "t1"):
-        run("eval", f"{name}.st", *asked, "--predictions", f"{name}.pred.st", "-o", f"{name}.json")
-    both = evaluated("t0.pred.st+t1.pred.st", "--ood-score", "mahalanobis")["models"][0]
-    assert both["ood"]["l"] == pytest.approx(row["ood"]["l"], abs=1e-9)
-
-
 def layers(name: str, spec: str) -> list[np.ndarray]:
     """By timm: the features, then of each block the class token and the mean of others; not of the last."""
     model = hydractl.load(name, device="cpu")
@@ -90,20 +69,31 @@ def layers(name: str, spec: str) -> list[np.ndarray]:
 
 
 @pytest.mark.long
-def test_an_ensemble_sums_the_distances_of_all_layers() -> None:
-    asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis-layers,mahalanobis", "--predictions", "p.st"]
-    row = evaluated("t0.st+t1.st", *asked)["models"][0]
+def test_an_ensemble_has_the_mean_of_its_members_and_of_layers_the_sum_of_all_distances() -> None:
+    asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis-layers,mahalanobis"]
+    run("eval", "t0.st+t1.st", *asked, "--predictions", "p.st", "-o", "e.json")
+    row = json.loads(Path("e.json").read_text())["models"][0]
+    assert row["ood_score"] == "mahalanobis-layers" and row["fitted_on"]["n"] == 200
     labels = np.asarray(open_data("builtin:digits/train", limit=200).labels)
-    scores = []
+    of_layers, of_features = [], []
     for spec in ("builtin:digits/test", "builtin:letters"):
-        total = 0.0
-        for name in ("t0.st", "t1.st"):
-            for fit, x in zip(layers(name, "builtin:digits/train"), layers(name, spec), strict=True):
-                total = total + distances(fit, labels, x) / 2
-        scores.append(total)
-    auroc = row["scores"]["mahalanobis-layers"]["ood"]["l"]["auroc"]
-    assert auroc == pytest.approx(ood_metrics(*scores).auroc, abs=1e-4)
+        members = [
+            [
+                distances(fit, labels, x)
+                for fit, x in zip(layers(name, "builtin:digits/train"), layers(name, spec), strict=True)
+            ]
+            for name in ("t0.st", "t1.st")
+        ]
+        of_layers.append(np.mean([np.sum(member, axis=0) for member in members], axis=0))
+        of_features.append(np.mean([member[0] for member in members], axis=0))
+    for name, scores in (("mahalanobis-layers", of_layers), ("mahalanobis", of_features)):
+        auroc = row["scores"][name]["ood"]["l"]["auroc"]
+        assert auroc == pytest.approx(ood_metrics(*scores).auroc, abs=1e-4)
     assert read_predictions("p.st").piece(0, range(3), "mahalanobis-layers").shape == (2, 3, 1)
+    for name in ("t0", "t1"):
+        run("eval", f"{name}.st", *asked, "--predictions", f"{name}.pred.st", "-o", f"{name}.json")
+    joined = evaluated("t0.pred.st+t1.pred.st", "--ood-score", "mahalanobis")["models"][0]
+    assert joined["ood"]["l"] == pytest.approx(row["scores"]["mahalanobis"]["ood"]["l"], abs=1e-9)
 
 
 @pytest.mark.long

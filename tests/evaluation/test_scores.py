@@ -112,25 +112,6 @@ def test_intervals_and_requirements_reach_every_score() -> None:
     run("eval", "hydra.st", *asked, "--require", "scores.entropy.ood_avg.auroc>0", "-o", "f.json", code=2)
 
 
-@pytest.mark.long
-def test_a_table_compares_the_scores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])
-    run("eval", "base.st", "hydra.st", *TEST, "--ood-score", "all", "-o", "e.json")
-    run("report", "e.json", "--html", "r.html")
-    out = capsys.readouterr().out
-    assert "AUROC by OOD score" in out and "maxlogit" in out
-    assert "score by score" in Path("r.html").read_text()
-
-
-def test_a_stored_threshold_brings_its_score() -> None:
-    chosen = ["--ood-score", "energy", "--ood-val", "c=builtin:letters", "--threshold", "ood:0.9"]
-    first = evaluated("base.st", "--test", "builtin:digits/test", *chosen)["models"][0]
-    run("calibrate", "base.st", *chosen, "-o", "k.st")
-    again, other = evaluated("k.st", "b=base.st", "--test", "builtin:digits/test")["models"]
-    assert again["ood_score"] == "energy" and again["threshold"] == first["threshold"] and other["ood_score"] == "msp"
-    assert "threshold" not in evaluated("k.st", "--test", "builtin:digits/test", "--ood-score", "msp")["models"][0]
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,6 @@ import pytest
 
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.report.eval_html import render
-from hydractl.report.eval_pictures import pictures
-from hydractl.report.eval_terminal import eval_table
-from hydractl.report.pictures import Picture
 from tests.report.examples import everything, sample, without_values
 
 
@@ -119,15 +115,6 @@ def test_everything_else_is_refused(change: Change, complaint: str, good: dict[s
     assert any(complaint in problem for problem in caught.value.problems), caught.value.problems
 
 
-def test_all_problems_at_once(good: dict[str, Any], tmp_path: Path) -> None:
-    document = copy.deepcopy(good)
-    for key in ("accuracy", "brier", "nll"):
-        document["models"][0]["id"][key] = "x"
-    with pytest.raises(InputError) as caught:
-        EvalAnswer.read(written(tmp_path, document))
-    assert len(caught.value.problems) == 3
-
-
 @pytest.mark.parametrize(
     ("document", "complaint"),
     [
@@ -139,70 +126,3 @@ def test_all_problems_at_once(good: dict[str, Any], tmp_path: Path) -> None:
 def test_other_documents(document: Any, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=complaint):
         EvalAnswer.read(written(tmp_path, document))
-
-
-class Anything(float):
-    """A number that has every attribute, takes every call and every index."""
-
-    def __getattr__(self, name: str) -> Anything:
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> Anything:
-        return self
-
-    def __getitem__(self, _: Any) -> Anything:
-        return self
-
-    def __iter__(self) -> Iterator[float]:
-        return iter((0.0, 1.0))  # both ends of an axis
-
-
-def draw_only(picture: Picture, salt: str) -> list[str]:
-    """A picture drawn on axes that take everything, because laying out and writing takes long."""
-    for panel in picture.panels:
-        panel.draw(Anything())  # type: ignore[arg-type]
-    return []
-
-
-@pytest.mark.release
-def test_whatever_part_is_missing_or_null_a_report_is_made(
-    good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every entry of a row and of the document is left out, set to null and, where it may be, emptied."""
-    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", draw_only)
-    changed = 0
-    one = {**good, "models": good["models"][2:]}
-    for change in _changes(one, depth=3):
-        document = copy.deepcopy(one)
-        change(document)
-        try:
-            answer = EvalAnswer.checked(document, "")
-        except InputError:
-            continue
-        changed += 1
-        assert render(answer) and eval_table(answer, 80)
-        pictures(answer)
-    assert changed > 350
-
-
-def _changes(good: dict[str, Any], depth: int) -> list[Change]:
-    def drop(keys: tuple[Any, ...]) -> Change:
-        def change(document: dict[str, Any]) -> None:
-            inner: Any = document
-            for key in keys[:-1]:
-                inner = inner[key]
-            del inner[keys[-1]]
-
-        return change
-
-    places = [(key,) for key in good] + [("models", 0, *place) for place in _places(good["models"][0], depth)]
-    found = [drop(place) for place in places] + [put(*place, value=None) for place in places]
-    return found + [put(*place, value=value) for place in places for value in ({}, [])]
-
-
-def _places(value: Any, depth: int) -> list[tuple[Any, ...]]:
-    if not isinstance(value, dict) or not depth:
-        return []
-    return [
-        place for key, inner in value.items() for place in [(key,), *((key, *p) for p in _places(inner, depth - 1))]
-    ]

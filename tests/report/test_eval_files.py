@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +58,6 @@ def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) 
     assert pictures == [f"pictures/{kind}.png" for kind in KINDS]
     for path in pictures:
         assert Image.open(path).size[0] > 300
-
-
-def test_from_a_file_it_is_the_same(document: dict[str, Any], here: Path) -> None:
-    Path("eval.json").write_text(json.dumps(document))
-    made(document, html="one.html")
-    made(EvalAnswer.read("eval.json").to_dict(), html="two.html")
-    assert Path("one.html").read_bytes() == Path("two.html").read_bytes()
 
 
 # --- what is there already --------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
-from hydractl.metrics.samples import samples_of
+from hydractl.metrics.bootstrap import Resampled, mean_over_sets
 from hydractl.studies.rule import Candidate, Decision, Evidence
 from hydractl.studies.words import ACCURACY, AUROC, NLL
 
@@ -227,25 +226,6 @@ def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
     assert doubtful.row == 1.0
     assert doubtful.score == pytest.approx(np.mean(0.005 + 0.01 * ROUNDS > 0), abs=0.011)
     assert doubtful.difference == pytest.approx(0.895 - 0.90, abs=1e-12)  # on the data themselves
-
-
-def test_what_is_resampled_alone_is_what_resampling_all_metrics_gives() -> None:
-    draw = np.random.default_rng(0)
-    inside = samples_of(draw.normal(size=(2, 40, 3)), draw.integers(0, 3, 40), scores=["entropy"])
-    outside = {name: samples_of(draw.normal(size=(2, n, 3)), scores=["entropy"]) for name, n in (("a", 30), ("b", 9))}
-    whole = resample(inside, outside, {"a": "near", "b": None}, rounds=20, seed=3)
-    assert inside.score is not None
-    scores_of_sets = {}
-    for name, samples in outside.items():
-        assert samples.score is not None
-        scores_of_sets[name] = {"entropy": samples.score}
-    alone = resample_aurocs({"entropy": inside.score}, scores_of_sets, rounds=20, seed=3)["entropy"]
-    mean = mean_over_sets(alone, AUROC)
-    assert mean.values[AUROC] == whole.values[AUROC]
-    np.testing.assert_array_equal(mean.rounds[AUROC], whole.rounds[AUROC])
-    id_metrics = resample_id(inside, rounds=20, seed=3)
-    for key in (ACCURACY, NLL):
-        np.testing.assert_allclose(id_metrics.rounds[key], whole.rounds[key], rtol=1e-12)
 
 
 def test_the_mean_over_sets_has_no_value_where_one_set_has_none() -> None:

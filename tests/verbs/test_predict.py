@@ -124,13 +124,6 @@ def test_prediction_sets_are_those_that_eval_measures() -> None:
     assert np.mean([len(row["set"]) for row in rows]) == pytest.approx(conformal["mean_size"], abs=1e-12)
 
 
-def test_a_recalibration_keeps_prediction_sets_only_with_their_probabilities() -> None:
-    run("calibrate", "cal.st", "--val", "builtin:digits/val", "--threshold", "id:0.2", "-o", "same.st")
-    run("calibrate", "cal.st", "--temperature", "2", "-o", "other.st")
-    assert hydractl.open("same.st").source.description.extra["conformal"]["alpha"] == 0.1
-    assert "conformal" not in hydractl.open("other.st").source.description.extra
-
-
 @pytest.mark.long
 def test_what_changes_the_predictions_drops_the_sets(capsys: pytest.CaptureFixture[str]) -> None:
     run("calibrate", "base.st", "--val", "builtin:digits/val", "--conformal", "0.1", "-o", "c.st")
@@ -153,12 +146,6 @@ def test_top_classes_and_members() -> None:
         assert probabilities == sorted(probabilities, reverse=True)
         assert row["top"][0] == {"label": row["predicted"], "p": row["confidence"]}
         assert len(row["members"]) == model.members == 2
-
-
-def test_windows_one_after_another_are_the_whole() -> None:
-    whole = predict(f"{TEST}?take=100", "--batch-size", "16")
-    spans = [f"{TEST}?take=48", f"{TEST}?from=48&take=32", f"{TEST}?from=80&take=20"]
-    assert b"".join(predict(span, "--batch-size", "16") for span in spans) == whole
 
 
 def test_standard_input_files_and_folders_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
