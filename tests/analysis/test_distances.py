@@ -30,14 +30,6 @@ def test_distances_of_every_head() -> None:
         assert found.mahalanobis[head] == pytest.approx(math.sqrt(gap @ inverse @ gap))
 
 
-def test_a_head_that_says_one_thing_only_has_no_distance_of_the_second_kind() -> None:
-    inside, outside = np.ones((5, 1, 3)), np.full((4, 1, 3), 2.0)
-    found = centroid_distances(inside, outside)
-    assert found.euclidean[0] == pytest.approx(math.sqrt(3)) and found.mahalanobis[0] == 0.0
-    same = outputs(20, 0.0, 1)
-    assert centroid_distances(same, same[::-1]).mahalanobis == pytest.approx(0.0, abs=1e-6)
-
-
 def test_the_plane_is_that_of_scikit_learn() -> None:
     inside, outside = outputs(40, 0.0, 1), outputs(25, 1.5, 2)
     plane = principal_plane(inside, outside)
@@ -49,10 +41,3 @@ def test_the_plane_is_that_of_scikit_learn() -> None:
         assert plane.inside[:, axis] == pytest.approx(sign * expected[:, axis])
     assert plane.outside.shape == (25, 2)
     assert np.concatenate([plane.inside, plane.outside]).mean(0) == pytest.approx(0, abs=1e-9)
-
-
-def test_a_plane_of_one_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="two samples"):
-        principal_plane(np.ones((1, 1, 4)), np.ones((0, 1, 4)))
-    flat = principal_plane(np.ones((3, 1, 4)), np.ones((2, 1, 4)))
-    assert flat.explained == (0.0, 0.0)

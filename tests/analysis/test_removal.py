@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 
-from examples.analyses.removal import removal_curve, removal_order, without_heads
-from examples.analyses.samples import UNKNOWN, in_memory
-from hydractl.data import open_data
-from hydractl.errors import InputError
-from hydractl.heads.mask import HeadScores, all_heads
+from examples.analyses.removal import removal_curve
+from examples.analyses.samples import UNKNOWN
+from hydractl.heads.mask import all_heads
 from hydractl.log import Log
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.rows import id_metrics, ood_metrics
@@ -56,34 +51,3 @@ def test_every_row_is_that_of_a_pruned_model(variant: str) -> None:
             msp = OOD_SCORES["msp"]
             assert row["ood_avg"]["auroc"] == ood_metrics(msp(known), msp(strange)).auroc
     assert rows[0]["id"]["nll"] != rows[2]["id"]["nll"]
-
-
-def test_orders_of_scores_and_of_circuits(model: HydraModel) -> None:
-    heads = all_heads(model.sites)
-    scores = HeadScores({s.path: tuple(float(-h) for h in range(s.heads)) for s in model.sites}).to_json()
-    found = removal_order(scores, model, "s.json")
-    assert sorted(found) == sorted(heads) and [head for _, head in found] == sorted((h for _, h in heads), reverse=True)
-    steps = [{"step": i + 1, "site": path, "head": head} for i, (path, head) in enumerate(heads[:3])]
-    circuit = {"schema": "hydractl.circuit/2", "removed": steps}
-    assert removal_order(circuit, model, "c.json") == heads[:3]
-    with pytest.raises(InputError, match="neither scores nor a circuit"):
-        removal_order({"schema": "hydractl.mask/1"}, model, "m.json")
-    with pytest.raises(InputError, match="has 3 heads, 4 are to be removed"):
-        removal_curve(model, heads[:3], [4], [], {}, Log(), title="c")
-
-
-def test_gates_are_taken_away_after_an_error(model: HydraModel) -> None:
-    with pytest.raises(KeyError), without_heads(model, []):
-        raise KeyError
-    assert all(attention.head_gate is None for attention in model.attentions)
-
-
-def test_samples_stay_in_memory(model: HydraModel, tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=np.uint8)
-    np.savez(tmp_path / "d.npz", x=x, y=np.array([0, 1, 2, 0, 1]))
-    np.savez(tmp_path / "o.npz", x=x)
-    labelled = in_memory(model, open_data(str(tmp_path / "d.npz"), labels=[]), 2)
-    assert [len(known) for _, known in labelled] == [2, 2, 1]
-    assert torch.cat([known for _, known in labelled]).tolist() == [0, 1, 2, 0, 1]
-    plain = in_memory(model, open_data(str(tmp_path / "o.npz")), 2)
-    assert torch.equal(plain[0][0], labelled[0][0]) and set(plain[2][1].tolist()) == {UNKNOWN}

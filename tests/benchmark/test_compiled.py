@@ -71,12 +71,6 @@ def test_every_model_is_one_graph_at_every_batch_size(graphs: Graphs) -> None:
 
 
 @pytest.mark.long
-def test_the_stock_model_is_compiled_too(graphs: Graphs) -> None:
-    rows = measure(PICO, compare=["stock"])
-    assert [row["kind"] for row in rows] == ["model", "stock"] and graphs.count == 2
-
-
-@pytest.mark.long
 def test_what_a_model_computes_once_and_keeps_is_no_part_of_its_graph(graphs: Graphs) -> None:
     from tests.pico import publish, stock
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -152,10 +151,3 @@ def test_the_script_runs(
         assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     else:
         assert capsys.readouterr().out.strip()
-
-
-@pytest.mark.long
-def test_the_price_of_all_layers_is_measured_in_turns() -> None:
-    (measured,) = load("eval_overhead").compare_layers([SIZED], 4, 4, 2, random.Random(0))
-    assert [sorted(of_round) for of_round in measured["rounds"]] == [["with", "without"]] * 2
-    assert min(min(of_round.values()) for of_round in measured["rounds"]) > 0

@@ -122,11 +122,6 @@ def test_control_characters_never_reach_a_person(hydractl: Run, fake_verb: Run, 
     assert clean(as_json) == as_json.replace("\n", "\\x0a")
 
 
-def test_json_in_a_pipe_is_what_the_file_would_hold(hydractl: Run, fake_verb: Run) -> None:
-    fake_verb("prune", lambda settings, log: Outcome(result_of({"x": "\x9b"})))
-    assert hydractl(*PRUNE, "--json").out == '{\n  "x": "\x9b"\n}\n'
-
-
 @pytest.mark.fault(40)
 def test_rich_markup_in_data_is_text(monkeypatch: pytest.MonkeyPatch, hydractl: Run, fake_verb: Run) -> None:
     from rich.table import Table

@@ -34,7 +34,6 @@ from tests.spread import marked_long, marked_release
 SECONDS, MEMORY = 15, 1 << 30
 Attack = Callable[..., tuple[int, str, str]]
 PRUNE = ["--method", "magnitude", "--keep", "1", "-o", "out.st", "--force"]
-DATA = ["--data", "images.npz"]
 MEASURE = ["--allow-seen", "--force", "-q"]
 REPORT = ["report", "e.json", "--html", "r.html", "--force", "-q"]
 EVAL = ["eval", "vit.st", "--allow-seen", "--test"]
@@ -330,16 +329,6 @@ def test_a_mask_beside_other_weights(attack: Attack) -> None:
     Path("a.mask.json").write_bytes(old)
     said = attack("prune", "vit.st", "--mask", "a.mask.json", "-o", "b.st")[2]
     assert "a.mask.json is not the mask of a.st beside it" in said
-
-
-@pytest.mark.long
-@pytest.mark.fault(55)
-def test_a_finished_eval_is_finished(attack: Attack) -> None:
-    words = [*EVAL, "images.npz", "-o", "e.json", "--predictions", "p.st", "--resume", "-q"]
-    assert attack(*words)[0] == 0
-    before = Path("e.json").read_bytes()
-    assert attack(*words)[0] == 0
-    assert Path("e.json").read_bytes() == before
 
 
 @pytest.mark.fault(29, 56)

@@ -53,23 +53,14 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     # a tokenizer of one vocabulary, which its class reads by name
     "vocab": ("words", {TOKENIZER: {"vocab": "OUT/secret.txt"}}),
     "vocab, relative": ("words", {TOKENIZER: {"vocab": "../outside/secret.txt"}}),
-    "vocab, the environment": ("words", {TOKENIZER: {"vocab": "/proc/self/environ"}}),
     "vocab, special tokens": ("words", {SPECIAL: {"vocab": "OUT/secret.txt"}}),
     "vocab_file": ("words", {TOKENIZER: {"vocab_file": "OUT/secret.txt"}, "vocab.txt": None}),
-    "vocab_file, special tokens": ("words", {SPECIAL: {"vocab_file": "OUT/secret.txt"}}),
     "vocab_file, of the base class": (
         "words",
         {TOKENIZER: {"tokenizer_class": "TokenizersBackend"}, SPECIAL: {"vocab_file": "OUT/secret.model"}},
     ),
-    "vocab, DistilBERT": ("words", {TOKENIZER: {"tokenizer_class": "DistilBertTokenizer", "vocab": "OUT/secret.txt"}}),
-    "vocab, MPNet": ("words", {TOKENIZER: {"tokenizer_class": "MPNetTokenizer", "vocab": "OUT/secret.txt"}}),
-    "vocab, Electra": ("words", {TOKENIZER: {"tokenizer_class": "ElectraTokenizer", "vocab": "OUT/secret.txt"}}),
     "init_inputs": ("words", {TOKENIZER: {"init_inputs": ["OUT/secret.txt"]}}),
     "gguf_file": ("words", {TOKENIZER: {"tokenizer_class": "TokenizersBackend", "gguf_file": "OUT/secret.gguf"}}),
-    "entity_vocab_file": (
-        "words",
-        {TOKENIZER: {"tokenizer_class": "LukeTokenizer"}, SPECIAL: {"entity_vocab_file": "OUT/vocab.json"}},
-    ),
     "sp_model_kwargs": (
         "words",
         {
@@ -83,10 +74,6 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         "words",
         {TOKENIZER: {"tokenizer_class": "XLMRobertaTokenizer"}, SPECIAL: {"vocab_file": "OUT/secret.model"}},
     ),
-    "spm_file": (
-        "words",
-        {TOKENIZER: {"tokenizer_class": "M2M100Tokenizer"}, SPECIAL: {"spm_file": "OUT/secret.model"}},
-    ),
     "src_vocab_file": (
         "words",
         {
@@ -94,14 +81,9 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
             SPECIAL: {"src_vocab_file": "OUT/vocab.json", "tgt_vocab_file": "OUT/vocab.json", "merges_file": "OUT/m"},
         },
     ),
-    "normalizer_file": (
-        "pairs",
-        {TOKENIZER: {"tokenizer_class": "WhisperTokenizer", "normalizer_file": "OUT/vocab.json"}},
-    ),
     # of byte pairs
     "vocab of byte pairs": ("pairs", {TOKENIZER: {"vocab": "OUT/vocab.json"}}),
     "merges": ("pairs", {TOKENIZER: {"merges": "OUT/merges.txt"}}),
-    "merges, special tokens": ("pairs", {SPECIAL: {"merges": "OUT/merges.txt"}}),
     "merges_file": ("pairs", {SPECIAL: {"merges_file": "OUT/merges.txt"}, "merges.txt": None}),
     # tokenizer.json itself
     "tokenizer_file": ("bert", {TOKENIZER: {"tokenizer_file": "OUT/tokenizer.1.0.json"}}),
@@ -109,21 +91,11 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         "bert",
         {TOKENIZER: {"added_tokens_decoder": None}, SPECIAL: {"tokenizer_file": "OUT/tokenizer.1.0.json"}},
     ),
-    "tokenizer_file, none of its own": (
-        "bert",
-        {"tokenizer.json": None, TOKENIZER: {"tokenizer_file": "OUT/tokenizer.1.0.json"}},
-    ),
     "fast_tokenizer_files": ("bert", {TOKENIZER: {"fast_tokenizer_files": ["../outside/tokenizer.1.0.json"]}}),
-    "fast_tokenizer_files, a path": ("bert", {TOKENIZER: {"fast_tokenizer_files": ["OUT/tokenizer.1.0.json"]}}),
-    "fast_tokenizer_files, a table": (
-        "bert",
-        {TOKENIZER: {"fast_tokenizer_files": {"../outside/tokenizer.1.0.json": 1}}},
-    ),
     "auto_map of a tokenizer": (
         "bert",
         {TOKENIZER: {"auto_map": {"AutoTokenizer": [None, "evil/x--code.Tokenizer"]}}},
     ),
-    "auto_map of a tokenizer, a list": ("bert", {TOKENIZER: {"auto_map": ["evil/x--code.T", "evil/x--code.T"]}}),
     "name_or_path": (
         "bert",
         {
@@ -134,9 +106,6 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     # links
     "vocab.txt, a link": ("words", {"vocab.txt": "OUT/secret.txt"}),
     "tokenizer.json, a link": ("bert", {"tokenizer.json": "OUT/tokenizer.1.0.json"}),
-    "tokenizer_config.json, a link": ("bert", {TOKENIZER: "../outside/vocab.json"}),
-    "added_tokens.json, a link": ("words", {"added_tokens.json": "OUT/vocab.json"}),
-    "merges.txt, a link": ("pairs", {"merges.txt": "OUT/merges.txt"}),
     "config.json, a link": ("bert", {CONFIG: "OUT/config.json"}),
     "preprocessor_config.json, a link": ("vit", {IMAGES: "OUT/preprocessor_config.json"}),
     "open_clip_config.json, a link": ("clip", {CLIP: "OUT/config.json"}),
@@ -168,15 +137,10 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"adapter_config.json": {"base_model_name_or_path": "evil/x", "peft_type": "LORA", "auto_mapping": None}},
     ),
     "shards": ("bert", {"model.safetensors": None, INDEX: {"weight_map": {"a": "../outside/model.safetensors"}}}),
-    "shards, a path": ("bert", {"model.safetensors": None, INDEX: {"weight_map": {"a": "OUT/model.safetensors"}}}),
     # image processors
     "a processor that fetches": (
         "vit",
         {IMAGES: {"image_processor_type": "OneFormerImageProcessor", "repo_path": "evil/x", "class_info_file": "c"}},
-    ),
-    "a processor that reads": (
-        "vit",
-        {IMAGES: {"image_processor_type": "OneFormerImageProcessor", "repo_path": "OUT", "class_info_file": "c.json"}},
     ),
     "a processor of all inputs": (
         "vit",
@@ -222,9 +186,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     # open_clip
     "a trunk on the hub": ("clip", {CLIP: {"model_cfg": trunk("hf-hub:evil/x")}}),
     "a trunk on the hub, in capitals": ("clip", {CLIP: {"model_cfg": trunk("HF-HUB:evil/x@main")}}),
-    "a trunk on the hub, as it was": ("clip", {CLIP: {"model_cfg": trunk("hf_hub:evil/x")}}),
     "a trunk in a folder": ("clip", {CLIP: {"model_cfg": trunk("local-dir:OUT")}}),
-    "a trunk in a folder beside": ("clip", {CLIP: {"model_cfg": trunk("local-dir:../outside")}}),
     "a pretrained trunk": (
         "clip",
         {CLIP: {"model_cfg": trunk("vit_tiny_patch16_224", timm_model_pretrained=True)}},
@@ -240,11 +202,9 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "trunk": ("clip", {"config": trunk("hf-hub:evil/x")}),
-    "trunk in a folder": ("clip", {"config": trunk("local-dir:OUT")}),
     "text tower": ("clip", {"config": text_tower(hf_model_name="evil/x")}),
     "byte pairs": ("clip", {"config": text_tower(tokenizer_kwargs={"bpe_path": "OUT/secret.txt"})}),
     "architecture": ("timm", {"config": {"architecture": "hf-hub:evil/x"}}),
-    "architecture in a folder": ("timm", {"config": {"architecture": "local-dir:OUT"}}),
     "pretrained": (
         "timm",
         {"config": {"model_args": {"pretrained": True}, "pretrained_cfg": {"hf_hub_id": "evil/x"}}},
@@ -261,10 +221,6 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "special tokens": (
         "bert",
         {"preprocess": {"tokenizer": {"special_tokens": {"vocab": "OUT/secret.txt", "gguf_file": "OUT/secret.gguf"}}}},
-    ),
-    "special tokens of the hub": (
-        "bert",
-        {"preprocess": {"tokenizer": {"special_tokens": {"name_or_path": "evil/x", "merges_file": "OUT/merges.txt"}}}},
     ),
 }
 

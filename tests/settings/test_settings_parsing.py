@@ -61,8 +61,6 @@ NEEDED: dict[str, dict[str, Any]] = {
             "--output h.onnx: fuse writes safetensors, so name it h.st; hydractl export h.st --format onnx then "
             "writes h.onnx (flag)",
         ),
-        ("fuse", "output", "h.csv", "--output h.csv: fuse writes safetensors, so name it h.st (flag)"),
-        ("fuse", "output", "h.JSON", "--output h.JSON: fuse writes safetensors, so name it h.st (flag)"),
         ("fuse", "output", "-", "--output - is for JSON, fuse writes weights (flag)"),
         ("study", "output", "s.json", "--output s.json: study writes a folder, so name it s (flag)"),
         (

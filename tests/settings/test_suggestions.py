@@ -50,22 +50,6 @@ def test_words_of_a_command_line(verb: str | None, flag: str, said: str) -> None
     assert about_word(flag, verb) == said
 
 
-@pytest.mark.parametrize(
-    ("yaml", "message"),
-    [
-        ("study: {budget: 1h}", "hydra.yaml line 1: unknown key 'budget' of study; see hydractl extract-circuit"),
-        ("bench: {rows: 1}", "hydra.yaml line 1: unknown key 'rows' of bench; see hydractl study"),
-        ("prune: {kep: 1}", "hydra.yaml line 1: unknown key 'kep' of prune; did you mean 'keep'?"),
-        ("pruning: {}", "hydra.yaml line 1: unknown key 'pruning'; did you mean 'prune'?"),
-    ],
-)
-def test_keys_of_a_file(yaml: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "hydra.yaml").write_text(yaml)
-    with pytest.raises(UsageError) as caught:
-        checked("prune", {"model": ["a.st"], "method": "random", "keep": "1"}, {}, tmp_path)
-    assert [caught.value.message, *caught.value.problems][-1] == message
-
-
 def test_variables() -> None:
     (line,) = unknown_variables({"HYDRACTL_SEDE": "1", "HYDRACTL_DEBUG": "1", "HYDRACTL_CONFIG": "x", "OTHER": ""})
     assert line.endswith("HYDRACTL_SEDE is not read by hydractl; did you mean HYDRACTL_SEED?")

@@ -17,10 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from hydractl.distributed import Processes
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors
-from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
-from hydractl.model.stored import sliced
 from hydractl.training import losses
 from hydractl.training.data import TrainingData
 from hydractl.training.distribution import backward
@@ -28,8 +26,7 @@ from hydractl.training.losses import Contrastive
 from hydractl.training.options import LossOptions, TrainOptions, WeightOptions
 from hydractl.training.start import trainable
 from tests.calls import training_request
-from tests.pico import mask_of, prune_source
-from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
+from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip
 from tests.spread import marked_long, marked_release, spread
 from tests.training.test_loop import train
 
@@ -37,7 +34,6 @@ WORDS = ["tin", "a large oak in the snow", "salt", "two boats", "an egg", "fog o
 PAIRS = 32
 DTYPES = [torch.float64, torch.float32]
 TEXTS = [f"{word} number {i}" for i, word in enumerate(WORDS * (PAIRS // len(WORDS)))]
-KEPT = [[0, 2], [1], [], [0, 1]]
 
 Batch = tuple[Tensor, dict[str, Tensor]]
 
@@ -135,21 +131,6 @@ def check_gradients(
 def test_loss_and_gradients_are_those_of_open_clip(variant: str, dtype: torch.dtype, published: Any) -> None:
     _, theirs = check_gradients(published(variant), variant, pairs(variant, dtype), dtype)
     assert float(theirs["logit_scale"].abs().max()) > 1e-3
-
-
-def test_a_pruned_model_has_the_gradients_of_what_is_left(published: Any) -> None:
-    source = published("clip")
-    pruned = prune_source(source, mask_of(source, KEPT))
-    stock = zero_clip_columns(pico_clip("clip"), pruned.description.mask.removed_heads)
-    loss, theirs = stock_gradients(stock, "clip", torch.float64)
-    left = sliced(
-        DictTensors(theirs), source.family, source.sites, HeadMask.full(source.sites), pruned.description.mask
-    )
-    found, ours = gradients(
-        HydraModel(pruned.description, pruned.tensors, dtype=torch.float64), pairs("clip", torch.float64)
-    )
-    assert found == pytest.approx(loss, rel=1e-12)
-    agree(ours, {name: left.read(name) for name in left.names()}, 1e-12)
 
 
 @pytest.mark.parametrize("freeze", [[], ["scale"]])

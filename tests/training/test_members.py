@@ -228,18 +228,6 @@ def test_every_member_finds_the_random_generators_as_the_command_did(monkeypatch
     assert states == [before, before] and state() == before
 
 
-def test_models_and_data_in_memory() -> None:
-    with np.load("train.npz") as held:
-        samples = held["x"], held["y"]
-    pruned("a.st", "b.st")
-    options: dict[str, Any] = {"train": samples, "steps": 2, "device": "cpu"}
-    models = [hydractl.load("a.st"), "b.st"]
-    trained = hydractl.finetune(models, **options)
-    for member, model in zip(trained.members, models, strict=True):
-        alone = hydractl.finetune(model, **options)
-        same(member.refs[0], alone.refs[0])
-
-
 @pytest.mark.long
 def test_a_signal_to_all_processes_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     """As a scheduler sends it: to those that read data, and to the training twice; it saves, and goes on as ever."""
