@@ -39,7 +39,7 @@ import hydractl
 from hydractl.data import batches
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.measuring import Measuring
-from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
+from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.predicting import predicted_windows
 from hydractl.evaluation.predictions.lines import json_line
 from hydractl.evaluation.predictions.store import LogitsBatch
@@ -48,7 +48,6 @@ from hydractl.evaluation.sets import EvalSet
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.log import Log
-from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import move
 from hydractl.model.source import ModelOptions
 from hydractl.verbs.eval import Plan, plan_of
@@ -100,7 +99,7 @@ def line_by_line(plan: Plan) -> None:
         for one in plan.sets:
             assert one.dataset is not None
             samples = range(len(one.dataset))
-            for window in predicted_windows(model, Chosen.of({}), one.dataset, samples):
+            for window in predicted_windows(model, one.dataset, samples):
                 for row in window.rows:
                     handle.write(json_line(row))
 
@@ -216,10 +215,10 @@ def main() -> None:
         ood = images(Path(folder, "ood.npz"), options.samples, 2)
         for text in options.model:
             evaluation = EvalOptions(
-                run=EvalRunOptions(batch_size=options.batch_size, device="auto"),
-                data=DataOptions(
-                    test=DataSpec.of_option("--test", data), ood=[OodSet.of_option("--ood", f"noise:far={ood}")]
-                ),
+                batch_size=options.batch_size,
+                device="auto",
+                test=DataSpec.of_option("--test", data),
+                ood=[OodSet.of_option("--ood", f"noise:far={ood}")],
             )
             plan = plan_of([ModelRef(text)], ModelOptions(), evaluation, Log())
             model = plan.models[0]

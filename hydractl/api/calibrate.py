@@ -148,21 +148,13 @@ def calibrate(
         add_problems_of_scores(problems, scores)
 
     from hydractl.api.making import Calibrated, made, place_of_model
-    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions
+    from hydractl.evaluation.options import EvalOptions
     from hydractl.files.calibrate_answer import CalibrateAnswer
     from hydractl.verbs.calibrate import run
     from hydractl.verbs.opening import opening_options
 
     path, folder = place_of_model("calibrated.st")
-    options = filled(
-        EvalOptions,
-        values,
-        run=filled(EvalRunOptions, values),
-        data=filled(DataOptions, values, test=None),
-        fit=filled(FitOptions, values),
-        calibrations=values["calibration"],
-        output=path,
-    )
+    options = filled(EvalOptions, values, test=None, tests=False, output=path)
     outcome = run(
         values["model"][0],
         opening_options(values),

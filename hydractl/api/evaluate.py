@@ -227,25 +227,17 @@ def evaluate(
             problems.goes_with("limit", "test")
 
     from hydractl.api.results import Evaluation
-    from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions
+    from hydractl.evaluation.options import EvalOptions
     from hydractl.files.model_records import DropoutRecord
     from hydractl.verbs.eval import run
     from hydractl.verbs.opening import opening_options
 
     dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed)
-    data = filled(
-        DataOptions,
-        values,
-        corruptions=corruptions_asked_for(values["corruptions"], with_frost=photographs is not None),
-    )
     options = filled(
         EvalOptions,
         values,
-        run=filled(EvalRunOptions, values, dropout=dropout),
-        data=data,
-        fit=filled(FitOptions, values),
-        calibrations=values["calibration"],
-        requirements=values["require"],
+        dropout=dropout,
+        corruptions=corruptions_asked_for(values["corruptions"], with_frost=photographs is not None),
     )
     outcome = run(
         values["model"],

@@ -127,7 +127,7 @@ def predict(
             problems.add("--resume needs --output: what was printed is not kept")
 
     from hydractl.api.results import Predictions
-    from hydractl.evaluation.options import EvalRunOptions, PredictOptions
+    from hydractl.evaluation.options import PredictOptions
     from hydractl.verbs.opening import opening_options
     from hydractl.verbs.predict import run
 
@@ -135,13 +135,7 @@ def predict(
         models[0],
         inputs or [values["data"]],
         opening_options(values),
-        filled(
-            PredictOptions,
-            values,
-            run=filled(EvalRunOptions, values),
-            requirements=values["require"],
-            output=path,
-        ),
+        filled(PredictOptions, values, output=path),
         dry_run=dry_run,
         log=log(),
     )

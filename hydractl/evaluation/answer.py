@@ -121,7 +121,7 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
     labelled = sets[0].labels is not None
 
     # Every row has these.
-    metric_keys = row_keys(test_names[1:], options.fit.scores, labelled=labelled)
+    metric_keys = row_keys(test_names[1:], options.scores, labelled=labelled)
     keys = list(metric_keys)
     keys += ["cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
     keys += [f"threshold.ood_flagged.{name}" for name in test_names[1:]]
@@ -129,9 +129,9 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
     keys += _corruption_keys(of_role(sets, CORRUPTION), labelled)
 
     # Some rows have these, depending on options and models.
-    if options.fit.conformal is not None and labelled:
+    if options.conformal is not None and labelled:
         keys += ["conformal.qhat", "conformal.coverage", "conformal.mean_size", "conformal.empty"]
-    if options.data.allow_seen:
+    if options.allow_seen:
         keys += [f"seen.{name}" for name in test_names]
     if options.bootstrap:
         for key in metric_keys:
@@ -233,37 +233,27 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     return {**explained, **settings_by_model}
 
 
-def _keys_with_value(block: Mapping[str, object]) -> Iterator[str]:
-    """Yield the keys of all entries that have a value, at any depth; names of data sets are skipped."""
-    for key, value in block.items():
-        if not _has_value(value):
-            continue
-        yield key
-        for inner_block in _inner_blocks(key, value):
-            yield from _keys_with_value(inner_block)
-
-
-def _inner_blocks(key: str, value: Any) -> list[Mapping[str, object]]:
-    """Return the objects in a value whose keys are names of metrics or fields.
+def _keys_with_value(value: Any, *, of_data: bool = False) -> Iterator[str]:
+    """Yield the keys, at any depth, that have a value; names of data sets are skipped.
 
     Args:
-        key: the key of the value; it decides whether the keys inside are names of data sets.
-        value: the value: an object, a list of objects, or anything else.
+        value: an object, a list of objects, or anything else, which has no keys.
+        of_data: whether the keys of the object are names of data sets.
     """
-    if key == "errors":  # one sentence explains all metrics in this object
-        return []
-    items = [value]
     if isinstance(value, list):
-        items = value
-    blocks = [item for item in items if isinstance(item, Mapping)]
-    if key not in _KEYED_BY_DATA:
-        return blocks
-
-    # The keys of these objects are names of data sets. Skip them and return the objects one level below.
-    values_by_data: list[Any] = []
-    for block in blocks:
-        values_by_data += block.values()
-    return [item for item in values_by_data if isinstance(item, Mapping)]
+        for item in value:
+            yield from _keys_with_value(item)
+    if not isinstance(value, Mapping):
+        return
+    for key, inner in value.items():
+        if not _has_value(inner):
+            continue
+        if of_data:
+            yield from _keys_with_value(inner)
+            continue
+        yield key
+        if key != "errors":  # one sentence explains all metrics in this object
+            yield from _keys_with_value(inner, of_data=key in _KEYED_BY_DATA)
 
 
 def _has_value(value: Any) -> bool:

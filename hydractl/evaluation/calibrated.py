@@ -14,8 +14,8 @@ from hydractl.files.calibrate_answer import CalibrateAnswer, CalibratedModelReco
 from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHOSEN_BY_CALIBRATE
 from hydractl.files.fingerprints import merged
-from hydractl.metrics.conformal import stored_conformal
 from hydractl.model.laplace import START as POSTERIOR
+from hydractl.model.prediction import Chosen
 
 
 def write_calibrated(
@@ -42,9 +42,8 @@ def write_calibrated(
 
     # Copy all entries except those that `calibrate` chooses, and then write the new ones.
     extra = {key: value for key, value in description.extra.items() if key not in CHOSEN_BY_CALIBRATE}
-    calibration = fitted.calibration_record(stored=True)
-    if calibration is not None:
-        extra["calibration"] = calibration.to_dict()
+    if fitted.calibration is not None:
+        extra["calibration"] = fitted.calibration.model_copy(update={"stored": True}).to_dict()
     if fitted.threshold is not None:
         extra["threshold"] = fitted.threshold.to_dict()
     conformal = kept_conformal(model, fitted)
@@ -69,7 +68,7 @@ def write_calibrated(
     write_checkpoint(output, tensors, calibrated.to_json())
 
 
-def kept_conformal(model: RunningModel, fitted: Fit) -> Conformal | None:
+def kept_conformal(model: LogitsProvider, fitted: Fit) -> Conformal | None:
     """Return the fit of prediction sets for the new checkpoint; None if there is none.
 
     It is the one that was fitted now. Otherwise it is the one in the model's file, if the probabilities stay the same,
@@ -77,12 +76,8 @@ def kept_conformal(model: RunningModel, fitted: Fit) -> Conformal | None:
     """
     if fitted.conformal is not None:
         return fitted.conformal
-    never_calibrated = fitted.calibration is None and model.stored.calibration is None
-    keeps_probabilities = fitted.stored or never_calibrated
-    if not keeps_probabilities:
-        return None
-    (source,) = model.argument.sources
-    return stored_conformal(source.description.extra.get("conformal"))
+    keeps_probabilities = fitted.calibration == model.stored.calibration
+    return model.stored.conformal if keeps_probabilities else None
 
 
 def calibrated_model(model: LogitsProvider) -> CalibratedModelRecord:
@@ -105,7 +100,7 @@ def is_calibrated_by(model: LogitsProvider, answer: CalibrateAnswer) -> bool:
     return record.to_dict() == answer.model.to_dict()
 
 
-def fit_of(answer: CalibrateAnswer, origin: str) -> Fit:
+def chosen_by(answer: CalibrateAnswer, origin: str) -> Chosen:
     """Return what ``calibrate`` chose for a model, as it would be in the model's file.
 
     Args:
@@ -116,7 +111,6 @@ def fit_of(answer: CalibrateAnswer, origin: str) -> Fit:
         InputError: if a value is none that ``calibrate`` writes.
     """
     document = answer.to_dict()
-    entries = {key: document.get(key) for key in ("calibration", "threshold")}
     if answer.ood_score is not None:
-        entries["ood_score"] = {"score": answer.ood_score}
-    return Fit.in_file(entries, origin)
+        document["ood_score"] = {"score": answer.ood_score}
+    return Chosen.of(document, origin)

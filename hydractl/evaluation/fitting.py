@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,9 @@ from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
-from hydractl.files.model_records import ScoreDataRecord, ThresholdRecord
+from hydractl.files.model_records import Calibration, ScoreDataRecord, StoredThreshold
 from hydractl.log import Log
-from hydractl.metrics.calibrators import Calibration, fit_calibration
+from hydractl.metrics.calibrators import fit_calibration
 from hydractl.metrics.conformal import fit_conformal
 from hydractl.metrics.ood_scores import on_features, says_nothing
 from hydractl.metrics.plausibility import calibration_warning, chance_warning, few_for_sets_warning, threshold_warning
@@ -31,9 +31,9 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     if options.keep_logits:
         return []
     unused = []
-    if not options.fit.uses_val:
+    if not options.uses_val:
         unused += of_role(sets, VAL)
-    if not options.fit.needs_ood_val:
+    if not options.needs_ood_val:
         unused += of_role(sets, OOD_VAL)
     return unused
 
@@ -58,7 +58,7 @@ def fit_scores(
     if not names:
         return
     training = next(iter(of_role(sets, TRAIN)), None)
-    model.fit_scores(names, training, what.knn_k)
+    model.fit_scores(names, training, what)
     if model.detector is None:
         return
     # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
@@ -105,18 +105,16 @@ def fit(
 
     # The calibration: a fitted one, one that the command gives, or the one in the model's file, if there is one.
     calibration = model.stored.calibration
-    fitted_on = model.stored.fitted_on
     if what.temperature is not None and what.temperature.is_fitted:
         assert val is not None and validation is not None and validation.labels is not None
         log_probs = pooled_log_probs(_logits(batches))  # [N, C]
         kind = "vector" if what.temperature.text == "vector" else "temperature"
-        calibration = fit_calibration(kind, log_probs, validation.labels)
-        fitted_on = val.record()
+        fitted = fit_calibration(kind, log_probs, validation.labels)
+        calibration = fitted.model_copy(update={"fitted_on": val.record()})
         warnings.append(calibration_warning(calibration, log_probs, validation.labels))
     elif what.temperature is not None:
         given = what.temperature.value
         calibration = None if given is None else Calibration.of_temperature(given)
-        fitted_on = None
 
     # The calibrated predictions on validation data, by which scores are compared and a threshold is chosen.
     inside = None
@@ -140,24 +138,25 @@ def fit(
     scored = _scored(score, inside, outside)
     threshold = _threshold(model, what, score, scored, warnings)
     shares = {}
-    if threshold is not None and threshold.value is not None:
+    if threshold is not None:
         shares = {name: flagged(values, threshold.value) for name, values in scored.items()}
     warnings.append(chance_warning(score, scored.pop(VAL, None), scored))
 
     conformal = None
     if what.conformal is not None:
         assert validation is not None and validation.labels is not None
-        method = cast('Literal["lac", "aps"]', what.conformal_score)
         conformal = fit_conformal(
-            _logits(batches), validation.labels, method=method, alpha=what.conformal, calibration=calibration
+            _logits(batches),
+            validation.labels,
+            method=what.conformal_score,
+            alpha=what.conformal,
+            calibration=calibration,
         )
         warnings.append(few_for_sets_warning(conformal, model.classes))
 
     return Fit(
-        score=score,
+        ood_score=score,
         calibration=calibration,
-        fitted_on=fitted_on,
-        stored=what.temperature is None and model.stored.stored,
         threshold=threshold,
         flagged=shares,
         conformal=conformal,
@@ -201,7 +200,7 @@ def _threshold(
     score: str,
     scored: Mapping[str, Floats],
     warnings: list[str | None],
-) -> ThresholdRecord | None:
+) -> StoredThreshold | None:
     """Return the threshold of an OOD score that the options ask for; None if there is none.
 
     Args:
@@ -224,11 +223,11 @@ def _threshold(
     # score:0.5 is the threshold itself. Validation data, if there are some, only tell what it flags.
     value = float(requested.number)
     if requested.side == "score" and VAL not in scored:
-        return ThresholdRecord(score=score, value=value, rule=requested.rule)
+        return StoredThreshold(score=score, value=value, rule=requested.rule)
     option = "--ood-val" if requested.side == "ood" else "--val"
     counted = [values for name, values in scored.items() if (name == VAL) == (option == "--val")]
     scores = np.concatenate(counted)
     if requested.side != "score":
         value = choose_threshold(requested, scores)
     warnings.append(threshold_warning(requested, value, scores, option))
-    return ThresholdRecord(score=score, value=value, rule=requested.rule)
+    return StoredThreshold(score=score, value=value, rule=requested.rule)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.data.batching import longest_first
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.predictions.store import LogitsBatch, PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.files.calibrate_answer import Conformal
+from hydractl.files.model_records import Calibration
 from hydractl.log import Log
-from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.samples import Samples, joined_samples, samples_and_members
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
@@ -73,24 +72,22 @@ def gather(
     batch_rows: list[npt.NDArray[np.int64]] = []
     batch_samples: list[Samples] = []
     batch_members: list[list[Samples]] = []  # for each batch, a list with the samples of each member
-    for rows, logits, scores_of_members in batches:
-        check_finite_batch(logits, rows, dataset.ids, name)
+    for batch in batches:
+        check_finite_batch(batch, dataset.ids, name)
         labels = None
         if dataset.labels is not None:
-            labels = dataset.labels[list(rows)]  # [B]
-        # The score of an ensemble on features is the mean of its members' scores: [M, B] -> [B].
-        mean_scores = {score: values.mean(axis=0) for score, values in scores_of_members.items()}
+            labels = dataset.labels[list(batch.rows)]  # [B]
         samples, members = samples_and_members(
-            logits,
+            batch.logits,
             labels,
             scores=scores,
-            fitted_scores=mean_scores,
+            fitted_scores=batch.mean_scores,
             calibration=calibration,
             conformal=conformal,
             pairs=pairs,
-            alone=alone and len(logits) > 1,
+            alone=alone and len(batch.logits) > 1,
         )
-        batch_rows.append(np.asarray(rows, dtype=np.int64))
+        batch_rows.append(np.asarray(batch.rows, dtype=np.int64))
         batch_samples.append(samples)
         batch_members.append(members)
     if not batch_rows:
@@ -108,12 +105,11 @@ def gather(
     return Gathered(all_samples, rows_as_read[order], all_members)
 
 
-def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], ids: Sequence[str], name: str) -> None:
+def check_finite_batch(batch: LogitsBatch, ids: Sequence[str], name: str) -> None:
     """Raise an error if a logit of a batch is NaN or infinite.
 
     Args:
-        logits: ``[M, B, C]``.
-        rows: the indices of the samples in the data set.
+        batch: the batch.
         ids: the ids of all samples in the data set.
         name: the name of the model, for the message.
 
@@ -121,12 +117,12 @@ def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], ids: Seque
         NonFiniteError: with the number of such samples and the id of the first.
     """
     # If the sum is finite, then all logits are. This is quick. The reverse is not true, because the sum may overflow.
-    if np.isfinite(logits.sum()):
+    if np.isfinite(batch.logits.sum()):
         return
-    is_bad = ~np.isfinite(logits).all(axis=(0, 2))  # [B]
+    is_bad = ~np.isfinite(batch.logits).all(axis=(0, 2))  # [B]
     if not is_bad.any():
         return
-    first_bad_row = list(rows)[int(is_bad.argmax())]
+    first_bad_row = batch.rows[int(is_bad.argmax())]
     raise NonFiniteError(
         f"{name} gives NaN or infinite logits for {int(is_bad.sum())} samples of one batch, "
         f"the first is {ids[int(first_bad_row)]}",

@@ -47,7 +47,7 @@ def open_writer(
     resume = options.resume
     scores = on_features(row_scores(model, options))
     training = next(iter(of_role(all_sets, TRAIN)), None)
-    fitted_on = model.fit_record(scores, training, options.fit.knn_k)
+    fitted_on = model.fit_record(scores, training, options)
     sets = [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in all_sets if dataset.role != TRAIN]
     open_file = partial(
         PredictionsWriter,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.files.model_records import DataSetRecord
-from hydractl.files.results import MISSING
+from hydractl.files.results import MISSING, value_at
 
 Answers = Mapping[str, EvalAnswer]
 """Answers of eval, by the names of their files."""
@@ -233,25 +233,25 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
         row: one run of the row.
         over: ``seed`` or ``data``, what the runs differ in.
     """
-    settings = {key: _value_at(row, key) for key in _SETTINGS}
+    document = row.to_dict()
+    settings = {key: _value_at(document, key) for key in _SETTINGS}
 
     # A given temperature is a setting; a fitted temperature is a figure of the run and may differ.
-    was_fitted = _value_at(row, "calibration.fitted_on") is not None
-    settings["calibration.temperature"] = None if was_fitted else _value_at(row, "calibration.temperature")
+    was_fitted = _value_at(document, "calibration.fitted_on") is not None
+    settings["calibration.temperature"] = None if was_fitted else _value_at(document, "calibration.temperature")
     settings["the number of members"] = max(1, len(row.members or ()))
     if over == "data":
         return settings
 
     # Runs over seeds must also have been fitted and measured on the same data sets.
-    for key in _SETTINGS_OF_SEEDS:
-        settings[key] = _value_at(row, key)
+    settings |= {key: _value_at(document, key) for key in _SETTINGS_OF_SEEDS}
     settings["the group of OOD sets"] = {name: measured.group for name, measured in row.ood.items()}
     return settings
 
 
-def _value_at(row: EvalRow, key: str) -> object:
+def _value_at(document: Mapping[str, object], key: str) -> object:
     """Return the value of a dotted key, such as ``mc_dropout.p``; None if there is none."""
-    value = row.at(key)
+    value = value_at(document, key)
     return None if value is MISSING else value
 
 
@@ -263,7 +263,8 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
 
     ``std`` holds the sample standard deviation of each figure by its dotted key.
     """
-    averages = _averages([_figures_as_json(run) for run in runs])
+    deviations: dict[str, float] = {}
+    means_of_runs = _means([_figures_as_json(run) for run in runs], deviations)
     documents = [run.to_dict() for run in runs]
     facts = _in_common([{key: document[key] for key in _FACTS if key in document} for document in documents])
     most_seen: dict[str, int] = {}  # of any run, by data set
@@ -273,10 +274,10 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     return {
         "name": name,
         "runs": len(runs),
-        "std": averages.deviations,
+        "std": deviations,
         "sha256": [digest for run in runs for digest in run.files],
         **facts,
-        **averages.means,
+        **means_of_runs,
         "seen": most_seen,
     }
 
@@ -287,48 +288,41 @@ def _figures_as_json(run: EvalRow) -> dict[str, object]:
     return {key: document[key] for key in _FIGURES if document.get(key) is not None}
 
 
-class _Averages(NamedTuple):
-    """Means, in objects nested as the figures are, and standard deviations by dotted key."""
+def _means(runs: Sequence[Figures], deviations: dict[str, float], path: str = "") -> dict[str, object]:
+    """Return the mean of every figure that all runs have, in objects nested as the figures are.
 
-    means: dict[str, object]
-    deviations: dict[str, float]
+    A value that is no fraction is kept if it is the same in all runs, and left out otherwise.
 
-
-def _averages(runs: Sequence[Figures]) -> _Averages:
-    """Average every figure that all runs have; figures may be nested in objects.
-
-    A value that is no fraction is kept if it is the same in all runs, and left out otherwise. A single run has no
-    deviations.
+    Args:
+        runs: the figures of each run.
+        deviations: receives the standard deviations by dotted key; a single run has none.
+        path: what the dotted keys of these figures begin with.
     """
-    averages = _Averages({}, {})
-    for key in runs[0]:
+    means: dict[str, object] = {}
+    for key, first in runs[0].items():
         if not all(key in run for run in runs):
             continue
         values = [run[key] for run in runs]
-        first = values[0]
 
         # An object: average what it holds.
         objects = [value for value in values if isinstance(value, Mapping)]
         if len(objects) == len(values):
-            inner = _averages(objects)
-            averages.means[key] = inner.means
-            for inner_key, deviation in inner.deviations.items():
-                averages.deviations[f"{key}.{inner_key}"] = deviation
+            means[key] = _means(objects, deviations, f"{path}{key}.")
             continue
 
         # A text, a count or None that is the same in all runs.
         are_equal = all(value == first for value in values)
         if are_equal and not isinstance(first, float):
-            averages.means[key] = first
+            means[key] = first
             continue
 
         # A fraction. Counts and texts that differ are left out.
         numbers = [value for value in values if isinstance(value, (int, float))]
         if len(numbers) == len(values) and any(type(value) is float for value in values):
-            averages.means[key] = statistics.mean(numbers)
+            means[key] = statistics.mean(numbers)
             if len(numbers) > 1:
-                averages.deviations[key] = statistics.stdev(numbers)
-    return averages
+                deviations[f"{path}{key}"] = statistics.stdev(numbers)
+    return means
 
 
 # --- the rest of the answer -------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ class Measuring:
         if writer is None:  # the output has one line for each sample instead of logits
             threshold = None if row.threshold is None else row.threshold.value
             ids = [self._sets[0].ids[index] for index in id_predictions.rows]
-            write_lines(output, id_predictions.samples, ids, model.labels, threshold)
+            names = model.labels or range(model.classes)
+            write_lines(output, id_predictions.samples, ids, names, threshold)
         elif writer.path != output.target:  # else an earlier run had already completed the file
             output.adopt(writer.path)
             output.commit()
@@ -103,8 +104,8 @@ class Measuring:
         # Fit on training and validation data.
         read = Reading(model, self._sets, writer, self._log)
         scores = self._row_scores(model)
-        fit_scores(model, self._all_sets, self._options.fit, scores, self._log)
-        fitted = fit(model, self._sets, self._options.fit, scores[:1], read)
+        fit_scores(model, self._all_sets, self._options, scores, self._log)
+        fitted = fit(model, self._sets, self._options, scores[:1], read)
 
         # Run the clean test sets, the ID set first. Its labels are needed for metrics of each member alone, and for how
         # many prediction sets hold them.
@@ -131,10 +132,9 @@ class Measuring:
             conformal = measured_sets(fitted.conformal, inside.set_sizes, inside.covered)
 
         # Stored logits are calibrated by the command that reads them, as in a study.
-        no_temperature_was_fitted = fitted.fitted_on is None and not self._options.keep_logits
-        warnings = warnings_of_row(
-            model, inside, fitted, conformal, test_sets, advises_temperature=no_temperature_was_fitted
-        )
+        was_calibrated = fitted.calibration is not None and fitted.calibration.fitted_on is not None
+        advises_temperature = not was_calibrated and not self._options.keep_logits
+        warnings = warnings_of_row(model, inside, fitted, conformal, test_sets, advises_temperature=advises_temperature)
         self._log.warn_all(warnings)
 
         # Then the corrupted test sets.
@@ -171,7 +171,7 @@ class Measuring:
             heads=model.heads,
             cost=model.cost,
             training=model.training,
-            calibration=fitted.calibration_record(stored=fitted.stored),
+            calibration=fitted.calibration,
             threshold=threshold,
             corruptions=by_corruption,
             corruption_avg=means_over_corruptions(by_corruption),
@@ -190,7 +190,7 @@ class Measuring:
         A line in the log says if the leading score comes from the model's file.
         """
         scores = row_scores(model, self._options)
-        if model.stored.score is not None and not self._options.fit.scores:
+        if model.stored.ood_score is not None and not self._options.scores:
             self._log.info(f"{model.name}: the OOD score of its file is taken: {scores[0]}")
 
         constant_scores = [name for name in scores if says_nothing(name, model.members)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 from hydractl.expressions.conditions import Requirement
 from hydractl.expressions.data_sets import DataSpec, OodSet
@@ -13,7 +14,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.requested import ALL_SCORES, Temperature, Threshold
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvalRunOptions:
     """Options for running models.
 
@@ -33,18 +34,19 @@ class EvalRunOptions:
     dropout: DropoutRecord | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """Options about data sets.
 
     Attributes:
-        test: the ID test data; None if the test data of predictions files are used.
+        test: the ID test data; None if the test data of predictions files are used, or nothing is tested.
+        tests: whether the command measures its models on test data.
         ood: the OOD test sets.
         val: the ID validation data, or None.
         ood_val: the OOD validation sets.
         train: the training data to which OOD scores are fitted, or None.
         limit: the most samples to use from each set; None means all.
-        seed: the seed with which these samples are drawn from a set that is sorted by class.
+        seed: the seed of these samples, which are drawn from a set that is sorted by class, and of the resamples.
         on_bad: what to do with samples that cannot be read, ``error`` or ``skip``.
         label_map: a JSON object from class names in the data to class names of the model, or None.
         corruptions, severities: the corruptions of the test data to measure, each at every severity.
@@ -53,6 +55,7 @@ class DataOptions:
     """
 
     test: DataSpec | None
+    tests: bool = True
     ood: Sequence[OodSet] = ()
     val: DataSpec | None = None
     ood_val: Sequence[OodSet] = ()
@@ -67,7 +70,7 @@ class DataOptions:
     allow_seen: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Options about everything that is fitted on validation data, or given by the command instead.
 
@@ -89,7 +92,7 @@ class FitOptions:
     knn_bank: int | None = None
     negative_words: str | None = None
     conformal: float | None = None
-    conformal_score: str = "lac"
+    conformal_score: Literal["lac", "aps"] = "lac"
 
     @property
     def all_scores(self) -> bool:
@@ -123,35 +126,27 @@ class FitOptions:
         return self.threshold is not None and self.threshold.side == side
 
 
-@dataclass(frozen=True)
-class EvalOptions:
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(EvalRunOptions, DataOptions, FitOptions):
     """All options of one evaluation.
 
     Attributes:
-        run: the options for running models.
-        data: the options about data sets.
-        fit: the options about fitting.
         bootstrap: the number of resamples for confidence intervals; 0 means no intervals.
-        seed: the seed of the resamples.
-        calibrations: files of ``calibrate`` with what was chosen for models.
+        calibration: files of ``calibrate`` with what was chosen for models.
         predictions: the path of the file of predictions; None for none.
         resume: whether to continue unfinished predictions files.
         output: the path of the output; None where the verb says, or for none.
         force: whether files that exist are replaced.
-        requirements: what has to hold in the rows.
+        require: what has to hold in the rows.
     """
 
-    run: EvalRunOptions
-    data: DataOptions
-    fit: FitOptions = field(default_factory=FitOptions)
     bootstrap: int = 0
-    seed: int = 0
-    calibrations: Sequence[str] = ()
+    calibration: Sequence[str] = ()
     predictions: str | None = None
     resume: bool = False
     output: str | None = None
     force: bool = False
-    requirements: Sequence[Requirement] = ()
+    require: Sequence[Requirement] = ()
 
     @property
     def keep_logits(self) -> bool:
@@ -159,31 +154,29 @@ class EvalOptions:
         return self.predictions is not None and self.predictions.endswith(".st")
 
 
-@dataclass(frozen=True)
-class PredictOptions:
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(EvalRunOptions):
     """All options of ``predict``.
 
     Attributes:
-        run: the options for running the model.
         top: the number of most probable classes that the line of a sample lists; 0 lists none.
         members: whether it lists the prediction of each member.
         flagged: whether only flagged samples are listed; files of predictions hold all.
         limit: the most samples to predict; None for all.
         on_bad: what happens to a sample that cannot be read: ``error`` or ``skip``.
-        requirements: what has to hold of the summary.
+        require: what has to hold of the summary.
         output: the path of the file of the predictions; None to predict line by line.
         report: the path of the file of the summary; None for no file.
         force: whether files may be replaced.
         resume: whether an unfinished file goes on.
     """
 
-    run: EvalRunOptions
     top: int = 0
     members: bool = False
     flagged: bool = False
     limit: int | None = None
     on_bad: str = "error"
-    requirements: Sequence[Requirement] = ()
+    require: Sequence[Requirement] = ()
     output: str | None = None
     report: str | None = None
     force: bool = False

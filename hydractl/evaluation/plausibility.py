@@ -56,7 +56,7 @@ def findings_before(
     for dataset in _read_as_they_are(sets):
         yield from sample_warnings(dataset, in_passing=True)
     if running:
-        yield slow_format(resolve_dtype(options.run.dtype), resolve_device(options.run.device))
+        yield slow_format(resolve_dtype(options.dtype), resolve_device(options.device))
 
     # How many texts of each set are cut, once for all models that cut texts in the same way.
     ways: list[object] = []  # the ways of preparing texts that were looked at
@@ -105,7 +105,7 @@ def findings_of_samples(
     Raises:
         InputError: two sets have the same samples, or share most of them.
     """
-    yield from check_apart(sets, options.data.allow_seen)
+    yield from check_apart(sets, options.allow_seen)
     yield from warnings_of_seen(models, sets)
     for dataset in _read_as_they_are(sets):
         yield from repetition_warnings(dataset)
@@ -128,7 +128,7 @@ def report_skipped_samples(sets: Sequence[EvalSet], log: Log) -> None:
 
 def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     """Return the validation sets on which something is chosen."""
-    fits_on_validation = options.fit.needs_val or options.fit.needs_ood_val
+    fits_on_validation = options.needs_val or options.needs_ood_val
     if options.keep_logits and not fits_on_validation:  # validation sets only go into the predictions file
         return []
     unused_names = [dataset.name for dataset in unused_sets(sets, options)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from hydractl.data import Batch, Dataset, batches
 from hydractl.errors import InputError
 from hydractl.evaluation.gathering import check_finite_batch
-from hydractl.evaluation.predictions.lines import CUT, class_name, lines_of
+from hydractl.evaluation.predictions.lines import CUT, ClassNames, lines_of
 from hydractl.evaluation.providers.running import RunningModel, models_of
 from hydractl.files.predict_answer import (
     FlaggedRecord,
@@ -24,7 +24,7 @@ from hydractl.files.predict_answer import (
 )
 from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.model.prediction import Chosen, Prediction, prediction_of
+from hydractl.model.prediction import Prediction, prediction_of
 
 PredictionRow = dict[str, Any]
 """The line of one sample in the output: its fields by name."""
@@ -63,15 +63,14 @@ class Window(NamedTuple):
 
 
 def predicted_windows(
-    model: RunningModel, chosen: Chosen, dataset: Dataset, samples: range, *, top: int = 0, members: bool = False
+    model: RunningModel, dataset: Dataset, samples: range, *, top: int = 0, members: bool = False
 ) -> Iterator[Window]:
     """Predict a range of samples, and yield the results window by window, in order.
 
     Samples that cannot be read are listed in their window with the reason.
 
     Args:
-        model: the model.
-        chosen: what was chosen for it, e.g. a threshold.
+        model: the model, with what was chosen for it.
         dataset: the samples.
         samples: indices in the data set; the range must begin where a window begins.
         top: the number of most probable classes that a line lists; 0 lists none.
@@ -83,9 +82,9 @@ def predicted_windows(
     if not samples:
         return
     loaded = model.loaded()
-    if chosen.score in ON_FEATURES:
+    if model.stored.score in ON_FEATURES:
         (single_model,) = models_of(loaded)
-        model.detector = single_model.fitted_detector(chosen.score)
+        model.detector = single_model.fitted_detector(model.stored.score)
 
     # List all windows, and the order in which all samples run: within a window the longest texts come first.
     size = window_size(dataset, model.options.batch_size)
@@ -104,12 +103,11 @@ def predicted_windows(
     how = model.options
     read = batches(dataset, loaded.preprocess, how.batch_size, workers=how.workers, indices=running_order)
     line_by_sample: dict[int, PredictionRow] = {}
-    for rows, logits, member_scores in model.answers(_readable_batches(read, dataset, running_order)):
-        check_finite_batch(logits, rows, dataset.ids, model.name)
-        scores = {name: values.mean(axis=0) for name, values in member_scores.items()}  # [M, B] -> [B]
-        prediction = prediction_of(torch.from_numpy(logits), scores, chosen, model.labels)
-        lines = _lines_of_batch(prediction, rows, dataset, loaded.preprocess, top=top, members=members)
-        line_by_sample.update(zip(rows, lines, strict=True))
+    for batch in model.answers(_readable_batches(read, dataset, running_order)):
+        check_finite_batch(batch, dataset.ids, model.name)
+        prediction = prediction_of(torch.from_numpy(batch.logits), batch.mean_scores, model.stored, model.labels)
+        lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top=top, members=members)
+        line_by_sample.update(zip(batch.rows, lines, strict=True))
         # One batch can complete several windows, because a batch without any readable sample is not yielded.
         skipped = dataset.skipped or {}
         while waiting_windows and all(sample in line_by_sample or sample in skipped for sample in waiting_windows[0]):
@@ -158,12 +156,12 @@ def _lines_of_batch(
         collate: makes the inputs of the model; for texts, see :func:`hydractl.data.text.cut_warning`.
         top, members: see :func:`predicted_windows`.
     """
-    names = prediction.labels
+    names = prediction.labels or range(prediction.probabilities.shape[1])
     more: dict[str, Sequence[Any]] = {}
     if dataset.kind == "text":
         more[CUT] = collate.cut(dataset[row] for row in rows)
     if prediction.sets is not None:
-        more["set"] = [_class_names(in_set.nonzero().flatten().tolist(), names) for in_set in prediction.sets]
+        more["set"] = [[names[index] for index in in_set.nonzero().flatten().tolist()] for in_set in prediction.sets]
     if top:
         more["top"] = _most_probable(prediction.probabilities, top, names)
     if members:
@@ -171,7 +169,7 @@ def _lines_of_batch(
     return lines_of(
         prediction,
         ids=[dataset.ids[row] for row in rows],
-        labels=None if dataset.labels is None else dataset.labels[list(rows)].tolist(),
+        labels=None if dataset.labels is None else dataset.labels[list(rows)],
         names=names,
         ood_score=prediction.ood_score,
         is_ood=prediction.is_ood,
@@ -179,12 +177,7 @@ def _lines_of_batch(
     )
 
 
-def _class_names(indices: Sequence[int], names: Sequence[str] | None) -> list[str | int]:
-    """Return the name of each class, or its number if there are no names."""
-    return [class_name(index, names) for index in indices]
-
-
-def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
+def _most_probable(probabilities: Tensor, top: int, names: ClassNames) -> list[list[dict[str, Any]]]:
     """Return the ``top`` most probable classes of each sample, the most probable first, each with its probability.
 
     Of equally probable classes the one with the lower number comes first.
@@ -192,7 +185,7 @@ def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None)
     Args:
         probabilities: the probabilities, ``[batch, classes]``.
         top: the number of classes to list.
-        names: the names of the classes; None if they have only numbers.
+        names: the names of the classes.
 
     Returns:
         For each sample a list of ``{"label": NAME, "p": PROBABILITY}``.
@@ -202,27 +195,26 @@ def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None)
     top_probabilities = sorted_probabilities[:, :top].tolist()
     entries_by_sample = []
     for classes, values in zip(top_classes, top_probabilities, strict=True):
-        pairs = zip(_class_names(classes, names), values, strict=True)
-        entries_by_sample.append([{"label": name, "p": p} for name, p in pairs])
+        pairs = zip(classes, values, strict=True)
+        entries_by_sample.append([{"label": names[index], "p": p} for index, p in pairs])
     return entries_by_sample
 
 
-def _predictions_of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
+def _predictions_of_members(probabilities: Tensor, names: ClassNames) -> list[list[dict[str, Any]]]:
     """Return the predicted class and its probability for each sample and each member.
 
     Args:
         probabilities: the probabilities, ``[members, batch, classes]``.
-        names: the names of the classes; None if they have only numbers.
+        names: the names of the classes.
 
     Returns:
         For each sample a list with one ``{"predicted": NAME, "confidence": PROBABILITY}`` for each member.
     """
     confidence, predicted = probabilities.max(dim=2)  # each [members, batch]
     entries_by_sample = []
-    for member_confidences, member_classes in zip(confidence.T.tolist(), predicted.T.tolist(), strict=True):
-        names_of_members = _class_names(member_classes, names)
-        pairs = zip(names_of_members, member_confidences, strict=True)
-        entries_by_sample.append([{"predicted": name, "confidence": p} for name, p in pairs])
+    for member_classes, member_confidences in zip(predicted.T.tolist(), confidence.T.tolist(), strict=True):
+        pairs = zip(member_classes, member_confidences, strict=True)
+        entries_by_sample.append([{"predicted": names[index], "confidence": p} for index, p in pairs])
     return entries_by_sample
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.calibrated import fit_of, is_calibrated_by
-from hydractl.evaluation.fitted import warn_of_left_out
+from hydractl.evaluation.calibrated import chosen_by, is_calibrated_by
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import Predictions, holds_predictions, read_predictions
@@ -59,7 +59,7 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
     for model in models:
         for score in on_features(row_scores(model, options)):
             if not isinstance(model, Predictions):
-                _check_computed_score(score, model, training_data, options.fit)
+                _check_computed_score(score, model, training_data, options)
             elif score not in model.on_features:
                 hint = f"write it again: eval --ood-score {score} --train SPEC --predictions F.st"
                 raise InputError(f"the predictions of {model.name} hold no scores by {score}", hint=hint)
@@ -121,19 +121,19 @@ def row_scores(model: Model, options: EvalOptions) -> list[str]:
         model: the model of the row.
         options: the options of the command.
     """
-    asked_for = list(dict.fromkeys(options.fit.scores))
+    asked_for = list(dict.fromkeys(options.scores))
     if not asked_for:
-        return [model.stored.score or "msp"]
-    if not options.fit.all_scores:
+        return [model.stored.score]
+    if not options.all_scores:
         return asked_for
 
     # Scores on features that the model can have: stored ones, or with training data all that suit the model.
     impossible_scores = [score for score in ON_FEATURES if score not in model.on_features]
-    if isinstance(model, RunningModel) and model.mc_dropout is None and options.data.train is not None:
+    if isinstance(model, RunningModel) and model.mc_dropout is None and options.train is not None:
         unsuited = list(BY_NAME_ALONE)
         if layers_may_not_fit(model.argument.sources):
             unsuited += OF_LAYERS
-        unsuited += [score for score in ON_FEATURES if _lacks_words(score, options.fit)]
+        unsuited += [score for score in ON_FEATURES if _lacks_words(score, options)]
         impossible_scores = [score for score in unsuited if score not in model.on_features]
         if not model.zero_shot:
             impossible_scores += OF_ZERO_SHOT
@@ -144,24 +144,22 @@ def row_scores(model: Model, options: EvalOptions) -> list[str]:
 
 
 def open_rows_and_sets(
-    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, *, tests: bool = True
+    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log
 ) -> tuple[list[Model], list[EvalSet]]:
     """Return the rows and the data sets of a command, after every check that can be made before any work.
 
     The arguments, and the errors, are those of :func:`find_rows` and :func:`open_sets`.
     """
-    resolve_device(options.run.device)
-    rows = find_rows(models, opening, options, log, tests=tests)
-    sets = open_sets(options.data, rows, log, tests=tests)
+    resolve_device(options.device)
+    rows = find_rows(models, opening, options, log)
+    sets = open_sets(options, rows, log)
     check_scores(rows, sets, options)
     for row in rows:
         row.check_sets(sets)
     return rows, sets
 
 
-def find_rows(
-    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, *, tests: bool = True
-) -> list[Model]:
+def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
     """Return one row for each MODEL argument, in their order; only headers of files are read.
 
     Args:
@@ -169,20 +167,19 @@ def find_rows(
         opening: the options for opening models.
         options: the options of the command.
         log: receives messages.
-        tests: whether the command measures on test data, without which no model can run.
 
     Raises:
         UsageError: if two rows have the same name, there are no test data, or a model does not allow an option.
         InputError: if a file is missing or wrong.
     """
-    rows = _open_rows(models, opening, options, log, tests)
+    rows = _open_rows(models, opening, options, log)
     names = [row.name for row in rows]
     repeated_names = sorted({name for name in names if names.count(name) > 1})
     if repeated_names:
         raise UsageError(f"MODEL names used twice: {', '.join(repeated_names)}", hint="name them apart: NAME=MODEL")
 
     # What `calibrate` chose for a model takes the place of what its own file holds.
-    for path in options.calibrations:
+    for path in options.calibration:
         answer = CalibrateAnswer.read(path)
         of_the_model = [row for row in rows if is_calibrated_by(row, answer)]
         if not of_the_model:
@@ -190,14 +187,12 @@ def find_rows(
             raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
         of_that_name = [row for row in of_the_model if row.name == answer.model.name]
         for row in of_that_name or of_the_model:
-            row.stored = fit_of(answer, path)
+            row.stored = chosen_by(answer, path)
             row.seen = merged(row.seen, checked(answer.seen, path))
     return rows
 
 
-def _open_rows(
-    models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log, tests: bool
-) -> list[Model]:
+def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
     """Return one row for each MODEL argument, in their order; the arguments are those of :func:`find_rows`."""
     # Open the arguments that are predictions files. All other arguments are models that run.
     rows: dict[int, Model] = {}  # by the place of the argument
@@ -215,7 +210,7 @@ def _open_rows(
         if others:
             models_that_run[place] = model
             continue
-        if options.run.dropout is not None:
+        if options.dropout is not None:
             raise UsageError(
                 f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
@@ -226,16 +221,52 @@ def _open_rows(
         rows[place] = row
         if len(files) > 1:  # in an ensemble, stored calibrations and so on are not used; a warning says so
             model_records = [file.model.to_dict() for file in files]
-            warn_of_left_out(row.name, model_records, options.fit, log, "of one model alone")
+            _warn_of_left_out(row.name, model_records, options, log, "of one model alone")
 
     if models_that_run:
-        if tests and options.data.test is None:
+        if options.tests and options.test is None:
             raise UsageError("eval needs --test", hint="hydractl eval --help")
         arguments = find_models(list(models_that_run.values()), opening)
         # A zero-shot model without class names takes those of the data.
-        data = options.data.test or options.data.val or options.data.train
+        data = options.test or options.val or options.train
         if data is not None:
-            arguments = with_class_names(arguments, data, options.data.limit)
+            arguments = with_class_names(arguments, data, options.limit)
         for place, argument in zip(models_that_run, arguments, strict=True):
-            rows[place] = RunningModel(argument, options.run, options.fit, log)
+            rows[place] = RunningModel(argument, options, log)
+            extras = [source.description.extra for source in argument.sources]
+            if options.dropout is not None:
+                _warn_of_left_out(argument.name, extras, options, log, "without dropout")
+            elif len(extras) > 1:
+                _warn_of_left_out(argument.name, extras, options, log, "of one model alone")
     return [rows[place] for place in range(len(models))]
+
+
+def _warn_of_left_out(
+    name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, chosen_for: str
+) -> None:
+    """Warn if a file has a calibration, threshold or OOD score that is not used, although users may expect it.
+
+    There is no warning about an entry that an option of the command replaces anyway.
+
+    Args:
+        name: the name of the row.
+        documents: the descriptions of all its files.
+        fit: the options of the command.
+        log: receives the warning.
+        chosen_for: the predictions for which the entries were chosen, as words that follow "the predictions", e.g.
+            ``without dropout``.
+    """
+    # Whether no option of the command replaces the entry.
+    is_expected = {
+        "calibration": fit.temperature is None,
+        "threshold": not fit.threshold and fit.temperature is None,
+        "ood_score": not fit.scores,
+    }
+    unused_keys = []
+    for key, user_expects_it in is_expected.items():
+        is_stored = any(document.get(key) for document in documents)
+        if user_expects_it and is_stored:
+            unused_keys.append(key)
+    if unused_keys:
+        keys = " and ".join(unused_keys)
+        log.warn(f"{name}: the stored {keys} is left out: it was chosen for the predictions {chosen_for}")

@@ -133,7 +133,7 @@ def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) 
     )
 
 
-def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log, *, tests: bool = True) -> list[EvalSet]:
+def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log) -> list[EvalSet]:
     """Open all data sets of a command. They are compared by :func:`check_apart` and :func:`seen_samples`.
 
     The order is: the ID test set, OOD test sets, corrupted sets, validation sets, and training data.
@@ -144,7 +144,6 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log, *, t
         options: the data options of the command.
         models: the models.
         log: is told of validation samples that are left out.
-        tests: whether the command tests its models; otherwise there are no test sets.
 
     Raises:
         UsageError, InputError: if a set cannot be opened or does not fit the models, or most validation samples are
@@ -169,7 +168,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log, *, t
             photographs = options.photographs if corruption == FROST else None  # of frost
             corrupted_data = CorruptedImages(id_data, corruption, severity, photographs)
             sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted_data))
-    elif tests:
+    elif options.tests:
         sets += models[0].stored_sets()
 
     # The validation set is used without samples that are also training data: a score by nearest neighbours would find

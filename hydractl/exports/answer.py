@@ -103,7 +103,7 @@ class GraphAnswer(nn.Module):
             answer[OOD_SCORE] = self._score(block, features)
         if IS_OOD in self.outputs:
             assert self._chosen.threshold is not None
-            threshold = IN_GRAPH.number(self._chosen.threshold)
+            threshold = IN_GRAPH.number(self._chosen.threshold.value)
             answer[IS_OOD] = answer[OOD_SCORE] >= threshold
         if CONFORMAL_SET in self.outputs:
             assert self._chosen.conformal is not None

@@ -78,7 +78,7 @@ class _Comparison:
             self._add_numbers(OOD_SCORE, expectation, outputs, allowed_of_scores)
             if IS_OOD in outputs:
                 assert self._chosen.threshold is not None
-                distance_to_threshold = (scores - self._chosen.threshold).abs()
+                distance_to_threshold = (scores - self._chosen.threshold.value).abs()
                 self._add_choices(IS_OOD, expectation, outputs, distance_to_threshold > allowed_of_scores)
 
         # A class is in the set if its nonconformity score is at most `qhat`. It may change if it is close to that.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from hydractl.files.results import Count, Number, Record, optional
 from hydractl.heads.mask import MOST_HEADS
@@ -157,6 +157,48 @@ class CalibrationRecord(Record):
     fitted_on: DataSetRecord | None = None
     """The validation set; null where it was given."""
     stored: bool | None = optional("Whether it stood in the model's file, or in one of `calibrate`.")
+
+
+class Calibration(CalibrationRecord):
+    """A calibration that can be applied: log p over a temperature, or times a scale plus a bias for each class."""
+
+    kind: Literal["temperature", "vector"]
+    temperature: float | None = None
+    scale: Sequence[float] | None = None
+    bias: Sequence[float] | None = None
+    fitted_on: FittedOnRecord | None = None
+
+    @model_validator(mode="after")
+    def check_numbers(self) -> Self:
+        """Refuse a kind without its numbers, and numbers that no fit gives."""
+        if self.kind == "temperature":
+            if self.temperature is None or not 1e-9 <= self.temperature <= 1e9:
+                raise ValueError(f"has the temperature {self.temperature}, not one between 1e-9 and 1e9")
+            return self
+        scale = self.scale or ()
+        bias = self.bias or ()
+        if not scale or len(scale) != len(bias):
+            raise ValueError(f"has {len(scale)} scales and {len(bias)} biases, not one of each for each class")
+        if any(abs(number) > _LARGEST_NUMBER for number in (*scale, *bias)):
+            raise ValueError(f"has a scale or a bias beyond {_LARGEST_NUMBER:g}")
+        return self
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """What log p is multiplied by: one number for all classes, or one for each."""
+        if self.kind == "vector":
+            return self.scale or ()
+        assert self.temperature is not None  # as checked
+        return [1.0 / self.temperature]
+
+    @classmethod
+    def of_temperature(cls, temperature: float) -> Self:
+        """Return the calibration that divides log p by a temperature from 1e-9 to 1e9, rounded to twelve digits."""
+        return cls(kind="temperature", temperature=float(f"{temperature:.12g}"), stored=False)
+
+
+_LARGEST_NUMBER = 1e9
+"""The largest magnitude of a scale or bias; no fit needs a larger one."""
 
 
 class ThresholdRecord(Record):

@@ -70,7 +70,7 @@ class Registry(Generic[T]):
             if name in self._own or is_other_offer:
                 raise InputError(f"{_origin(point)} offers {name!r} in {self.package}, a name that is taken")
             points.setdefault(name, point)
-        return dict(sorted(points.items()))
+        return points
 
     @property
     def names(self) -> list[str]:
@@ -131,10 +131,10 @@ class Registry(Generic[T]):
         return declarations
 
 
-def entry_points_of(group: str) -> Iterable[EntryPoint]:
-    """Return the entry points of a group that the installed packages have."""
+def entry_points_of(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group that the installed packages have, sorted by name."""
     path = tuple(sys.path)
-    return _entry_points_on(path).select(group=group)
+    return sorted(_entry_points_on(path).select(group=group), key=lambda point: point.name)
 
 
 @functools.cache

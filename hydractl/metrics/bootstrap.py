@@ -47,6 +47,9 @@ CONVENTIONS = {
 _FEWEST_ROUNDS = 0.9
 """The share of the rounds in which a metric must have a value; with fewer it has no interval."""
 
+_LEVEL = 0.95
+"""The share of the rounds that an interval holds: their middle."""
+
 _BLOCK = 1 << 19
 """The number of counts of the largest data set that :func:`resample_aurocs` handles at once: 4 MiB."""
 
@@ -236,16 +239,11 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
     return Resampled(values, values_in_rounds)
 
 
-def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
-    """Return the interval ``[low, high]`` of every metric by its dotted key, e.g. "id.nll".
+def intervals(resampled: Resampled) -> dict[str, list[float] | None]:
+    """Return the 95 % interval ``[low, high]`` of every metric by its dotted key, e.g. "id.nll".
 
-    The interval holds the middle share ``level`` of a metric's values in the rounds of resampling: for 0.95 it goes
-    from their 0.025 to their 0.975 quantile. It is None if the metric has no value on the data, or too few rounds with
-    a value.
-
-    Args:
-        resampled: the metrics of a row, on the data and in the rounds.
-        level: the share of the rounds that an interval holds.
+    The interval goes from the 0.025 to the 0.975 quantile of a metric's values in the rounds of resampling. It is None
+    if the metric has no value on the data, or too few rounds with a value.
     """
     interval_by_key: dict[str, list[float] | None] = {}
     for key, value in resampled.values.items():
@@ -256,7 +254,7 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
         # Some metrics, such as calibration errors, are biased: higher in the rounds than on the data. Their rounds are
         # moved down; the rounds of all other metrics stay as they are.
         rounds = _with_bias_removed(key, resampled.rounds[key], value)
-        interval = _interval(rounds, level)
+        interval = _interval(rounds)
 
         # Moving may have pushed some rounds below 0, but no biased metric can be negative.
         if interval is not None and _is_biased(key):
@@ -266,18 +264,14 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
     return interval_by_key
 
 
-def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, PairedDifferenceEntry]:
-    """Return the difference ``other - first`` of every metric by its dotted key, each with its interval.
+def paired_differences(first: Resampled, other: Resampled) -> dict[str, PairedDifferenceEntry]:
+    """Return the difference ``other - first`` of every metric by its dotted key, each with its 95 % interval.
 
     The differences are paired: the interval is that of the differences in each round. If one of the two lacks a metric,
     the difference and the interval are None. Both must come from the same data, seed and number of rounds.
 
     Args:
         first, other: the metrics of two rows, on the data and in the same rounds.
-        level: the share of the rounds that an interval holds.
-
-    Raises:
-        ValueError: the two differ in their number of rounds.
     """
     differences: dict[str, PairedDifferenceEntry] = {}
     for key, value in other.values.items():
@@ -285,13 +279,9 @@ def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) 
         if value is None or value_of_first is None:
             differences[key] = {"value": None, "ci": None}
             continue
-        rounds_of_first = first.rounds[key]
-        rounds = other.rounds[key]
-        if len(rounds_of_first) != len(rounds):
-            raise ValueError("two rows of different numbers of rounds cannot be compared")
         difference = value - value_of_first
-        difference_in_rounds = _with_bias_removed(key, rounds - rounds_of_first, difference)
-        differences[key] = {"value": difference, "ci": _interval(difference_in_rounds, level)}
+        difference_in_rounds = _with_bias_removed(key, other.rounds[key] - first.rounds[key], difference)
+        differences[key] = {"value": difference, "ci": _interval(difference_in_rounds)}
     return differences
 
 
@@ -340,16 +330,16 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
         yield np.bincount(drawn_samples, minlength=n)
 
 
-def _interval(values: Floats, level: float) -> list[float] | None:
-    """Return ``[low, high]``, the ends of the middle share ``level`` of the values [R]; NaN values are left out.
+def _interval(values: Floats) -> list[float] | None:
+    """Return ``[low, high]``, the ends of the middle 95 % of the values [R]; NaN values are left out.
 
     None if more than a tenth of the values are NaN.
     """
     known = values[~np.isnan(values)]
     if len(known) < _FEWEST_ROUNDS * len(values):
         return None
-    lower_share = (1 - level) / 2
-    upper_share = (1 + level) / 2
+    lower_share = (1 - _LEVEL) / 2
+    upper_share = (1 + _LEVEL) / 2
     low, high = np.quantile(known, [lower_share, upper_share])
     return [float(low), float(high)]
 

@@ -11,18 +11,17 @@ Source: Guo et al. 2017 (both kinds); Rahaman and Thiery 2021 (pool, then calibr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError
+from hydractl.files.model_records import Calibration
 from hydractl.metrics import probabilities
-from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.confidence import Z_95, ConfidenceInterval
-from hydractl.metrics.probabilities import Floats, check_labels, log_softmax, shifted_powers, softmax
+from hydractl.metrics.probabilities import LOWEST_LOG_P, Floats, powers_of
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
@@ -38,112 +37,20 @@ CONVENTIONS = {
     " mi, variance and disagreement are those of the members without it.",
 }
 
-_NO_CALIBRATION = "a calibration is a temperature, or one finite scale and bias for each class"
-
 _WIDEST_LOG = 300.0
 """The largest half of an interval of log T; a larger one would overflow, and says no less."""
 
-_LARGEST_NUMBER = 1e9
-"""The largest magnitude of a scale or bias."""
 
-# log p is raised to this, so that neither log p * scale nor the square of log p overflows float64.
-_LOWEST_LOG_P = -1e150
+def stored_calibration(entry: Any) -> Calibration | None:
+    """Check the calibration that a checkpoint or a predictions file holds, and return it; None if it holds none.
 
-
-@dataclass(frozen=True)
-class Calibration:
-    """A fitted calibration: one scale and no bias (``temperature``), or a scale and a bias per class (``vector``)."""
-
-    kind: Literal["temperature", "vector"]
-    scale: tuple[float, ...]
-    bias: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        """Check the kind, the numbers of scales and biases, and their values; a file may hold anything."""
-        scales, biases = len(self.scale), len(self.bias)
-        fits_kind = {"temperature": scales == 1 and biases == 0, "vector": scales >= 1 and biases == scales}
-        numbers = np.array([*self.scale, *self.bias])
-        # No fit needs larger numbers. NaN and infinity are not at most this, either.
-        if not fits_kind.get(self.kind, False) or not (np.abs(numbers) <= _LARGEST_NUMBER).all():
-            raise InputError(_NO_CALIBRATION)
-        if self.kind == "temperature" and self.scale[0] <= 0:
-            raise InputError("a temperature is above 0")
-
-    @property
-    def temperature(self) -> float | None:
-        """The temperature T for the kind ``temperature``; None for the kind ``vector``."""
-        if self.kind != "temperature":
-            return None
-        inverse_temperature = self.scale[0]
-        return _twelve_digits(1.0 / inverse_temperature)
-
-    def apply(self, log_probs: Floats) -> Floats:
-        """Return calibrated log p [N, C] from log p [N, C].
-
-        Raises:
-            InputError: vector scaling was fitted for another number of classes.
-        """
-        scaled = self.scaled(log_probs)
-        return log_softmax(scaled)
-
-    def scaled(self, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-        """Return ``log p * scale + bias`` [N, C] from log p [N, C]; its softmax is the calibrated p.
-
-        Args:
-            log_probs: log p of the averaged prediction, [N, C].
-            arrays: the operations: on numpy arrays, or on tensors of an exported graph.
-
-        Raises:
-            InputError: vector scaling was fitted for another number of classes.
-        """
-        classes = log_probs.shape[1]
-        if self.kind == "vector" and len(self.scale) != classes:
-            raise InputError(f"the calibration was fitted for {len(self.scale)} classes, the model has {classes}")
-        bounded = arrays.at_least(log_probs, _LOWEST_LOG_P)
-        scaled = bounded * arrays.numbers(self.scale)
-        if not self.bias:
-            return scaled
-        return scaled + arrays.numbers(self.bias)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry that :meth:`from_json` reads; what a kind does not have is None."""
-        is_vector = self.kind == "vector"
-        return {
-            "kind": self.kind,
-            "temperature": self.temperature,
-            "scale": list(self.scale) if is_vector else None,
-            "bias": list(self.bias) if is_vector else None,
-        }
-
-    @classmethod
-    def of_temperature(cls, temperature: float) -> Calibration:
-        """Return the calibration that divides log p by a temperature; the temperature is rounded to twelve digits.
-
-        Raises:
-            InputError: the temperature is outside 1e-9..1e9.
-        """
-        if not 1e-9 <= temperature <= 1e9:
-            raise InputError(f"a temperature is between 1e-9 and 1e9, not {temperature}")
-        scale = 1.0 / _twelve_digits(temperature)
-        return cls("temperature", (scale,), ())
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Calibration:
-        """Read a document that :meth:`to_json` wrote; entries that it does not write are ignored.
-
-        Raises:
-            InputError: the document has another form.
-        """
-        try:
-            kind = document["kind"]
-            if kind == "temperature":
-                temperature = float(document["temperature"])
-                return cls.of_temperature(temperature)
-            scale = tuple(map(float, document["scale"]))
-            bias = tuple(map(float, document["bias"]))
-            return cls(kind, scale, bias)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(_NO_CALIBRATION) from error
+    Raises:
+        InputError: the entry is none that ``calibrate`` writes.
+    """
+    if entry is None:
+        return None
+    message = "a calibration is a temperature, or one finite scale and bias for each class"
+    return Calibration.checked(entry, message).model_copy(update={"stored": True})
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
@@ -156,24 +63,20 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
-        labels: [N] integers in 0..C-1.
-
-    Raises:
-        InputError: there is no sample, or a label is outside 0..C-1.
+        labels: [N] integers in 0..C-1; there is at least one.
     """
     from scipy.optimize import brentq
 
-    checked_labels = _checked_labels(log_probs, labels)
     # The temperature matters if in some sample the log p of the classes differ by more than rounding.
-    spreads = [np.ptp(log_probs[rows], axis=1).max() for rows in _blocks_of_rows(log_probs)]
+    spreads = [np.ptp(block, axis=1).max() for _, block in _blocks(log_probs)]
     if max(spreads) <= 1e-9:
         return Calibration.of_temperature(1.0)
 
     # The NLL is convex, so its slopes at the ends of the range tell whether the minimum lies between them.
     lowest_scale = 1.0 / HIGHEST_TEMPERATURE
     highest_scale = 1.0 / LOWEST_TEMPERATURE
-    rises_throughout = _slope_of_nll(lowest_scale, log_probs, checked_labels) >= 0.0
-    falls_throughout = _slope_of_nll(highest_scale, log_probs, checked_labels) <= 0.0
+    rises_throughout = _slope_of_nll(lowest_scale, log_probs, labels) >= 0.0
+    falls_throughout = _slope_of_nll(highest_scale, log_probs, labels) <= 0.0
     if rises_throughout and falls_throughout:  # flat: every label is certain at every temperature
         return Calibration.of_temperature(1.0)
     if rises_throughout:
@@ -182,7 +85,7 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
         return Calibration.of_temperature(LOWEST_TEMPERATURE)
 
     # Find the scale to 14 digits, two more than the temperature keeps.
-    scale = brentq(_slope_of_nll, lowest_scale, highest_scale, args=(log_probs, checked_labels), xtol=1e-14, rtol=1e-14)
+    scale = brentq(_slope_of_nll, lowest_scale, highest_scale, args=(log_probs, labels), xtol=1e-14, rtol=1e-14)
     return Calibration.of_temperature(1.0 / scale)
 
 
@@ -195,17 +98,13 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
-        labels: [N] integers in 0..C-1.
-
-    Raises:
-        InputError: there is no sample, or a label is outside 0..C-1.
+        labels: [N] integers in 0..C-1; there is at least one.
     """
     from scipy.optimize import minimize
 
-    checked_labels = _checked_labels(log_probs, labels)
     classes = log_probs.shape[1]
-    temperature_scaling = fit_temperature(log_probs, checked_labels)
-    inverse_temperature = temperature_scaling.scale[0]
+    temperature_scaling = fit_temperature(log_probs, labels)
+    inverse_temperature = temperature_scaling.scales[0]
 
     # A point of the search is one vector [2C]: the scales, then the biases. Temperature scaling is the centre of the
     # ridge and the start of the search.
@@ -217,7 +116,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
         """Return what is minimised at a point [2C], mean NLL plus ridge, and its gradient [2C]."""
         scale = point[:classes]
         bias = point[classes:]
-        nll, nll_gradient = _nll_and_gradient(log_probs, checked_labels, scale, bias)
+        nll, nll_gradient = _nll_and_gradient(log_probs, labels, scale, bias)
         from_centre = point - centre
         ridge = RIDGE / 2 * float(from_centre @ from_centre)
         ridge_gradient = RIDGE * from_centre
@@ -229,9 +128,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     # no worse than any before it. maxfun is so high that it never ends the search first.
     limits = {"gtol": 1e-8, "ftol": 0.0, "maxiter": 500, "maxfun": 50_000}
     result = minimize(value_and_gradient, centre, method="L-BFGS-B", jac=True, options=limits)
-    scale = result.x[:classes].tolist()
-    bias = result.x[classes:].tolist()
-    return Calibration("vector", tuple(scale), tuple(bias))
+    return Calibration(kind="vector", scale=result.x[:classes].tolist(), bias=result.x[classes:].tolist(), stored=False)
 
 
 def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
@@ -240,7 +137,7 @@ def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Cal
     :func:`hydractl.metrics.plausibility.calibration_warning` judges what comes out.
 
     Raises:
-        InputError: there are too few samples, all are of one class, or a label is outside 0..C-1.
+        InputError: there are too few samples, or all are of one class.
     """
     check_enough_to_fit(labels, "--val")
     if kind == "temperature":
@@ -288,11 +185,10 @@ def temperature_interval(calibration: Calibration, log_probs: np.ndarray) -> Con
         calibration: a calibration of the kind ``temperature``.
         log_probs: log p [N, C] of the averaged prediction, to which it was fitted.
     """
-    scale = calibration.scale[0]
+    scale = calibration.scales[0]
     information = 0.0
-    for rows in _blocks_of_rows(log_probs):
-        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
-        calibrated_probs = softmax(block * scale)
+    for _, block in _blocks(log_probs):
+        calibrated_probs = powers_of(block * scale).softmax
         mean_log_p = np.einsum("nc,nc->n", calibrated_probs, block)
         from_mean = (block - mean_log_p[:, None]) * scale
         information += float(np.einsum("nc,nc,nc->", calibrated_probs, from_mean, from_mean))
@@ -303,28 +199,17 @@ def temperature_interval(calibration: Calibration, log_probs: np.ndarray) -> Con
     return ConfidenceInterval(temperature * math.exp(-half), temperature * math.exp(half))
 
 
-def _twelve_digits(value: float) -> float:
-    """Return a value rounded to twelve digits, so that computing T from the stored 1/T gives the same T again."""
-    text = f"{value:.12g}"
-    return float(text)
+def _blocks(log_probs: np.ndarray) -> Iterator[tuple[slice, Floats]]:
+    """Yield slices that together cover the rows of log p [N, C], each with its rows, [n, C].
 
-
-def _checked_labels(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
-    """Check the labels [N] of log p [N, C], and return them as int64.
-
-    Raises:
-        InputError: there is no sample, or a label is outside 0..C-1.
+    The temporary arrays of one block fit in the CPU cache. A log p that would overflow is raised to
+    :data:`LOWEST_LOG_P`.
     """
-    if log_probs.ndim != 2 or not log_probs.size:
-        raise InputError("a calibration needs at least one labelled sample")
-    return check_labels(labels, *log_probs.shape)
-
-
-def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
-    """Return slices that together cover the rows of log p [N, C]; one block's temporary arrays fit in the CPU cache."""
     samples, classes = log_probs.shape
     step = max(1, probabilities.BLOCK_VALUES // classes)
-    return [slice(start, start + step) for start in range(0, samples, step)]
+    for start in range(0, samples, step):
+        rows = slice(start, start + step)
+        yield rows, np.maximum(log_probs[rows], LOWEST_LOG_P)
 
 
 def _slope_of_nll(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
@@ -338,9 +223,8 @@ def _slope_of_nll(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]
         labels: [N].
     """
     slope = 0.0
-    for rows in _blocks_of_rows(log_probs):
-        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
-        calibrated_probs = softmax(block * scale)
+    for rows, block in _blocks(log_probs):
+        calibrated_probs = powers_of(block * scale).softmax
         expected_log_probs = np.einsum("nc,nc->n", calibrated_probs, block)  # E[log p], [n]
         every_sample = np.arange(len(block))
         label_log_probs = block[every_sample, labels[rows]]
@@ -363,12 +247,11 @@ def _nll_and_gradient(
     nll = 0.0
     scale_gradient = np.zeros_like(scale)
     bias_gradient = np.zeros_like(bias)
-    for rows in _blocks_of_rows(log_probs):
-        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
+    for rows, block in _blocks(log_probs):
         every_sample = np.arange(len(block))
         label_entries = (every_sample, labels[rows])  # an index that picks the label's entry of each row
         scaled = block * scale + bias
-        _, shifted, powers, total = shifted_powers(scaled)
+        _, shifted, powers, total = powers_of(scaled)
 
         # Add minus the calibrated log p of the labels.
         log_totals = np.log(total[:, 0])  # [n]

@@ -17,14 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.errors import InputError
 from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.eval_answer import ConformalSets
+from hydractl.files.model_records import Calibration
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
-from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.probabilities import Floats, blocks, check_labels, check_shape
-
-CONFORMAL_METHODS = ("lac", "aps")
+from hydractl.metrics.probabilities import Floats, blocks
 
 CONVENTIONS = {
     "conformal": "Split conformal sets {k: s_k <= qhat}, qhat the ceil((n + 1)(1 - alpha))-th smallest score of the n"
@@ -84,29 +81,21 @@ def fit_conformal(
     Args:
         logits: [M, N, C], any float type; a memory map is read block by block.
         labels: [N] integers in 0..C-1.
-        method: one of :data:`CONFORMAL_METHODS`.
+        method: the nonconformity score.
         alpha: the share of labels that the sets may miss, between 0 and 1.
         calibration: the calibration of p; None means none.
 
     Raises:
-        InputError: there is no sample, alpha is not between 0 and 1, or a label is outside 0..C-1.
         NonFiniteError: a logit is NaN or infinite.
     """
-    if not 0 < alpha < 1 or method not in CONFORMAL_METHODS:
-        raise InputError(f"conformal sets need lac or aps and an alpha between 0 and 1, not {method} and {alpha}")
-    _, samples, classes = check_shape(logits).shape
-    checked_labels = check_labels(labels, samples, classes)
-    if not samples:
-        raise InputError("conformal sets need at least one labelled validation sample")
-
     # Collect the nonconformity score of each sample's label; qhat is a quantile of these.
-    label_scores = np.empty(samples)
+    label_scores = np.empty(len(labels))
     for rows, block in blocks(logits, calibration):
         class_scores = nonconformity(block.probs, method)  # [n, C]
         every_sample = np.arange(len(class_scores))
-        label_scores[rows] = class_scores[every_sample, checked_labels[rows]]
+        label_scores[rows] = class_scores[every_sample, labels[rows]]
     qhat = quantile(label_scores, alpha)
-    return Conformal(method=method, alpha=alpha, qhat=qhat, n_val=samples)
+    return Conformal(method=method, alpha=alpha, qhat=qhat, n_val=len(labels))
 
 
 def quantile(scores: np.ndarray, alpha: float) -> float:

@@ -43,12 +43,12 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> EvalCurves:
         inside: the ID samples; without labels or without samples, ``reliability`` and ``risk_coverage`` are None.
         outside: the samples of each OOD data set, by its name.
     """
-    drawn = EvalCurves()
+    reliability = risk_coverage = None
     if inside.labels is not None and len(inside) > 0:
-        drawn = EvalCurves(reliability=reliability_bins(inside), risk_coverage=risk_coverage_points(inside))
-
+        reliability = reliability_bins(inside)
+        risk_coverage = risk_coverage_points(inside)
     if inside.score is None:  # then the OOD sets have none, too
-        return drawn
+        return EvalCurves(reliability=reliability, risk_coverage=risk_coverage)
     roc = {}  # the curve against each OOD set; sets without samples are left out
     ood_scores = {}
     for name, samples in outside.items():
@@ -57,7 +57,8 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> EvalCurves:
         points = roc_points(inside.score, samples.score)
         if points is not None:
             roc[name] = points
-    return drawn.model_copy(update={"roc": roc, "scores": histograms(inside.score, ood_scores)})
+    scores = histograms(inside.score, ood_scores)
+    return EvalCurves(reliability=reliability, risk_coverage=risk_coverage, roc=roc, scores=scores)
 
 
 def reliability_bins(samples: Samples) -> ReliabilityCurve:

@@ -140,9 +140,8 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
     """
     used_keys = {"n", "group", "pairs"}  # names of other entries of a row
     used_keys.update(own_metric.key for own_metric in _declared_here())
-    sorted_entry_points = sorted(entry_points_of(GROUP), key=lambda point: point.name)
     plugin_metrics = []
-    for point in sorted_entry_points:
+    for point in entry_points_of(GROUP):
         what = f"the metric {point.name} = {point.value} of another package"
         plugin = load_entry_point(point)
 

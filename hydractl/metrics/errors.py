@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hydractl.metrics import ood, sample_metrics
 from hydractl.metrics.declaration import Metric, metric
 from hydractl.metrics.ood import Counts, Curve, Thresholds
@@ -64,15 +62,13 @@ class OrderedAnswers:
         elif chance == "wrong":
             self._by_probability = replace(samples, confidence=1.0 - scores)
 
-    def of_draw(self, counts: Counts | None = None) -> Answers:
-        """Return the answers of the data, or of a draw that has each sample as often as ``counts`` [N] says.
+    def of_draw(self, counts: Counts) -> Answers:
+        """Return the answers of a draw that has each sample as often as ``counts`` [N] says.
 
         They are empty without samples, or where the score is constant for a model of one member.
         """
         if self._by_score is None:
             return Answers()
-        if counts is None:
-            counts = np.ones(len(self._by_score), dtype=np.int64)
         # How well the score tells wrong answers from right ones: wrong answers take the place of OOD samples.
         curve = self._thresholds.curve(counts[self._correct], counts[~self._correct])
         by_probability = None if self._by_probability is None else Resample(self._by_probability, counts)

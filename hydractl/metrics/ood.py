@@ -20,6 +20,12 @@ from hydractl.metrics.probabilities import Floats, check_finite, per_sample
 Counts = NDArray[np.int64]
 """How often each sample of a data set is drawn."""
 
+
+def each_once(samples: int) -> Counts:
+    """Return the counts of the data themselves: each sample once."""
+    return np.ones(samples, dtype=np.int64)
+
+
 OOD_SCORES = {name: per_sample(score) for name, score in SCORES.items()}
 """Scores by name: logits [M, N, C] -> float64 [N], higher = more OOD. Non-finite logits raise NonFiniteError."""
 
@@ -105,27 +111,26 @@ class Thresholds:
 
     def __init__(self, id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
         """Sort the scores once, for the curves of all draws."""
-        self._sides = (check_finite(id_scores, "ID scores"), check_finite(ood_scores, "OOD scores"))
-        thresholds = np.unique(np.concatenate(self._sides))[::-1]  # falling, [T]
+        sides = (check_finite(id_scores, "ID scores"), check_finite(ood_scores, "OOD scores"))
+        thresholds = np.unique(np.concatenate(sides))[::-1]  # falling, [T]
         # For each side the indices that sort its samples by rising score, and the number of them below each threshold.
-        self._orders = [np.argsort(scores, kind="stable") for scores in self._sides]
+        self._orders = [np.argsort(scores, kind="stable") for scores in sides]
         self._below = []
-        for scores, order in zip(self._sides, self._orders, strict=True):
+        for scores, order in zip(sides, self._orders, strict=True):
             self._below.append(np.searchsorted(scores[order], thresholds, side="left"))
 
-    def curve(self, inside: Counts | None = None, outside: Counts | None = None) -> Curve | None:
-        """Return the curve of the data, or of one draw; None if it holds no ID sample or no OOD sample.
+    def curve(self, inside: Counts, outside: Counts) -> Curve | None:
+        """Return the curve of one draw; None if it holds no ID sample or no OOD sample.
 
         Args:
-            inside: how often each ID sample is drawn, [N]; None counts each once.
-            outside: how often each OOD sample is drawn, [K]; None counts each once.
+            inside: how often each ID sample is drawn, [N].
+            outside: how often each OOD sample is drawn, [K].
         """
         flagged = []
-        for scores, counts, order, below in zip(self._sides, (inside, outside), self._orders, self._below, strict=True):
-            drawn = np.ones(len(scores), dtype=np.int64) if counts is None else counts
+        for drawn, order, below in zip((inside, outside), self._orders, self._below, strict=True):
             if not drawn.any():
                 return None
-            drawn_among_first = np.zeros(len(scores) + 1, dtype=np.int64)  # entry i: of the i lowest samples
+            drawn_among_first = np.zeros(len(drawn) + 1, dtype=np.int64)  # entry i: of the i lowest samples
             np.cumsum(drawn[order], out=drawn_among_first[1:])
             flagged.append(drawn_among_first[-1] - drawn_among_first[below])
         false_positives, true_positives = flagged
@@ -138,7 +143,7 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
-    return Thresholds(id_scores, ood_scores).curve()
+    return Thresholds(id_scores, ood_scores).curve(each_once(len(id_scores)), each_once(len(ood_scores)))
 
 
 @metric("ood", label="AUROC", words="AUROC", direction="higher", place=0)

@@ -74,7 +74,7 @@ class ScoreTable(Mapping[str, OodScore]):
             InputError: a name is taken by a score of hydractl.
         """
         points: dict[str, EntryPoint] = {}
-        for point in sorted(entry_points_of(GROUP), key=lambda point: point.name):
+        for point in entry_points_of(GROUP):
             if point.name in self._declared_here or point.name in ON_FEATURES:
                 what = f"the OOD score {point.name} = {point.value} of another package"
                 raise InputError(f"{what}: the name is taken", hint="give its entry point another name")

@@ -14,12 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.files.calibrate_answer import Conformal
-from hydractl.metrics.calibrators import (
-    HIGHEST_TEMPERATURE,
-    LOWEST_TEMPERATURE,
-    Calibration,
-    temperature_interval,
-)
+from hydractl.files.model_records import Calibration
+from hydractl.metrics.calibrators import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, temperature_interval
 from hydractl.metrics.confidence import Z_95, mean_interval, share_interval
 from hydractl.metrics.ood import auroc, curve_of
 from hydractl.metrics.probabilities import Floats
@@ -342,7 +338,7 @@ def calibration_warning(calibration: Calibration, log_probs: Floats, labels: NDA
     samples = len(log_probs)
     temperature = calibration.temperature
     if temperature is None:
-        numbers = len(calibration.scale) + len(calibration.bias)
+        numbers = 2 * len(calibration.scales)  # a scale and a bias for each class
         fitted_to = f"{samples} validation samples"
         if samples >= numbers:
             classes = log_probs.shape[1]

@@ -12,12 +12,13 @@ import functools
 import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError, NonFiniteError
+from hydractl.files.model_records import Calibration
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 
 Floats = NDArray[np.float64]
@@ -25,6 +26,9 @@ Floats = NDArray[np.float64]
 # The number of float64 values in one block of samples (1 MiB). Larger blocks are slower, because their temporary arrays
 # do not fit in the CPU cache.
 BLOCK_VALUES = 1 << 17
+
+# log p is raised to this, so that neither log p * scale nor the square of log p overflows float64.
+LOWEST_LOG_P = -1e150
 
 # The largest magnitude of a logit; above it the difference of two logits can overflow float64.
 _LARGEST_LOGIT = 1e300
@@ -48,42 +52,22 @@ def check_shape(member_logits: np.ndarray) -> np.ndarray:
     return logits
 
 
-def check_logits(member_logits: np.ndarray) -> np.ndarray:
-    """Check the members' logits and return them; integers become float64, every other type stays.
+def _in_range(logits: Floats) -> NDArray[np.bool_]:
+    """Return whether all C logits of a member and a sample are finite and at most 1e300 in magnitude, [M, N]."""
+    # numpy's max and min return NaN if one of the values is NaN, and comparing NaN gives False, so NaN is found, too.
+    in_range = (logits.max(axis=2) <= _LARGEST_LOGIT) & (logits.min(axis=2) >= -_LARGEST_LOGIT)
+    return np.asarray(in_range)
 
-    Args:
-        member_logits: [M, N, C] with M >= 1 and C >= 1, any float type.
 
-    Raises:
-        ValueError: the array has another shape or type.
-        NonFiniteError: a logit is NaN, infinite or above 1e300 in magnitude. The message names the first such member,
-            its first such sample, and the number of samples affected.
-    """
-    logits = check_shape(member_logits)
-    if np.issubdtype(logits.dtype, np.integer):
-        logits = logits.astype(np.float64)
-    are_in_range = _in_range(logits)  # by member and sample, [M, N]
-    if are_in_range.all():
-        return logits
-
-    bad_members, bad_samples = np.nonzero(~are_in_range)
+def _out_of_range(logits: np.ndarray) -> NonFiniteError:
+    """Return the error for logits [M, N, C]: it names the first such member, its first such sample, and how many."""
+    bad_members, bad_samples = np.nonzero(~_in_range(logits.astype(np.float64)))
     affected_samples = np.unique(bad_samples).size
-    raise NonFiniteError(
+    return NonFiniteError(
         f"the logits of member {bad_members[0]} are not finite at sample {bad_samples[0]}"
         f" ({affected_samples} of {logits.shape[1]} samples are affected)",
         hint="run with float32 (--dtype float32), or check the checkpoint's weights for NaN",
     )
-
-
-def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
-    """Return whether all C logits of a member and a sample are finite and at most 1e300 in magnitude, [M, N]."""
-    largest_of_dtype = float(np.finfo(logits.dtype).max)
-    limit = min(_LARGEST_LOGIT, largest_of_dtype)
-    # numpy's max and min return NaN if one of the values is NaN, and comparing NaN gives False, so NaN is found, too.
-    highest = logits.max(axis=2)
-    lowest = logits.min(axis=2)
-    in_range = (highest <= limit) & (lowest >= -limit)
-    return np.asarray(in_range)
 
 
 def check_finite(values: np.ndarray, name: str) -> Floats:
@@ -138,15 +122,60 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
     return array.astype(np.int64)
 
 
-class Scaling(Protocol):
-    """A calibration of the averaged prediction (:class:`hydractl.metrics.calibrators.Calibration`)."""
+def scaled(calibration: Calibration, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
+    """Return ``log p * scale + bias`` [N, C] from log p [N, C]; its softmax is the calibrated p.
+
+    Args:
+        calibration: the calibration of the averaged prediction.
+        log_probs: log p of the averaged prediction, [N, C].
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+
+    Raises:
+        InputError: vector scaling was fitted for another number of classes.
+    """
+    classes = log_probs.shape[1]
+    scales = calibration.scales
+    is_vector = calibration.kind == "vector"
+    if is_vector and len(scales) != classes:
+        raise InputError(f"the calibration was fitted for {len(scales)} classes, the model has {classes}")
+    bounded = arrays.at_least(log_probs, LOWEST_LOG_P)
+    multiplied = bounded * arrays.numbers(scales)
+    if is_vector:
+        return multiplied + arrays.numbers(calibration.bias or ())
+    return multiplied
+
+
+class Powers(NamedTuple):
+    """What the softmax of logits [..., C] and its logarithm follow from.
+
+    Attributes:
+        highest: the highest logit, [..., 1].
+        shifted: the logits minus the highest, [..., C].
+        powers: the exponentials of these differences, [..., C].
+        total: the sum of the exponentials, [..., 1].
+    """
+
+    highest: Floats
+    shifted: Floats
+    powers: Floats
+    total: Floats
 
     @property
-    def kind(self) -> str:
-        """``temperature``, which keeps the order of classes, or ``vector``, which may change it."""
+    def softmax(self) -> Floats:
+        """The softmax over the last axis.
 
-    def scaled(self, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-        """Return logarithms [n, C] whose softmax is the calibrated p, from log p [n, C]."""
+        It is not computed as the exponential of its logarithm: the quotient gives exactly 1/C for equal logits, so that
+        a confidence on a bin edge stays on it.
+        """
+        return self.powers / self.total
+
+
+def powers_of(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Powers:
+    """Return the :class:`Powers` of logits, computed over the last axis."""
+    highest = arrays.max(logits, axis=-1, keepdims=True)
+    shifted = logits - highest
+    powers = arrays.exp(shifted)
+    return Powers(highest, shifted, powers, powers.sum(axis=-1, keepdims=True))
 
 
 class Block:
@@ -163,7 +192,7 @@ class Block:
         arrays: the operations: on numpy arrays, or on tensors.
     """
 
-    def __init__(self, logits: Floats, calibration: Scaling | None = None, arrays: Arrays = ON_ARRAYS) -> None:
+    def __init__(self, logits: Floats, calibration: Calibration | None = None, arrays: Arrays = ON_ARRAYS) -> None:
         self.logits = logits
         self.calibration = calibration
         self.arrays = arrays
@@ -171,9 +200,8 @@ class Block:
     @cached_property
     def highest(self) -> Floats:
         """The highest logit of each member, [M, n]."""
-        highest, _, _, _ = self._powers
-        without_class_axis: Floats = highest[:, :, 0]
-        return without_class_axis
+        highest: Floats = self._powers.highest[:, :, 0]
+        return highest
 
     @cached_property
     def votes(self) -> NDArray[np.int64]:
@@ -181,41 +209,36 @@ class Block:
         return self.arrays.argmax(self.logits, axis=2)
 
     @cached_property
-    def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """The four arrays of :func:`shifted_powers` for the members' logits; the first and the last are [M, n, 1]."""
-        return shifted_powers(self.logits, self.arrays)
+    def _powers(self) -> Powers:
+        """Those of the members' logits, [M, n, C] and [M, n, 1]."""
+        return powers_of(self.logits, self.arrays)
 
     @cached_property
     def _log_total(self) -> Floats:
         """The logarithm of the sum of each member's exponentials, [M, n, 1]; minus log p of its highest class."""
-        _, _, _, total = self._powers
-        return self.arrays.log(total)
+        return self.arrays.log(self._powers.total)
 
     @cached_property
     def logsumexp(self) -> Floats:
         """log sum exp of each member's logits, [M, n], in nats."""
-        highest, _, _, _ = self._powers
-        log_sums = highest + self._log_total  # [M, n, 1]
+        log_sums = self._powers.highest + self._log_total  # [M, n, 1]
         without_class_axis: Floats = log_sums[:, :, 0]
         return without_class_axis
 
     @cached_property
     def member_probs(self) -> Floats:
         """Each member's softmax, [M, n, C]."""
-        _, _, powers, total = self._powers
-        return powers / total
+        return self._powers.softmax
 
     @cached_property
     def member_log_probs(self) -> Floats:
         """The logarithm of each member's softmax, [M, n, C]; finite even if the softmax underflows to 0."""
-        _, shifted, _, _ = self._powers
-        return shifted - self._log_total
+        return self._powers.shifted - self._log_total
 
     @cached_property
     def member_entropy(self) -> Floats:
         """Entropy of each member's softmax in nats, [M, n]."""
-        _, shifted, _, _ = self._powers
-        return entropy_of_shifted(self.member_probs, shifted, self._log_total)
+        return entropy_of_shifted(self.member_probs, self._powers.shifted, self._log_total)
 
     @cached_property
     def member_powers(self) -> Floats:
@@ -239,28 +262,25 @@ class Block:
         return pool_log_probs(log_probs, self.arrays)
 
     @cached_property
-    def _calibrated_powers(self) -> tuple[Floats, Floats, Floats, Floats] | None:
-        """The four arrays of :func:`shifted_powers` for the calibrated p; None without a calibration."""
+    def _calibrated_powers(self) -> Powers | None:
+        """Those of the logits whose softmax is the calibrated p, [n, C] and [n, 1]; None without a calibration."""
         if self.calibration is None:
             return None
-        scaled = self.calibration.scaled(self.pooled_log, self.arrays)  # their softmax is the calibrated p, [n, C]
-        return shifted_powers(scaled, self.arrays)
+        return powers_of(scaled(self.calibration, self.pooled_log, self.arrays), self.arrays)
 
     @cached_property
     def probs(self) -> Floats:
         """p, [n, C], calibrated if there is a calibration."""
         if self._calibrated_powers is None:
             return self.pooled
-        _, _, powers, total = self._calibrated_powers
-        return powers / total
+        return self._calibrated_powers.softmax
 
     @cached_property
     def log_probs(self) -> Floats:
         """log p, [n, C], calibrated if there is a calibration; finite for all finite logits."""
         if self._calibrated_powers is None:
             return self.pooled_log
-        _, shifted, _, total = self._calibrated_powers
-        return shifted - self.arrays.log(total)
+        return self._calibrated_powers.shifted - self.arrays.log(self._calibrated_powers.total)
 
     @cached_property
     def confidence(self) -> Floats:
@@ -290,8 +310,7 @@ class Block:
         if self.calibration is not None:
             of_classes: Floats = self.arrays.taken(self.log_probs, classes[:, None])  # [n, 1]
             return of_classes[:, 0]
-        _, shifted, _, _ = self._powers
-        shifted_of_classes = self.arrays.taken(shifted, classes[None, :, None])  # [M, n, 1]
+        shifted_of_classes = self.arrays.taken(self._powers.shifted, classes[None, :, None])  # [M, n, 1]
         of_members = shifted_of_classes - self._log_total
         if len(of_members) == 1:
             return of_members[0, :, 0]
@@ -302,8 +321,8 @@ class Block:
         """Entropy of p in nats, [n]."""
         if self._calibrated_powers is None:
             return self._pooled_entropy
-        _, shifted, _, total = self._calibrated_powers
-        return entropy_of_shifted(self.probs, shifted, self.arrays.log(total))
+        log_total = self.arrays.log(self._calibrated_powers.total)
+        return entropy_of_shifted(self.probs, self._calibrated_powers.shifted, log_total)
 
     @cached_property
     def _pooled_entropy(self) -> Floats:
@@ -338,8 +357,7 @@ class Block:
         It takes the exponentials, the probabilities and the entropies of its members from this block.
         """
         some = Block(self.logits[members], None, self.arrays)
-        highest, shifted, powers, total = self._powers
-        some._powers = (highest[members], shifted[members], powers[members], total[members])
+        some._powers = Powers(*(values[members] for values in self._powers))
         some._log_total = self._log_total[members]
         some.member_probs = self.member_probs[members]
         some.member_entropy = self.member_entropy[members]
@@ -355,7 +373,7 @@ class Block:
         return without_class_axis
 
 
-def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
+def blocks(member_logits: np.ndarray, calibration: Calibration | None = None) -> Iterator[tuple[slice, Block]]:
     """Yield each block of samples as its slice and its :class:`Block`, in order; one empty block if N is 0.
 
     The logits are read once, a block at a time, and checked as they are read.
@@ -366,7 +384,7 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
 
     Raises:
         ValueError: the array has another shape or type.
-        NonFiniteError: a logit is NaN, infinite or too large, see :func:`check_logits`.
+        NonFiniteError: a logit is NaN, infinite or above 1e300 in magnitude.
         InputError: the calibration is for another number of classes; raised by the block when p is asked for.
     """
     logits = check_shape(member_logits)
@@ -377,9 +395,8 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
         logits_of_block = logits[:, start : start + samples_in_block]
         # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
         values = np.array(logits_of_block, dtype=np.float64, order="C")
-        are_in_range = _in_range(values)
-        if not are_in_range.all():
-            check_logits(logits)  # raises, with the number of affected samples of the whole array
+        if not _in_range(values).all():
+            raise _out_of_range(logits)
         stop = start + values.shape[1]
         yield slice(start, stop), Block(values, calibration)
 
@@ -398,35 +415,6 @@ def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Fl
     return on_all_samples
 
 
-def shifted_powers(logits: Floats, arrays: Arrays = ON_ARRAYS) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return four arrays, each computed over the last axis, from which softmax and its logarithm follow.
-
-    They are: the highest logit; the logits minus the highest; the exponentials of these differences; the sum of the
-    exponentials. The first and the last keep the last axis with length 1.
-    """
-    highest = arrays.max(logits, axis=-1, keepdims=True)
-    shifted = logits - highest
-    powers = arrays.exp(shifted)
-    total = powers.sum(axis=-1, keepdims=True)
-    return highest, shifted, powers, total
-
-
-def softmax(logits: Floats) -> Floats:
-    """Return the softmax over the last axis.
-
-    It is not computed as the exponential of :func:`log_softmax`: the quotient gives exactly 1/C for equal logits, so
-    that a confidence on a bin edge stays on it.
-    """
-    _, _, powers, total = shifted_powers(logits)
-    return powers / total
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite even if softmax underflows."""
-    _, shifted, _, total = shifted_powers(logits)
-    return shifted - np.log(total)
-
-
 def entropy_of_shifted(probs: Floats, shifted: Floats, log_total: Floats) -> Floats:
     """Return the entropy in nats over the last axis, whose length is lost.
 
@@ -434,7 +422,7 @@ def entropy_of_shifted(probs: Floats, shifted: Floats, log_total: Floats) -> Flo
 
     Args:
         probs: p, the softmax.
-        shifted: the logits minus the highest, see :func:`shifted_powers`.
+        shifted: the logits minus the highest, see :class:`Powers`.
         log_total: the logarithm of the sum of the exponentials, with the last axis of length 1.
     """
     mean_shift = (probs * shifted).sum(axis=-1)

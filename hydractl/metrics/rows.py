@@ -12,7 +12,7 @@ from hydractl.files.eval_answer import OodSetMetrics, RowMetrics, SampleMetrics
 from hydractl.files.results import Metrics
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.errors import OrderedAnswers
-from hydractl.metrics.ood import Counts, Thresholds, curve_of
+from hydractl.metrics.ood import Counts, Thresholds, curve_of, each_once
 from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
@@ -149,7 +149,9 @@ class ModelFigures:
             names: the keys of the metrics to measure; None means all.
         """
         samples: dict[str, Samples | Resample] = dict(self.sets)
-        if counts is not None:
+        if counts is None:
+            counts = {name: each_once(len(samples_of_set)) for name, samples_of_set in self.sets.items()}
+        else:
             samples = {name: Resample(samples_of_set, counts[name]) for name, samples_of_set in self.sets.items()}
         leading, *others = self._by_score.values()
         by_leading = self._detection(leading, counts, names)
@@ -161,19 +163,18 @@ class ModelFigures:
                 scores[score] = by_leading if figures is leading else self._detection(figures, counts, names)
         return {"id": _id_values(samples["id"], names), **by_leading, "diversity": diversity, "scores": scores}
 
-    def _detection(self, figures: _ScoreFigures, counts: Mapping[str, Counts] | None, names: Names) -> Blocks:
+    def _detection(self, figures: _ScoreFigures, counts: Mapping[str, Counts], names: Names) -> Blocks:
         """Return the metrics of one score: by OOD set, their averages, and, for labelled ID data, of wrong answers."""
         sets: dict[str, Blocks] = {}
         for name, thresholds in figures.thresholds.items():
             curve = None
             if thresholds is not None:
-                curve = thresholds.curve() if counts is None else thresholds.curve(counts["id"], counts[name])
+                curve = thresholds.curve(counts["id"], counts[name])
             samples = len(self.sets[name])  # as many as are drawn
             sets[name] = {"group": self._groups[name], "n": samples, **_values("ood", curve, names)}
         blocks: Blocks = {"ood": sets, **group_averages(sets, names)}
         if figures.answers is not None:
-            answers = figures.answers.of_draw(None if counts is None else counts["id"])
-            blocks["errors"] = _values("errors", answers, names)
+            blocks["errors"] = _values("errors", figures.answers.of_draw(counts["id"]), names)
         return blocks
 
 

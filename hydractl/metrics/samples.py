@@ -18,13 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.files.calibrate_answer import Conformal
-from hydractl.metrics.calibrators import Calibration
+from hydractl.files.model_records import Calibration
 from hydractl.metrics.conformal import prediction_sets
 from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import Block, Floats, blocks, check_finite, check_labels, check_shape
 
 BINS = 15
 """Bins of ``ece``, ``aece`` and the reliability curve."""
+
+
+Order = Literal["rising", "falling", "bins"]
+"""By rising or falling confidence, or by bin of equal width; ties keep data order."""
 
 
 class ByConfidence(NamedTuple):
@@ -38,8 +42,8 @@ class _Sorted(ABC):
     """Samples that can be sorted by confidence, and what follows from their order."""
 
     @abstractmethod
-    def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
-        """Return the samples sorted by rising or falling confidence or by bin; ties keep data order."""
+    def sorted_by(self, order: Order) -> ByConfidence:
+        """Return the samples in an order."""
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
@@ -138,38 +142,27 @@ class Samples(_Sorted):
         values = getattr(self, name)
         return int(values.sum())
 
-    def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
-        """Return the samples sorted by rising or falling confidence or by bin; ties keep data order."""
-        if name in self._sorted:
-            return self._sorted[name]
-        order = self.order(name)
-        confidence = self.confidence[order]
-        correct = self.correct[order]
-        self._sorted[name] = ByConfidence(confidence, correct)
-        return self._sorted[name]
+    def sorted_by(self, order: Order) -> ByConfidence:
+        """Return the samples in an order."""
+        _, in_order = self.places_and_sorted(order)
+        return in_order
 
     @cached_property
     def bins(self) -> NDArray[np.int64]:
         """The index of each sample's bin of equal width, [N]."""
         return bin_of(self.confidence)
 
-    def order(self, name: Literal["rising", "falling", "bins"]) -> NDArray[np.int64]:
-        """Return the indices [N] that sort the samples by rising or falling confidence or by bin; stable."""
-        if name in self._orders:
-            return self._orders[name]
-        keys_by_name = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
-        order = np.argsort(keys_by_name[name], kind="stable")
-        self._orders[name] = order
-        return order
+    def places_and_sorted(self, order: Order) -> tuple[NDArray[np.int64], ByConfidence]:
+        """Return the indices [N] that sort the samples, and the samples in that order; sorted at the first call."""
+        if order not in self._sorted:
+            keys = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
+            places = np.argsort(keys[order], kind="stable")
+            self._sorted[order] = places, ByConfidence(self.confidence[places], self.correct[places])
+        return self._sorted[order]
 
     @cached_property
-    def _orders(self) -> dict[str, NDArray[np.int64]]:
-        """The cache of :meth:`order`, which other methods fill."""
-        return {}
-
-    @cached_property
-    def _sorted(self) -> dict[str, ByConfidence]:
-        """The cache of :meth:`sorted_by`."""
+    def _sorted(self) -> dict[Order, tuple[NDArray[np.int64], ByConfidence]]:
+        """The cache of :meth:`places_and_sorted`."""
         return {}
 
 
@@ -212,32 +205,31 @@ class Resample(_Sorted):
         values = getattr(self.samples, name)
         return int(self.counts @ values)
 
-    def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
-        """Return the drawn samples sorted by rising or falling confidence or by bin; ties keep data order."""
-        order = self.samples.order(name)
-        counts_in_order = self.counts[order]
-        confidence, correct = self.samples.sorted_by(name)
+    def sorted_by(self, order: Order) -> ByConfidence:
+        """Return the drawn samples in an order."""
+        places, (confidence, correct) = self.samples.places_and_sorted(order)
+        counts_in_order = self.counts[places]
         drawn_confidence = np.repeat(confidence, counts_in_order)
         drawn_correct = np.repeat(correct, counts_in_order)
         return ByConfidence(drawn_confidence, drawn_correct)
 
 
-def bin_edges(bins: int = BINS) -> Floats:
-    """Return the edges k/bins, k = 0..bins, each the float64 nearest to the quotient (e.g. 3/15 is exactly ``0.2``).
+def bin_edges() -> Floats:
+    """Return the edges k/15, k = 0..15, each the float64 nearest to the quotient (e.g. 3/15 is exactly ``0.2``).
 
-    For 15 bins they are the numbers of ``numpy.linspace(0, 1, 16)``.
+    They are the numbers of ``numpy.linspace(0, 1, 16)``.
     """
-    numerators = np.arange(bins + 1)
-    return numerators / bins
+    numerators = np.arange(BINS + 1)
+    return numerators / BINS
 
 
-def bin_of(confidence: np.ndarray, bins: int = BINS) -> NDArray[np.int64]:
-    """Return the index 0..bins-1 of the bin [edge_k, edge_k+1) that holds each confidence, [N]; 1 is in the last bin.
+def bin_of(confidence: np.ndarray) -> NDArray[np.int64]:
+    """Return the index 0..14 of the bin [edge_k, edge_k+1) that holds each confidence, [N]; 1 is in the last bin.
 
-    Confidences are compared with :func:`bin_edges`. ``floor(confidence * bins)`` would round, and put some values just
+    Confidences are compared with :func:`bin_edges`. ``floor(confidence * 15)`` would round, and put some values just
     below an edge into the bin above it.
     """
-    inner_edges = bin_edges(bins)[1:-1]
+    inner_edges = bin_edges()[1:-1]
     return np.searchsorted(inner_edges, confidence, side="right")
 
 

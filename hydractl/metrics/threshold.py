@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hydractl.errors import InputError
-from hydractl.files.model_records import MeasuredThreshold, StoredThreshold, ThresholdRecord
+from hydractl.files.model_records import MeasuredThreshold, StoredThreshold
 from hydractl.jsonio import shown
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.probabilities import check_finite
@@ -22,7 +22,7 @@ CONVENTIONS = {
 }
 
 
-def stored_threshold(entry: Any) -> ThresholdRecord | None:
+def stored_threshold(entry: Any) -> StoredThreshold | None:
     """Check the threshold that a checkpoint or a predictions file holds, and return it; None if it holds none.
 
     Raises:
@@ -102,7 +102,7 @@ def flagged(scores: np.ndarray, value: float) -> float | None:
 
 
 def measured_threshold(
-    threshold: ThresholdRecord, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
+    threshold: StoredThreshold, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
 ) -> MeasuredThreshold:
     """Return a threshold with the share of each test set that it flags; None for a set without samples.
 
@@ -112,7 +112,6 @@ def measured_threshold(
         ood_scores: the OOD scores of the samples of each OOD data set, ``[K]``, by its name.
     """
     value = threshold.value
-    assert value is not None  # a threshold that was chosen, or read from a file, has one
     return MeasuredThreshold(
         **dict(threshold),
         id_flagged=flagged(id_scores, value),

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydractl.errors import InputError
 from hydractl.files.calibrate_answer import Conformal
-from hydractl.metrics.calibrators import Calibration
+from hydractl.files.model_records import Calibration, StoredThreshold
+from hydractl.metrics.calibrators import stored_calibration
 from hydractl.metrics.conformal import prediction_sets, stored_conformal
 from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import Floats, blocks
@@ -20,35 +22,48 @@ from hydractl.metrics.threshold import stored_score, stored_threshold
 
 @dataclass(frozen=True)
 class Chosen:
-    """What ``calibrate`` has chosen for a model, as its checkpoint stores it.
+    """What ``calibrate`` has chosen for a model; a field is None if nothing was.
 
     Attributes:
-        score: the name of the OOD score; ``msp`` if none was chosen.
-        calibration: the calibration of the averaged prediction, or None.
-        threshold: a sample whose OOD score reaches this value is flagged; None means that none is flagged.
-        conformal: what makes prediction sets, or None.
+        ood_score: the name of the OOD score.
+        calibration: the calibration of the averaged prediction.
+        threshold: a sample whose OOD score reaches its value is flagged.
+        conformal: what makes prediction sets.
     """
 
-    score: str
-    calibration: Calibration | None
-    threshold: float | None
-    conformal: Conformal | None
+    ood_score: str | None = None
+    calibration: Calibration | None = None
+    threshold: StoredThreshold | None = None
+    conformal: Conformal | None = None
+
+    @property
+    def score(self) -> str:
+        """The name of the OOD score; ``msp`` if none was chosen."""
+        return self.ood_score or "msp"
 
     @classmethod
-    def of(cls, extra: Mapping[str, Any]) -> Chosen:
-        """Read these choices from the part ``extra`` of a description.
+    def of(cls, document: Mapping[str, Any], origin: str = "") -> Chosen:
+        """Read what was chosen from a file.
+
+        Args:
+            document: the part ``extra`` of a description, the record of the model in a predictions file, or the answer
+                of ``calibrate``.
+            origin: the name of the file, with which messages begin.
 
         Raises:
             InputError: if it contains something that ``calibrate`` does not write.
         """
-        threshold = stored_threshold(extra.get("threshold"))
-        calibration = extra.get("calibration")
-        return cls(
-            score=stored_score(extra) or "msp",
-            calibration=Calibration.from_json(calibration) if calibration else None,
-            threshold=None if threshold is None else threshold.value,
-            conformal=stored_conformal(extra.get("conformal")),
-        )
+        try:
+            # If several entries are wrong, the first in this order is reported.
+            threshold = stored_threshold(document.get("threshold"))
+            ood_score = stored_score(document)
+            calibration = stored_calibration(document.get("calibration"))
+            conformal = stored_conformal(document.get("conformal"))
+        except InputError as error:
+            if not origin:
+                raise
+            raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
+        return cls(ood_score, calibration, threshold, conformal)
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,7 @@ def prediction_of(
 
     # What the checkpoint did not ask for stays None.
     ood_score = None if score is None else torch.from_numpy(score)
-    flags = None if score is None or chosen.threshold is None else score >= chosen.threshold
+    flags = None if score is None or chosen.threshold is None else score >= chosen.threshold.value
     is_ood = None if flags is None else torch.from_numpy(flags)
     sets = None if chosen.conformal is None else torch.from_numpy(prediction_sets(probabilities, chosen.conformal))
     return Prediction(

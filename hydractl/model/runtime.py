@@ -25,6 +25,7 @@ from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import shown
 from hydractl.log import Log
+from hydractl.metrics.calibrators import stored_calibration
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.assembly import Assembly
@@ -552,24 +553,12 @@ def _stored_scaling(description: Description) -> StoredScaling | None:
     """Return the calibration that a checkpoint holds; None if it holds none.
 
     Raises:
-        InputError: if it cannot be read, or is not finite.
+        InputError: if it is none that ``calibrate`` writes.
     """
-    stored = description.extra.get("calibration")
-    if stored is None:
+    calibration = stored_calibration(description.extra.get("calibration"))
+    if calibration is None:
         return None
-    try:
-        # Dividing by a temperature is a scale that is the same for all classes.
-        if stored["kind"] == "temperature":
-            scale = [1.0 / float(stored["temperature"])]
-            bias = [0.0]
-        else:
-            scale = [float(value) for value in stored["scale"]]
-            bias = [float(value) for value in stored["bias"]]
-    except (KeyError, TypeError, ValueError, ArithmeticError):
-        raise InputError("the checkpoint holds a broken calibration") from None
-    if not all(math.isfinite(number) for number in scale + bias):
-        raise InputError("the checkpoint holds a calibration that is not finite")
-    return StoredScaling(scale, bias)
+    return StoredScaling(list(calibration.scales), list(calibration.bias or [0.0]))
 
 
 def log_mean_softmax(member_logits: Tensor) -> Tensor:

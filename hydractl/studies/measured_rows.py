@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.errors import InputError
-from hydractl.evaluation.calibrated import fit_of
+from hydractl.evaluation.calibrated import chosen_by
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.eval_answer import RowMetrics
+from hydractl.files.model_records import Calibration
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
-from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import row_blocks
@@ -110,7 +110,7 @@ def fitted_temperature(path: Path) -> Calibration:
     Raises:
         InputError: the file, which somebody has changed since, holds none.
     """
-    fitted = fit_of(CalibrateAnswer.read(str(path)), str(path)).calibration
+    fitted = chosen_by(CalibrateAnswer.read(str(path)), str(path)).calibration
     if fitted is None or fitted.temperature is None:
         raise InputError(f"{path} holds no temperature", hint="remove it, and give the command again")
     return fitted

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hydractl.files.study_answer import MistakesRecord
 from hydractl.metrics.bootstrap import paired_differences
 from hydractl.metrics.errors import OrderedAnswers, auroc
+from hydractl.metrics.ood import each_once
 from hydractl.report.eval_tables import signed_number, signed_range
 from hydractl.report.texts import number
 from hydractl.studies.measured_rows import MeasuredRow
@@ -81,9 +82,10 @@ def _figures(mistakes: MistakesRecord) -> str:
 def _best_on(validation: MeasuredRow) -> str | None:
     """Return the score with the highest AUROC of wrong answers (MSP if several are equal); None without any AUROC."""
     aurocs = {}
+    counts = each_once(len(validation.inside))
     # MSP comes first, so that it wins against equal scores.
     for name in dict.fromkeys([REFERENCE, *validation.scores]):
-        value = auroc(OrderedAnswers(validation.inside, name).of_draw())
+        value = auroc(OrderedAnswers(validation.inside, name).of_draw(counts))
         if value is not None:
             aurocs[name] = value
     return max(aurocs, key=lambda name: aurocs[name], default=None)

@@ -54,7 +54,7 @@ def run(
         log: receives warnings and what was chosen.
     """
     # Open and check the model, the data sets and the output paths before any work.
-    (model,), sets = open_rows_and_sets([ref], opening, options, log, tests=False)
+    (model,), sets = open_rows_and_sets([ref], opening, options, log)
     checkpoint = model if isinstance(model, RunningModel) and len(model.argument.sources) == 1 else None
     ending = "calibration.json" if checkpoint is None else "calibrated.st"
     path = file_path(options.output or f"{model.name}.{ending}")
@@ -77,7 +77,7 @@ def run(
     with ExitStack() as stack:
         # Claim the output files, and say which sets will not be run.
         output = stack.enter_context(Output(path, force=options.force))
-        compares_scores = len(options.fit.scores) > 1  # for which all validation sets are run
+        compares_scores = len(options.scores) > 1  # for which all validation sets are run
         if not compares_scores:
             for eval_set in unused_sets(sets, options):
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
@@ -85,9 +85,9 @@ def run(
         # Choose. Comparing scores may leave several that are equally good.
         try:
             scores = row_scores(model, options)
-            fit_scores(model, sets, options.fit, scores, log)
+            fit_scores(model, sets, options, scores, log)
             validation_sets = [dataset for dataset in sets if dataset.role != TRAIN]
-            fitted = fit(model, sets, options.fit, scores, Reading(model, validation_sets, None, log))
+            fitted = fit(model, sets, options, scores, Reading(model, validation_sets, None, log))
         finally:
             model.release()
         log.warn_all(findings_of_samples([model], sets, options))
@@ -98,7 +98,7 @@ def run(
 
         # Write the file. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
-        if options.fit.scores or model.stored.score:
+        if options.scores or model.stored.ood_score:
             score = fitted.score
         if checkpoint is not None:
             log.warn_all([_left_out(checkpoint, fitted, options)])
@@ -108,7 +108,7 @@ def run(
         del records["test"]  # there are none
         answer = CalibrateAnswer(
             model=calibrated_model(model),
-            calibration=fitted.calibration_record(stored=fitted.stored),
+            calibration=fitted.calibration,
             threshold=fitted.threshold,
             flagged=fitted.flagged or None,
             conformal=fitted.conformal,
@@ -130,7 +130,7 @@ def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | N
     (source,) = model.argument.sources
     stored = source.description.extra
     flag_by_name = {}
-    has_no_threshold = fitted.threshold is None and options.fit.threshold is None
+    has_no_threshold = fitted.threshold is None and options.threshold is None
     if "threshold" in stored and has_no_threshold:
         flag_by_name["threshold"] = "--threshold"
     if "conformal" in stored and kept_conformal(model, fitted) is None:

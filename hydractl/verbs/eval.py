@@ -85,7 +85,7 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         for name in names:
             is_alone = len(names) == 1
             prediction_files[name] = file_of_predictions if is_alone else named_apart(file_of_predictions, name)
-    check_known(options.requirements, names, known_keys(options, sets, rows))
+    check_known(options.require, names, known_keys(options, sets, rows))
     path = json_path(options.output)
     log.warn_all(findings_before(rows, sets, options))
 
@@ -197,7 +197,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
             bootstrap=intervals,
         )
         named_rows = [(row.name, row.to_dict()) for row in rows]
-        unmet = unmet_in(named_rows, plan.options.requirements)
+        unmet = unmet_in(named_rows, plan.options.require)
         if plan.path is not None:
             write_json(outputs[plan.path], answer.to_dict())
     return Outcome(answer, files=plan.files(), unmet=unmet)
@@ -216,4 +216,4 @@ def _compare(plan: Plan, log: Log) -> Seen:
     from hydractl.evaluation.sets import seen_samples
 
     log.warn_all(findings_of_samples(plan.models, plan.sets, plan.options))
-    return seen_samples(plan.models, plan.sets, allow=plan.options.data.allow_seen)
+    return seen_samples(plan.models, plan.sets, allow=plan.options.allow_seen)

@@ -22,7 +22,7 @@ from hydractl.data.joined import open_inputs
 from hydractl.data.text import warning_of_cut
 from hydractl.distributed import alone
 from hydractl.errors import InputError, Interrupted, UsageError
-from hydractl.evaluation.options import FitOptions, PredictOptions
+from hydractl.evaluation.options import PredictOptions
 from hydractl.evaluation.predicting import (
     PredictionRow,
     PredictionTally,
@@ -44,7 +44,6 @@ from hydractl.files.predict_answer import (
 from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
 from hydractl.model.loading import ModelArgument, find_models, resolve_device
-from hydractl.model.prediction import Chosen
 from hydractl.model.source import ModelOptions, Source
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
@@ -59,7 +58,6 @@ class _Plan:
 
     Attributes:
         model: the checkpoint that predicts; its weights are not read yet.
-        chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
         dataset: all inputs.
         options: the options of the command.
         lines: the file of the predictions; None: they are printed.
@@ -67,7 +65,6 @@ class _Plan:
     """
 
     model: RunningModel
-    chosen: Chosen
     dataset: Dataset
     options: PredictOptions
     lines: Path | None
@@ -82,9 +79,9 @@ class _Plan:
     def fields(self) -> list[str]:
         """The names of the fields of every line, in order."""
         further = {
-            FLAG: self.chosen.threshold is not None,
+            FLAG: self.model.stored.threshold is not None,
             CUT: self.dataset.kind == "text",
-            "set": self.chosen.conformal is not None,
+            "set": self.model.stored.conformal is not None,
             "top": self.options.top > 0,
             "members": self.options.members,
         }
@@ -164,7 +161,7 @@ def _plan(
             requirement is on a figure that these predictions will not have.
         InputError: the model or an input cannot be read, or is broken.
     """
-    resolve_device(options.run.device)
+    resolve_device(options.device)
     lines = None if options.output is None else file_path(options.output)
     report = None if options.report is None else file_path(options.report)
 
@@ -180,7 +177,7 @@ def _plan(
     is_zero_shot = not source.classes
     if is_zero_shot and not source.description.labels:
         raise UsageError(f"{name} is zero-shot, and its classes have no names", hint="name them: --labels FILE")
-    chosen = Chosen.of(source.description.extra)
+    model = RunningModel(ModelArgument(name, [source]), options, log)
 
     # The inputs.
     dataset = open_inputs(
@@ -193,9 +190,9 @@ def _plan(
     )
 
     # What the model lacks for judging its inputs: a threshold.
-    check_known(options.requirements, [name], REQUIRABLE)
-    if chosen.threshold is None:
-        for requirement in options.requirements:
+    check_known(options.require, [name], REQUIRABLE)
+    if model.stored.threshold is None:
+        for requirement in options.require:
             if requirement.key == "ood_share":
                 message = f"--require {requirement.text} needs a threshold, and {name} holds none"
                 raise UsageError(message, hint=_THRESHOLD_HINT)
@@ -203,8 +200,7 @@ def _plan(
             raise UsageError(f"--flagged needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT)
         log.info(f"{name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
     log.warn_all(left_out_warnings(dataset))
-    model = RunningModel(ModelArgument(name, [source]), options.run, FitOptions(), log)
-    return _Plan(model, chosen, dataset, options, lines, report)
+    return _Plan(model, dataset, options, lines, report)
 
 
 # --- predicting -------------------------------------------------------------------------------------------------------
@@ -219,9 +215,7 @@ def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
     if not samples:
         return
     options = plan.options
-    windows = predicted_windows(
-        plan.model, plan.chosen, plan.dataset, samples, top=options.top, members=options.members
-    )
+    windows = predicted_windows(plan.model, plan.dataset, samples, top=options.top, members=options.members)
     with log.progress(f"{plan.model.name} predicts", len(samples), "samples") as progress:
         for window in windows:
             yield window
@@ -313,13 +307,13 @@ def _fingerprint(plan: _Plan) -> dict[str, Any]:
     return {
         "model": plan.source.sha256,
         "inputs": digest_of_inputs,
-        "batch_size": options.run.batch_size,
+        "batch_size": options.batch_size,
         "on_bad": options.on_bad,
         "top": options.top,
         "members": options.members,
-        "dtype": options.run.dtype,
-        "device": resolve_device(options.run.device).type,
-        "whole_last_block": options.run.whole_last_block,
+        "dtype": options.dtype,
+        "device": resolve_device(options.device).type,
+        "whole_last_block": options.whole_last_block,
         "max_length": description.preprocess.get("max_length"),
         "labels": json_list(description.labels),
         "prompt": json_list(description.prompt),
@@ -348,13 +342,13 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
         log: receives how many inputs were flagged, which could not be read, and how many texts were cut.
     """
     source = plan.source
-    chosen = plan.chosen
+    chosen = plan.model.stored
     record = PredictingModelRecord(
         name=source.name,
         sha256=source.sha256,
-        members=len(source.description.masks),
+        members=plan.model.members,
         ood_score=chosen.score,
-        threshold=chosen.threshold,
+        threshold=None if chosen.threshold is None else chosen.threshold.value,
         temperature=None if chosen.calibration is None else chosen.calibration.temperature,
         conformal=None if chosen.conformal is None else chosen.conformal.alpha,
     )
@@ -381,4 +375,4 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
         write_json(report, answer.to_dict())
     outcome.result = answer
     outcome.files = plan.paths
-    outcome.unmet = unmet_in([(answer.model.name, answer.requirable())], plan.options.requirements)
+    outcome.unmet = unmet_in([(answer.model.name, answer.requirable())], plan.options.require)

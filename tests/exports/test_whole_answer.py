@@ -25,8 +25,8 @@ from hydractl.exports.graph_arrays import IN_GRAPH
 from hydractl.exports.targets import plan_exports
 from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.checkpoint import FileTensors
+from hydractl.files.model_records import Calibration, StoredThreshold
 from hydractl.metrics.arrays import ON_ARRAYS
-from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.feature_scores import vilu
 from hydractl.metrics.feature_scores.layers import add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
@@ -40,11 +40,15 @@ from tests.spread import marked_release, spread
 
 ALL_SCORES = [*SCORES, *FEATURE_SCORES]
 MEMBERS, CLASSES, WIDTH = 2, 5, 12
-VECTOR = Calibration("vector", (1.1, 0.7, 0.9, 1.3, 1.0), (0.1, -0.2, 0.0, 0.3, 0.05))
+VECTOR = Calibration(kind="vector", scale=[1.1, 0.7, 0.9, 1.3, 1.0], bias=[0.1, -0.2, 0.0, 0.3, 0.05])
 
 
 def sets_by(method: Any) -> Conformal:
     return Conformal(method=method, alpha=0.1, qhat=0.871, n_val=10)
+
+
+def threshold_at(value: float) -> StoredThreshold:
+    return StoredThreshold(score="msp", value=value, rule="given")
 
 
 def training(width: int, seed: int) -> MemberTraining:
@@ -122,7 +126,7 @@ def check(answer: Mapping[str, Any], wanted: Mapping[str, Tensor], chosen: Chose
     probabilities = torch.as_tensor(answer["probabilities"])
     assert float((probabilities - wanted["probabilities"]).abs().max()) < 1e-6
     if chosen.threshold is not None:
-        is_near = (wanted["ood_score"] - chosen.threshold).abs() <= 1e-9 * size
+        is_near = (wanted["ood_score"] - chosen.threshold.value).abs() <= 1e-9 * size
         same = torch.as_tensor(answer["is_ood"]) == wanted["is_ood"]
         assert bool((same | is_near).all())
     if chosen.conformal is not None:
@@ -139,23 +143,23 @@ def check(answer: Mapping[str, Any], wanted: Mapping[str, Tensor], chosen: Chose
 def test_a_score_is_the_same_on_tensors(name: str, calibration: Calibration | None, method: Any) -> None:
     logits, features = drawn(40)
     fitted = detector(name)
-    without_threshold = Chosen(name, calibration, None, None)
+    without_threshold = Chosen(name, calibration)
     scores = expected(without_threshold, fitted, logits, features)["ood_score"]
-    chosen = Chosen(name, calibration, float(scores.median()), sets_by(method))
+    chosen = Chosen(name, calibration, threshold_at(float(scores.median())), sets_by(method))
     answer = GraphAnswer(chosen, fitted, MEMBERS)
     check(answer(logits, features), expected(chosen, fitted, logits, features), chosen)
 
 
 def test_members_that_are_one_and_scores_that_say_nothing() -> None:
     logits, _ = drawn(6)
-    answer = GraphAnswer(Chosen("mi", None, 0.1, None), None, 1)
+    answer = GraphAnswer(Chosen("mi", None, threshold_at(0.1)), None, 1)
     assert list(answer(logits[:1], [])) == ["probabilities", "member_logits"]
 
 
 def test_a_network_that_had_nothing_to_learn_is_a_constant() -> None:
     logits, features = drawn(6)
     constant = {"vilu": {"constant": np.array([0.1])}}
-    answer = GraphAnswer(Chosen("vilu", None, None, None), Detector([constant, constant]), MEMBERS)
+    answer = GraphAnswer(Chosen("vilu"), Detector([constant, constant]), MEMBERS)
     assert answer(logits, features)["ood_score"].tolist() == [0.1] * 6
 
 
@@ -202,8 +206,8 @@ def test_scores_are_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(nam
     for name in names:
         fitted_by_score[name] = detector(name)
         calibration = VECTOR if name in sets else None
-        scores = expected(Chosen(name, calibration, None, None), fitted_by_score[name], logits, features)["ood_score"]
-        chosen = Chosen(name, calibration, float(scores.median()), sets.get(name))
+        scores = expected(Chosen(name, calibration), fitted_by_score[name], logits, features)["ood_score"]
+        chosen = Chosen(name, calibration, threshold_at(float(scores.median())), sets.get(name))
         chosen_by_score[name] = chosen
         answers[name] = GraphAnswer(chosen, fitted_by_score[name], MEMBERS)
 

@@ -103,11 +103,11 @@ def test_all_metrics_have_an_interval_and_values_of_the_row() -> None:
     samples = {name: scored(values) for name, values in outside.items()}
     row = row_blocks(scored(logits, labels), samples, GROUPS).to_dict()
     assert got.values == {key: lookup(row, key) for key in METRICS}
-    for key, interval in intervals(got, 0.9).items():
+    for key, interval in intervals(got).items():
         if got.values[key] is None:
             assert interval is None and key.startswith(("scores.energy.errors", "scores.knn.errors"))
             continue
-        low, high = np.percentile(got.rounds[key], [5, 95])
+        low, high = np.percentile(got.rounds[key], [2.5, 97.5])
         if key.endswith("ece"):
             above = np.median(got.rounds[key]) - got.values[key]
             low, high = max(low - above, 0), high - above
@@ -127,8 +127,6 @@ def test_differences_are_paired() -> None:
     assert accuracy["ci"] == pytest.approx(np.percentile(apart, [2.5, 97.5]).tolist(), abs=1e-15)
     for key, same in paired_differences(first, first).items():
         assert same == ({"value": 0, "ci": [0, 0]} if key in first.rounds else {"value": None, "ci": None})
-    with pytest.raises(ValueError, match="different numbers of rounds"):
-        paired_differences(first, run(data, rounds=39))
 
 
 def calibrated(seed: int, n: int = 300) -> Resampled:

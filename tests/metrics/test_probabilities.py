@@ -7,7 +7,7 @@ import pytest
 
 from hydractl.errors import NonFiniteError
 from hydractl.metrics import probabilities
-from hydractl.metrics.probabilities import check_logits, pooled_log_probs
+from hydractl.metrics.probabilities import pooled_log_probs
 from tests.metrics.arrays import pooled_probabilities
 
 
@@ -64,7 +64,7 @@ def test_a_non_finite_logit_is_an_error_that_says_where(bad: float) -> None:
     logits[2, 1, 0] = bad
     logits[1, 4, 3] = bad
     logits[1, 5, 0] = bad
-    for function in (check_logits, pooled_log_probs, pooled_probabilities):
+    for function in (pooled_log_probs, pooled_probabilities):
         with pytest.raises(NonFiniteError, match=r"member 1 are not finite at sample 4 \(3 of 6 samples"):
             function(logits)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError, NonFiniteError
+from hydractl.files.model_records import Calibration
 from hydractl.metrics import probabilities
-from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Samples, samples_and_members, samples_of
@@ -136,7 +136,7 @@ def test_integer_logits_are_taken_as_floats() -> None:
 CALIBRATED = {"msp", "entropy", "margin", "gen"}
 CALIBRATIONS = {
     "temperature": Calibration.of_temperature(2.5),
-    "vector": Calibration("vector", (0.5, 0.8, 1.1, 1.4, 1.7, 2.0), (3.0, 1.8, 0.6, -0.6, -1.8, -3.0)),
+    "vector": Calibration(kind="vector", scale=[0.5, 0.8, 1.1, 1.4, 1.7, 2.0], bias=[3.0, 1.8, 0.6, -0.6, -1.8, -3.0]),
 }
 
 
@@ -149,7 +149,7 @@ def test_a_calibration_acts_on_the_averaged_prediction_alone(score: str, kind: s
     log_p = np.log(naive_softmax(logits.astype(np.float64)).mean(axis=0).clip(1e-320))
     exact = probabilities.pooled_log_probs(logits)
     log_p = np.where(log_p > -600, log_p, exact)  # the naive logarithm underflows
-    p = naive_softmax(log_p * np.array(calibration.scale) + np.array(calibration.bias or 0.0))
+    p = naive_softmax(log_p * np.array(calibration.scales) + np.array(calibration.bias or 0.0))
     of_labels = p[np.arange(101), labels]
     assert got.confidence == pytest.approx(p.max(axis=1), rel=1e-12)
     assert got.brier_terms == pytest.approx(brier_terms(p, labels), abs=1e-12)
@@ -184,7 +184,7 @@ def test_a_temperature_changes_no_prediction_where_two_classes_are_all_but_tied(
     for temperature in (0.01, 0.3, 3.0, 100.0):
         got = samples_of(logits, calibration=Calibration.of_temperature(temperature))
         assert np.array_equal(got.predicted, plain.predicted)
-    anew = probabilities.softmax(probabilities.pooled_log_probs(logits) / 100).argmax(axis=1)
+    anew = probabilities.powers_of(probabilities.pooled_log_probs(logits) / 100).softmax.argmax(axis=1)
     assert not np.array_equal(anew, plain.predicted)  # what rounding would make of it
 
 

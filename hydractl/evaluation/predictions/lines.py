@@ -9,11 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hydractl.files.atomic import Output, write_with
 from hydractl.metrics.samples import Samples
 from hydractl.model.prediction import Prediction
 
 LineValue = str | int | float | None
+
+ClassNames = Sequence[str] | range
+"""The name of each class; classes without names are called by their numbers."""
 
 FIELDS = ("id", "label", "predicted", "confidence", "entropy", "mi", "ood_score")
 FLAG = "is_ood"
@@ -31,8 +37,8 @@ def write_lines(
     output: Output,
     samples: Samples,
     ids: Sequence[str],
-    labels: Sequence[str] | None,
-    threshold: float | None = None,
+    names: ClassNames,
+    threshold: float | None,
 ) -> Path:
     """Write one line or row for each sample.
 
@@ -40,7 +46,7 @@ def write_lines(
         output: the file.
         samples: the predictions for all samples.
         ids: the id of each sample.
-        labels: the names of the classes; None writes classes as numbers.
+        names: the names of the classes.
         threshold: samples with at least this OOD score are flagged as ``is_ood``; None leaves the field out.
     """
     fields: tuple[str, ...] = FIELDS
@@ -52,8 +58,8 @@ def write_lines(
     lines = lines_of(
         samples,
         ids=ids,
-        labels=None if samples.labels is None else samples.labels.tolist(),
-        names=labels,
+        labels=samples.labels,
+        names=names,
         ood_score=samples.score,
         is_ood=flags,
     )
@@ -83,21 +89,21 @@ def lines_of(
     answers: Samples | Prediction,
     *,
     ids: Sequence[str],
-    labels: Sequence[int] | None,
-    names: Sequence[str] | None,
+    labels: NDArray[np.int64] | None,
+    names: ClassNames,
     ood_score: Any,
     is_ood: Any,
     more: Mapping[str, Sequence[Any]] = {},
 ) -> Iterator[dict[str, Any]]:
     """Yield one dict of fields for each sample: those in :data:`FIELDS`, a flag where there are flags, and ``more``.
 
-    Entropy and mutual information are in nats. Classes have their names, or their numbers without names.
+    Entropy and mutual information are in nats.
 
     Args:
         answers: the predictions for all samples.
         ids: the id of each sample.
         labels: the true class of each sample, below 0 if it has none; None for unlabelled data.
-        names: the names of the classes, or None.
+        names: the names of the classes.
         ood_score: the OOD score of each sample, an array or tensor; None if there is none.
         is_ood: the flag of each sample, an array or tensor; None for no flags.
         more: further fields by name, with the value of each sample.
@@ -109,11 +115,11 @@ def lines_of(
         block_ids = ids[rows]
         true_names: list[str | int | None] = [None] * len(block_ids)
         if labels is not None:
-            true_names = [None if label < 0 else class_name(label, names) for label in labels[rows]]
+            true_names = [None if label < 0 else names[label] for label in labels[rows].tolist()]
         columns: dict[str, Sequence[Any]] = {
             "id": block_ids,
             "label": true_names,
-            "predicted": [class_name(index, names) for index in answers.predicted[rows].tolist()],
+            "predicted": [names[index] for index in answers.predicted[rows].tolist()],
             "confidence": answers.confidence[rows].tolist(),
             "entropy": answers.entropy[rows].tolist(),
             "mi": answers.mi[rows].tolist(),
@@ -125,13 +131,6 @@ def lines_of(
             columns[name] = values[rows]
         for values_of_sample in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values_of_sample, strict=True))
-
-
-def class_name(index: int, names: Sequence[str] | None) -> str | int:
-    """Return the name of a class, or its number if there are no names."""
-    if names is None:
-        return index
-    return names[index]
 
 
 def json_line(row: Mapping[str, object]) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
-from hydractl.evaluation.fitted import Fit
 from hydractl.evaluation.predictions.store import (
     LOGIT_FORMATS,
     PREDICTIONS_SCHEMA,
@@ -20,9 +19,8 @@ from hydractl.evaluation.predictions.store import (
     is_empty,
     ranges,
     read_samples,
-    score_tensor,
     tensor_infos,
-    tensor_names,
+    tensor_name,
 )
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
@@ -31,6 +29,7 @@ from hydractl.files.header import Header, read_header
 from hydractl.files.model_records import CostRecord
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSetRecord, PredictionsRecord
 from hydractl.jsonio import shown
+from hydractl.model.prediction import Chosen
 
 _HINT = "write it again with eval --predictions"
 
@@ -74,7 +73,7 @@ class Predictions(LogitsProvider):
         self.mc_dropout = model.mc_dropout
 
         # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
-        self.stored = Fit.in_file(model.to_dict(), origin)
+        self.stored = Chosen.of(model.to_dict(), origin)
         self.on_features = list(model.feature_scores or ())
         self.scores_fitted_on = model.fitted_on
 
@@ -88,7 +87,7 @@ class Predictions(LogitsProvider):
         """Return the shape of the logits of the set at an index, ``(members, N, classes)``."""
         all_members = 0
         for tensors, indices in self.files:
-            members, samples, classes = tensors.info(tensor_names(indices[index])["logits"]).shape
+            members, samples, classes = tensors.info(tensor_name(indices[index], "logits")).shape
             all_members += members
         return all_members, samples, classes
 
@@ -120,12 +119,8 @@ class Predictions(LogitsProvider):
 
     def _index_of_set(self, dataset: EvalSet) -> int | None:
         """Return the index of a set with the same samples and labels, best one of the same name; None without one."""
-        with_same_samples = []
-        for index, stored_set in enumerate(self.sets):
-            if stored_set.fingerprint == dataset.fingerprint:
-                with_same_samples.append(index)
-        with_same_samples.sort(key=lambda index: self.sets[index].name != dataset.name)
-        return next(iter(with_same_samples), None)
+        same = [index for index, stored in enumerate(self.sets) if stored.fingerprint == dataset.fingerprint]
+        return min(same, key=lambda index: self.sets[index].name != dataset.name, default=None)
 
     def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
         """Read the logits of neighbouring samples in a set, ``[members, rows, classes]``; missing logits are NaN.
@@ -137,10 +132,8 @@ class Predictions(LogitsProvider):
         """
         values_by_file = []
         for tensors, indices in self.files:
-            name = tensor_names(indices[index])["logits"]
-            if score is not None:
-                name = score_tensor(indices[index], score)
-            values_by_file.append(read_samples(tensors, name, rows))
+            part = "logits" if score is None else f"scores.{score}"
+            values_by_file.append(read_samples(tensors, tensor_name(indices[index], part), rows))
         return np.concatenate(values_by_file)
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
@@ -211,8 +204,7 @@ def read_predictions(path: str | Path) -> Predictions:
     if not problems:
         shapes = []
         for index in range(len(sets)):
-            logits_name = tensor_names(index)["logits"]
-            shapes.append(tensors.info(logits_name).shape)
+            shapes.append(tensors.info(tensor_name(index, "logits")).shape)
         roles_and_names = [(dataset.role, dataset.name) for dataset in sets]
         problems += _problems_between_sets(roles_and_names, shapes)
         classes = shapes[0][2]
@@ -251,11 +243,10 @@ def _read_sets(
             continue
 
         # The labels must be numbers of classes.
-        names = tensor_names(index)
         labels = None
         if entry.labelled:
-            labels = tensors.read(names["labels"]).numpy()
-        _, _, classes = header.tensors[names["logits"]].shape
+            labels = tensors.read(tensor_name(index, "labels")).numpy()
+        _, _, classes = tensors.info(tensor_name(index, "logits")).shape
         if labels is not None and len(labels):
             lowest = labels.min()
             highest = labels.max()
@@ -282,9 +273,8 @@ def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
     ids "a" and "bc" are stored as "abc" and [1, 3]. These positions must not decrease, and the last one must be the
     length of the text.
     """
-    names = tensor_names(index)
-    id_ends = tensors.read(names["id_ends"]).numpy()
-    joined_ids = tensors.read(names["ids"]).numpy().tobytes()
+    id_ends = tensors.read(tensor_name(index, "id_ends")).numpy()
+    joined_ids = tensors.read(tensor_name(index, "ids")).numpy().tobytes()
 
     id_lengths = np.diff(id_ends, prepend=0)
     if (id_lengths < 0).any():
@@ -311,11 +301,10 @@ def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header,
         header: the header of the file.
         scores: the names of the OOD scores on features that the set must have.
     """
-    names = tensor_names(index)
     samples = entry.n
 
     # The logits must be [members, samples, classes]. They decide the number of members.
-    logits = header.tensors.get(names["logits"])
+    logits = header.tensors.get(tensor_name(index, "logits"))
     no_logits = f"it has no logits of {samples} samples"
     if logits is None or logits.dtype not in LOGIT_FORMATS:
         return no_logits
@@ -325,7 +314,7 @@ def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header,
         return "its logits have no member or no class"
 
     # The scores, ids and labels must have the same number of samples.
-    ids = header.tensors.get(names["ids"])
+    ids = header.tensors.get(tensor_name(index, "ids"))
     if ids is None or len(ids.shape) != 1:
         return "it has no ids"
     for name, expected in tensor_infos(index, logits, ids.shape[0], entry.labelled, scores).items():

@@ -43,25 +43,21 @@ class LogitsBatch(NamedTuple):
     logits: npt.NDArray[Any]
     scores: Mapping[str, npt.NDArray[np.float64]]
 
+    @property
+    def mean_scores(self) -> dict[str, npt.NDArray[np.float64]]:
+        """The scores of the ensemble, ``[B]`` each: the means of its members' scores."""
+        return {name: values.mean(axis=0) for name, values in self.scores.items()}
 
-def tensor_names(index: int) -> dict[str, str]:
-    """Return the names of a set's tensors in the file: ``logits``, ``labels``, ``ids`` and ``id_ends``.
+
+def tensor_name(index: int, part: str) -> str:
+    """Return the name of a tensor of the set at an index of the file.
 
     Args:
-        index: the index of the set in the file.
+        index: the index of the set.
+        part: ``logits``, ``labels``, ``ids`` or ``id_ends``; or ``scores.NAME``, an OOD score on features, ``[members,
+            N, 1]``.
     """
-    prefix = f"sets.{index}"
-    return {
-        "logits": f"{prefix}.logits",
-        "labels": f"{prefix}.labels",
-        "ids": f"{prefix}.ids",
-        "id_ends": f"{prefix}.id_ends",
-    }
-
-
-def score_tensor(index: int, score: str) -> str:
-    """Return the name of the tensor with an OOD score on features, ``[members, N, 1]``, for the set at an index."""
-    return f"sets.{index}.scores.{score}"
+    return f"sets.{index}.{part}"
 
 
 def tensor_infos(
@@ -77,15 +73,14 @@ def tensor_infos(
         scores: the names of the OOD scores on features that are stored.
     """
     members, samples, _ = logits.shape
-    names = tensor_names(index)
-    infos = {names["logits"]: logits}
+    infos = {"logits": logits}
     for score in scores:
-        infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
-    infos[names["id_ends"]] = TensorInfo("I64", (samples,))
+        infos[f"scores.{score}"] = TensorInfo("F64", (members, samples, 1))
+    infos["id_ends"] = TensorInfo("I64", (samples,))
     if labelled:
-        infos[names["labels"]] = TensorInfo("I64", (samples,))
-    infos[names["ids"]] = TensorInfo("U8", (id_bytes,))
-    return infos
+        infos["labels"] = TensorInfo("I64", (samples,))
+    infos["ids"] = TensorInfo("U8", (id_bytes,))
+    return {tensor_name(index, part): info for part, info in infos.items()}
 
 
 def ranges(shape: Sequence[int]) -> list[range]:
@@ -182,7 +177,7 @@ class PredictionsWriter:
         for index, dataset in enumerate(sets):
             logits = TensorInfo(kind, (members, len(dataset.ids), classes))
             contents = _ids_and_labels(index, dataset)
-            id_bytes = len(contents[tensor_names(index)["ids"]])
+            id_bytes = len(contents[tensor_name(index, "ids")])
             infos |= tensor_infos(index, logits, id_bytes, dataset.labels is not None, scores)
             known |= contents
         head, order = header_bytes(infos, description)
@@ -242,7 +237,7 @@ class PredictionsWriter:
 
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
         """Return which samples of the set at an index have no logits yet, bool ``[N]``."""
-        name = tensor_names(index)["logits"]
+        name = tensor_name(index, "logits")
         masks = [np.zeros(0, dtype=np.bool_)]  # so that a set without samples gives an empty mask
         for rows in ranges(self._tensors.info(name).shape):
             masks.append(is_empty(read_samples(self._tensors, name, rows)))
@@ -267,8 +262,8 @@ class PredictionsWriter:
         try:
             for score in self._scores:
                 column = scores[score][:, :, None]  # [members, len(rows), 1]
-                self._write_samples(score_tensor(index, score), rows, column)
-            self._write_samples(tensor_names(index)["logits"], rows, logits)
+                self._write_samples(tensor_name(index, f"scores.{score}"), rows, column)
+            self._write_samples(tensor_name(index, "logits"), rows, logits)
         except OSError as error:
             raise storage_error(error, self.path) from error
 
@@ -299,8 +294,10 @@ class PredictionsWriter:
             index: the index of the data set in the file.
             rows: the indices of the samples.
         """
-        logits = self._values(tensor_names(index)["logits"], rows)
-        scores = {score: self._values(score_tensor(index, score), rows)[:, :, 0] for score in self._scores}
+        logits = self._values(tensor_name(index, "logits"), rows)
+        scores = {}
+        for score in self._scores:
+            scores[score] = self._values(tensor_name(index, f"scores.{score}"), rows)[:, :, 0]
         return LogitsBatch(rows, logits, scores)
 
     def _values(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
@@ -330,10 +327,12 @@ def _ids_and_labels(index: int, dataset: EvalSet) -> dict[str, bytes]:
     # each id ends: "a" and "bc" become "abc" and [1, 3].
     encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
     id_lengths = [len(encoded_id) for encoded_id in encoded_ids]
-    names = tensor_names(index)
-    contents = {names["ids"]: b"".join(encoded_ids), names["id_ends"]: np.cumsum(id_lengths, dtype="<i8").tobytes()}
+    contents = {
+        tensor_name(index, "ids"): b"".join(encoded_ids),
+        tensor_name(index, "id_ends"): np.cumsum(id_lengths, dtype="<i8").tobytes(),
+    }
     if dataset.labels is not None:
-        contents[names["labels"]] = dataset.labels.astype("<i8").tobytes()
+        contents[tensor_name(index, "labels")] = dataset.labels.astype("<i8").tobytes()
     return contents
 
 

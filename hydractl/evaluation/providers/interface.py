@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from hydractl.errors import UsageError
-from hydractl.evaluation.fitted import Fit
+from hydractl.evaluation.options import FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
@@ -23,6 +23,7 @@ from hydractl.files.model_records import (
 )
 from hydractl.files.predictions_header import PredictedSiteRecord
 from hydractl.model.detection import Detector
+from hydractl.model.prediction import Chosen
 
 LogitsBatches = Iterator[LogitsBatch]
 """The batches of a data set: indices of B samples, their logits ``[M, B, C]``, and scores by name, ``[M, B]`` each."""
@@ -40,7 +41,7 @@ class LogitsProvider(ABC):
         heads: for every site (attention block), the number of heads and the heads that each member keeps.
         cost: the number of parameters (``params``) and of multiply-adds (``macs``; None if unknown).
         seen: fingerprints of the samples to which something was fitted for the model.
-        stored: the calibration and threshold in its file.
+        stored: what ``calibrate`` has chosen for it, in its file or in one of ``--calibration``.
         training: the history of its members' trainings (:mod:`hydractl.files.training_history`).
         max_length: the number of tokens at which it cuts texts, or None.
         prompt: the templates of a zero-shot model, or None.
@@ -59,7 +60,7 @@ class LogitsProvider(ABC):
     heads: Sequence[PredictedSiteRecord]
     cost: CostRecord
     seen: Sequence[Entry]
-    stored: Fit
+    stored: Chosen
     max_length: int | None
     prompt: Sequence[str] | None
     training: Sequence[TrainingRecord] = ()
@@ -107,14 +108,14 @@ class LogitsProvider(ABC):
     # --- what only a model that runs does -----------------------------------------------------------------------------
 
     def fit_scores(  # noqa: B027 - predictions hold the scores already
-        self, names: Sequence[str], data: EvalSet | None, neighbours: int
+        self, names: Sequence[str], data: EvalSet | None, what: FitOptions
     ) -> None:
         """Fit OOD scores on features, and set :attr:`detector`.
 
         Args:
             names: the names of the scores.
             data: the training data; None for scores that need none, or that are in the checkpoint.
-            neighbours: k of the score ``knn``.
+            what: the options of fitting, of which k of the neighbours and the words that name no class matter.
         """
 
     def release(self) -> None:  # noqa: B027 - predictions take none

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hydractl.data.batching import Batch, TimedBatches
 from hydractl.data.names import read_words
-from hydractl.evaluation.fitted import Fit, warn_of_left_out
 from hydractl.evaluation.inputs import keep_features, kept_features, read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
@@ -45,6 +44,7 @@ from hydractl.model.detection import (
 )
 from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
+from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
 
@@ -61,11 +61,10 @@ class RunningModel(LogitsProvider):
     Args:
         argument: the MODEL argument of the command.
         options: the options for running it.
-        fit: the options for what is fitted for it.
         log: receives messages and progress.
     """
 
-    def __init__(self, argument: ModelArgument, options: EvalRunOptions, fit: FitOptions, log: Log) -> None:
+    def __init__(self, argument: ModelArgument, options: EvalRunOptions, log: Log) -> None:
         self.mc_dropout = options.dropout
         if options.dropout is not None:
             argument = replace(argument, sources=[with_layers(source) for source in argument.sources])
@@ -73,7 +72,6 @@ class RunningModel(LogitsProvider):
 
         # The options, and what is filled later.
         self.options = options
-        self._fit = fit
         self._log = log
         self._model: Runnable | None = None  # set by loaded(), which reads the weights
         self._dropout_passes: MCDropout | None = None  # set with it
@@ -100,14 +98,10 @@ class RunningModel(LogitsProvider):
         self.max_length = first_source.description.preprocess.get("max_length")
         self.prompt = first_source.description.prompt
 
-        # What was fitted for it before. It fits a single file only that answers in the usual way.
-        extras = [description.extra for description in descriptions]
-        if options.dropout is None and len(extras) == 1:
-            self.stored = Fit.in_file(extras[0], self.name)
-        else:
-            chosen_for = "of one model alone" if options.dropout is None else "without dropout"
-            warn_of_left_out(self.name, extras, fit, log, chosen_for)
-            self.stored = Fit()
+        # What was chosen for it before. It fits a single file only that answers in the usual way.
+        self.stored = Chosen()
+        if options.dropout is None and len(descriptions) == 1:
+            self.stored = Chosen.of(descriptions[0].extra, self.name)
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
 
@@ -136,6 +130,9 @@ class RunningModel(LogitsProvider):
             fitted_on: the record of the data and words to which these scores are fitted; empty for none.
         """
         stored = self.stored
+        calibration = stored.calibration
+        if calibration is not None:
+            calibration = calibration.model_copy(update={"stored": None})
         scores_fitted_on = None
         if feature_scores and fitted_on:
             scores_fitted_on = ScoreDataRecord.model_validate(fitted_on)
@@ -149,9 +146,9 @@ class RunningModel(LogitsProvider):
             training=self.training,
             cost=self.cost,
             **dict(self.decisive()),
-            calibration=stored.calibration_record(stored=None),
+            calibration=calibration,
             threshold=stored.threshold,
-            ood_score=None if stored.score is None else StoredScoreRecord(score=stored.score),
+            ood_score=None if stored.ood_score is None else StoredScoreRecord(score=stored.ood_score),
             feature_scores=feature_scores or None,
             fitted_on=scores_fitted_on,
         )
@@ -267,7 +264,7 @@ class RunningModel(LogitsProvider):
 
     # --- fitting to features ------------------------------------------------------------------------------------------
 
-    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:
+    def fit_scores(self, names: Sequence[str], data: EvalSet | None, what: FitOptions) -> None:
         """Set :attr:`detector` to fitted OOD scores on features.
 
         A score in the checkpoint is used as it is if the command gives no data (or words) to which it could be fitted.
@@ -276,7 +273,7 @@ class RunningModel(LogitsProvider):
         Args:
             names: the names of the scores.
             data: the training data, or None.
-            neighbours: k of the scores ``knn`` and ``nnguide``.
+            what: the options of fitting: k of the scores ``knn`` and ``nnguide``, and the words of ``neglabel``.
         """
         model = self.loaded()
         models = models_of(model)
@@ -292,7 +289,7 @@ class RunningModel(LogitsProvider):
             for name in names:
                 is_given = data is not None
                 if ON_FEATURES[name] == "words":
-                    is_given = self._fit.negative_words is not None
+                    is_given = what.negative_words is not None
                 if name in stored_detector.names and not is_given:
                     taken_names.append(name)
         names_to_fit = [name for name in names if name not in taken_names]
@@ -300,36 +297,25 @@ class RunningModel(LogitsProvider):
             self.detector = stored_detector
             return
         labels = None if data is None else data.labels
-        negative_words = self._negative_words(names_to_fit)
+        negative_words = _negative_words(names_to_fit, what)
         with torch.inference_mode():
             features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
             # Its fingerprint is known once the samples were read.
-            fitted_on = self.fit_record(names_to_fit, data, neighbours)
-            self.detector = fit_detector(names_to_fit, models, features, labels, neighbours, fitted_on, negative_words)
+            fitted_on = self.fit_record(names_to_fit, data, what)
+            self.detector = fit_detector(names_to_fit, models, features, labels, what.knn_k, fitted_on, negative_words)
         if stored_detector is not None and taken_names:
             self.detector = stored_detector.with_scores(self.detector)
 
-    def fit_record(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> dict[str, object]:
+    def fit_record(self, names: Sequence[str], data: EvalSet | None, what: FitOptions) -> dict[str, object]:
         """Return the record of the data and words to which :meth:`fit_scores` fits scores; empty if they need none."""
         record: dict[str, object] = {}
         if data is not None:
-            record = {**data.record().to_dict(), "knn_k": neighbours}
-        negative_words = self._negative_words(names)
+            record = {**data.record().to_dict(), "knn_k": what.knn_k}
+        negative_words = _negative_words(names, what)
         if negative_words:
             lines = "\n".join(negative_words)
             record["negative_words"] = hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()
         return record
-
-    def _negative_words(self, names: Sequence[str]) -> list[str]:
-        """Return the words of ``--negative-words`` if one of some scores needs words, otherwise an empty list.
-
-        Raises:
-            InputError: if the file cannot be read, or has no words.
-        """
-        path = self._fit.negative_words
-        if path is None or not any(ON_FEATURES[name] == "words" for name in names):
-            return []
-        return read_words(path)
 
     def _of_layers(self, names: Sequence[str]) -> list[str]:
         """Return those of some scores that take what each block gives; ``hedge`` does so only where the sums fit."""
@@ -370,6 +356,18 @@ class RunningModel(LogitsProvider):
         if len(computed.rows) == len(data):
             keep_features(key, computed)
         return computed
+
+
+def _negative_words(names: Sequence[str], what: FitOptions) -> list[str]:
+    """Return the words of ``--negative-words`` if one of some scores needs words, otherwise an empty list.
+
+    Raises:
+        InputError: if the file cannot be read, or has no words.
+    """
+    path = what.negative_words
+    if path is None or not any(ON_FEATURES[name] == "words" for name in names):
+        return []
+    return read_words(path)
 
 
 def models_of(model: Runnable) -> list[HydraModel]:

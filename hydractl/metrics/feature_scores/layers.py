@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,16 +111,21 @@ def empty_sums(widths: Sequence[Sequence[int]], classes: int) -> list[list[Layer
     return [[LayerSums.empty(width, classes) for width in widths_of_member] for widths_of_member in widths]
 
 
-def add_to_sums(layers: Sequence[LayerSums], vectors: Floats, labels: NDArray[np.int64]) -> None:
-    """Add a batch of samples.
+def by_layer(layers: Sequence[LayerSums], vectors: Floats) -> Iterator[tuple[LayerSums, Floats]]:
+    """Yield the sums of each layer of a member with the layer's part of vectors, [B, width].
 
     Args:
-        layers: the sums of each layer of a member.
+        layers: the sums.
         vectors: those of all layers, one after another, [B, sum of widths].
-        labels: [B].
     """
     start = 0
     for sums in layers:
         stop = start + len(sums.products)
-        sums.add(vectors[:, start:stop], labels)
+        yield sums, vectors[:, start:stop]
         start = stop
+
+
+def add_to_sums(layers: Sequence[LayerSums], vectors: Floats, labels: NDArray[np.int64]) -> None:
+    """Add a batch of samples with these labels [B]; the other arguments are those of :func:`by_layer`."""
+    for sums, vectors_of_layer in by_layer(layers, vectors):
+        sums.add(vectors_of_layer, labels)

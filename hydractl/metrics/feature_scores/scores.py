@@ -7,7 +7,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hydractl.errors import InputError
 from hydractl.metrics.arrays import ON_ARRAYS, Arrays
-from hydractl.metrics.feature_scores.layers import LayerSums
+from hydractl.metrics.feature_scores.layers import LayerSums, by_layer
 from hydractl.metrics.feature_scores.vilu import fit_vilu, vilu_probabilities
 from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, ON_FEATURES, SCORES
 from hydractl.metrics.probabilities import Block, Floats
@@ -675,22 +675,16 @@ def _fit_hedge(data: MemberTraining) -> dict[str, Floats]:
     logits = features @ data.weight.T + data.bias
     if data.layers_held_out is not None:
         features = data.layers_held_out
-        layers = data.layers if held_out.all() else _layers_without(data.layers, features, data.labels[held_out])
+        layers = data.layers
+        if not held_out.all():
+            labels = data.labels[held_out]
+            layers = [sums.without(vectors, labels) for sums, vectors in by_layer(layers, features)]
         for array, values in _fit_sums(layers).items():
             fitted[f"{LAYERS}.{array}"] = values
     parts = np.stack(_parts_of_hedge(ON_ARRAYS, fitted, features, logits))  # [6 or 7, n]
     fitted["means"] = parts.mean(axis=1)
     fitted["deviations"] = np.maximum(parts.std(axis=1), _SHORTEST)
     return fitted
-
-
-def _layers_without(layers: Iterable[LayerSums], vectors: Floats, labels: NDArray[np.int64]) -> Iterator[LayerSums]:
-    """Yield the sums of each layer without some samples, whose vectors of all layers stand side by side."""
-    start = 0
-    for sums in layers:
-        stop = start + len(sums.products)
-        yield sums.without(vectors[:, start:stop], labels)
-        start = stop
 
 
 def _parts_of_hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> list[Floats]:

@@ -105,11 +105,11 @@ def test_sets_of_other_shapes_are_refused() -> None:
 
 
 def test_a_checkpoint_with_a_broken_threshold_is_refused() -> None:
-    from hydractl.evaluation.fitted import Fit
+    from hydractl.model.prediction import Chosen
 
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
         with pytest.raises(Exception, match="m.st: a threshold is"):
-            Fit.in_file({"threshold": threshold}, "m.st")
+            Chosen.of({"threshold": threshold}, "m.st")
 
 
 def test_truncated_predictions_say_so_without_data(tmp_path: Path, capsys: Any) -> None:
