@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +39,12 @@ def characters(text: Text) -> int:
     return sum(map(len, parts_of(text)))
 
 
+@dataclass(eq=False, repr=False)
 class Texts(Dataset):
-    """Texts, either all single or all pairs.
-
-    Args:
-        spec: the SPEC from which the set was opened.
-        where: the name of the set in messages.
-        ids: one id for each sample.
-        texts: all ``str``, or all ``(str, str)``.
-    """
+    """Texts: all ``str``, or all pairs ``(str, str)``."""
 
     kind = "text"
-
-    def __init__(self, spec: str, where: str, ids: Sequence[str], texts: Sequence[Text]) -> None:
-        super().__init__(spec, where, ids)
-        self.texts = texts
+    texts: Sequence[Text]
 
     def _sample(self, i: int) -> Text:
         return self.texts[i]
@@ -166,7 +158,7 @@ def cut_warning(dataset: Dataset, collate: Any) -> str | None:
     return warning_of_cut(dataset, cut, total, collate.max_length)
 
 
-def warning_of_cut(dataset: Dataset, cut: int, total: int, max_length: int) -> str:
+def warning_of_cut(dataset: Dataset, cut: int, total: int | str, max_length: int, texts: str = "texts") -> str:
     """Return the warning of texts that are cut.
 
     Args:
@@ -174,9 +166,10 @@ def warning_of_cut(dataset: Dataset, cut: int, total: int, max_length: int) -> s
         cut: how many are cut, at least one.
         total: how many are read.
         max_length: how many tokens are read of each.
+        texts: what they are.
     """
     verb = "is" if cut == 1 else "are"
     return (
-        f"{dataset.where}: {cut} of {total} texts {verb} longer than {max_length} tokens, and what is behind them is "
+        f"{dataset.where}: {cut} of {total} {texts} {verb} longer than {max_length} tokens, and what is behind them is "
         "not read"
     )

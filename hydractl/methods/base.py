@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.training.adapters import Adapter
-    from hydractl.training.course import CourseOptions
+    from hydractl.training.course import CourseMaker
     from hydractl.training.members import MemberMaker
 
 Number: TypeAlias = int | float | Fraction
@@ -266,8 +266,8 @@ class MethodOptions:
         """Return the object that makes the members if one training trains several; None for one member."""
         return None
 
-    def course(self) -> CourseOptions | None:
-        """Return the course of the learning rate and of the collected weights; None for an ordinary training."""
+    def course(self) -> CourseMaker | None:
+        """Return what makes the course of a training: its learning rate, and collected weights; None for the usual."""
         return None
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from hydractl.errors import InputError, OutputError
 from hydractl.files.atomic import Output, storing
 from hydractl.files.checkpoint import DictTensors, FileTensors, write_checkpoint
+from hydractl.files.header import read_header
 from hydractl.jsonio import differences
 from hydractl.log import Log
 
@@ -52,6 +53,10 @@ class Saved:
             if name.startswith(prefix):
                 part[name.removeprefix(prefix)] = tensor
         return part
+
+    def add(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+        """Add tensors whose names then start with a prefix, the reverse of :meth:`part`."""
+        self.tensors |= {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 class StateFile:
@@ -135,7 +140,7 @@ class StateFile:
             InputError: the file is of another kind, damaged, or belongs to another run; all differences are listed.
         """
         file = FileTensors(self.path)
-        header = self._read_header(file)
+        header = self.header()
         tensors = {name: file.read(name) for name in file.names()}
         if header["data_sha256"] != _digest_of_tensors(tensors):
             raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
@@ -146,22 +151,13 @@ class StateFile:
         progress = dict(header["progress"])
         return Saved(progress, tensors)
 
-    def check(self) -> None:
-        """Check by its header that the file belongs to this run.
+    def header(self) -> dict[str, Any]:
+        """Return the header of the saved run, after checking that the run is this one.
 
         Raises:
             InputError: the file is of another kind, or belongs to another run; all differences are listed.
         """
-        file = FileTensors(self.path)
-        self._read_header(file)
-
-    def _read_header(self, file: FileTensors) -> dict[str, Any]:
-        """Return the header of a saved run, after checking that the run is this one.
-
-        Raises:
-            InputError: the file is of another kind, or belongs to another run; all differences are listed.
-        """
-        header = file.header.description or {}
+        header = read_header(self.path).description or {}
         if header.get("schema") != SCHEMA:
             raise InputError(f"{self.path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
         problems = differences(header["fingerprint"], self.fingerprint, "in the unfinished run")

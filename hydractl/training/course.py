@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from hydractl.training.checkpointing import Saved
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.log import Log
-    from hydractl.training.checkpointing import Saved
     from hydractl.training.run_log import RunLog
+
+Weights = Mapping[str, "Tensor"]
+"""The trained parameters, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,29 +35,16 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True)
-class Length:
-    """The number of steps of a training.
-
-    Attributes:
-        total: all steps.
-        per_epoch: the steps of one pass over the data.
-    """
-
-    total: int
-    per_epoch: int
-
-
-@dataclass(frozen=True)
 class LeftModel:
-    """One of several models that a training leaves.
+    """A model that a method makes of the weights that it has collected during a training.
 
     Attributes:
-        weights: the trained parameters, by name.
+        weights: its weights.
         steps: the step after which the model had these weights; later epochs do not belong to its history.
         facts: numbers for its provenance, such as which of the models it is.
     """
 
-    weights: Mapping[str, Tensor]
+    weights: Weights
     steps: int
     facts: Mapping[str, int]
 
@@ -63,68 +54,53 @@ class Course:
 
     Methods that leave other weights override what differs.
 
+    Args:
+        total: all steps of the training.
+        per_epoch: the steps of one pass over the data.
+        schedule: the learning rate over the steps.
+
     Attributes:
         keeps_epoch: whether the training ends with the weights of one epoch.
     """
 
     keeps_epoch: bool = True
 
-    def __init__(self, length: Length, schedule: ScheduleOptions) -> None:
-        self.length = length
+    def __init__(self, total: int, per_epoch: int, schedule: ScheduleOptions) -> None:
+        self.total = total
+        self.per_epoch = per_epoch
         self.schedule = schedule
 
     def share_of_peak(self, step: int) -> float:
         """Return the learning rate of a step (counted from 0), as a share of its peak."""
         schedule = self.schedule
-        total = self.length.total
-        warmup = warmup_steps(schedule.warmup, total)
-        return rate_share(step, total, warmup, schedule.shape, schedule.floor)
+        warmup = warmup_steps(schedule.warmup, self.total)
+        return rate_share(step, self.total, warmup, schedule.shape, schedule.floor)
 
-    # --- the weights that it leaves -----------------------------------------------------------------------------------
+    def after_step(self, steps: int, weights: Callable[[], Weights], log: Log, run_log: RunLog) -> None:
+        """Collect the weights after so many steps, where the course does. The next step changes them in place."""
 
-    def collects(self, steps: int) -> bool:
-        """Return whether the course collects the weights after so many steps."""
-        return False
+    def finish(self, seed: int, put: Callable[[Weights], None]) -> list[LeftModel]:
+        """Return the models that a finished training leaves; empty for an ordinary one, which leaves its own weights.
 
-    def collect(self, steps: int, weights: Iterable[tuple[str, Tensor]], log: Log, run_log: RunLog) -> None:
-        """Take over the weights after so many steps, by name. The next step changes them, so copy what is kept."""
-
-    def finish(self, seed: int) -> Mapping[str, Tensor] | None:
-        """Return the weights that the model ends with; None to leave the model as it is."""
-        return None
-
-    def left_models(self) -> Sequence[LeftModel]:
-        """Return the models that a finished training leaves; empty for an ordinary training, which leaves its model."""
+        Args:
+            seed: the seed of the training.
+            put: puts weights into the training's model; several learning rates are compared by what it then has.
+        """
         return []
 
-    def facts(self) -> Mapping[str, int]:
-        """Return numbers for the provenance of the one model that the training leaves."""
-        return {}
-
-    # --- saving and going on ------------------------------------------------------------------------------------------
-
-    def progress(self) -> dict[str, int]:
-        """Return the counters of an unfinished training, by names that no other part of the state uses."""
-        return {}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of an unfinished training, by names that no other part of the state uses."""
-        return {}
+    def state(self) -> Saved:
+        """Return what an unfinished training has collected, by names that no other part of its state uses."""
+        return Saved({})
 
     def load(self, saved: Saved) -> None:
-        """Restore what :meth:`progress` and :meth:`tensors` have saved."""
+        """Restore what :meth:`state` has returned."""
 
 
-class CourseOptions(Protocol):
-    """The options of a method that decide the course of a training."""
+CourseMaker = Callable[[int, int, ScheduleOptions], Course]
+"""A function that returns the course of a training, with the arguments of :class:`Course`.
 
-    def begin(self, length: Length, schedule: ScheduleOptions) -> Course:
-        """Return the course of a training of this length.
-
-        Raises:
-            UsageError: the training has too few steps.
-        """
-        ...
+It raises a UsageError if the training has too few steps.
+"""
 
 
 # --- learning rate ----------------------------------------------------------------------------------------------------

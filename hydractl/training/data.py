@@ -15,7 +15,7 @@ from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.batching import longest_first
 from hydractl.data.captions import CaptionedImages
 from hydractl.data.part import DatasetPart
-from hydractl.data.text import cut_warning
+from hydractl.data.text import cut_warning, warning_of_cut
 from hydractl.distributed import Processes
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat, ModelFamily
@@ -157,11 +157,7 @@ def _warning_of_cut_captions(model: AnyModel, dataset: CaptionedImages) -> str |
     looked_at = f"{len(texts)}"
     if len(texts) < len(dataset):
         looked_at = f"the first {len(texts):,}"
-    verb = "is" if cut == 1 else "are"
-    return (
-        f"{dataset.where}: {cut} of {looked_at} captions {verb} longer than {most} tokens, and what is behind them is "
-        "not read"
-    )
+    return warning_of_cut(dataset, cut, looked_at, most, "captions")
 
 
 def open_pairs(source: Source, options: TrainOptions) -> Dataset:

@@ -16,11 +16,9 @@ from hydractl.training.members import AnyModel
 from hydractl.training.options import TrainOptions
 
 _BEST = "chosen"
-"""The name of the best training so far in the saved run, and the prefix of the weights that it ends with."""
+"""The prefix of the weights that the best training so far ends with, in the saved run."""
 _LEFT = "left"
-"""The prefix of the weights of the models that it leaves, in the saved run."""
-_NOTHING = Saved({_BEST: {"models": [], "facts": {}}})
-"""What is kept before any training has ended."""
+"""The name of the models that it leaves in the saved run, and the prefix of their weights."""
 
 TrialResult = Mapping[str, Any]
 """What one learning rate reached, as JSON: ``lr``; ``val_accuracy`` and ``val_nll`` of the weights that the training
@@ -35,16 +33,12 @@ class Trained:
     Attributes:
         outcome: the learning rate ``lr`` of the training whose weights are kept, with the outcome of its history.
         grid: the result of each learning rate; empty if there was only one.
-        run: the last training; its model has the weights that are kept.
-        models: the models that the kept training leaves if these are several; empty for one.
-        facts: what the provenance of one model says of its course, beside what decided the training.
+        run: the last training; its model has the weights that are kept, its ``left`` what the kept training leaves.
     """
 
     outcome: Mapping[str, Any]
     grid: Sequence[TrialResult]
     run: Training
-    models: Sequence[LeftModel]
-    facts: Mapping[str, int]
 
 
 def train_each(
@@ -75,15 +69,14 @@ def train_each(
     """
     rates = len(options.lr)
     results: list[TrialResult] = []
-    kept = _NOTHING
+    kept = Saved({_LEFT: []})
     first_index = 0
 
     # Resume: take over what is known, and begin with the training that was running.
     if saved is not None:
         results = saved.progress["results"]
-        record = saved.progress.get(_BEST, _NOTHING.progress[_BEST])  # older versions had nothing but weights
         prefixes = (f"{_BEST}.", f"{_LEFT}.")
-        kept = Saved({_BEST: record})
+        kept = Saved({_LEFT: saved.progress.get(_LEFT, [])})  # older versions had no such list
         kept.tensors |= {name: tensor for name, tensor in saved.tensors.items() if name.startswith(prefixes)}
         first_index = saved.progress["candidate"]
 
@@ -107,7 +100,7 @@ def train_each(
         # With one learning rate, errors are raised and nothing is compared.
         if rates == 1:
             outcome = run.run().outcome()
-            return Trained({"lr": lr, **outcome}, [], run, run.course.left_models(), run.course.facts())
+            return Trained({"lr": lr, **outcome}, [], run)
 
         # With several, one that fails is left out, and what the best so far leaves is kept on the CPU.
         try:
@@ -133,12 +126,11 @@ def train_each(
     run.model.eval()
     best = best_of(results)
     context.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
-    record = kept.progress[_BEST]
-    models = []
-    for place, left in enumerate(record["models"]):
+    run.left = []
+    for place, left in enumerate(kept.progress[_LEFT]):
         weights = kept.part(f"{_LEFT}.{place}.")
-        models.append(LeftModel(weights, left["steps"], left["facts"]))
-    return Trained(best, results, run, models, record["facts"])
+        run.left.append(LeftModel(weights, left["steps"], left["facts"]))
+    return Trained(best, results, run)
 
 
 def best_of(results: Sequence[TrialResult]) -> TrialResult:
@@ -149,12 +141,10 @@ def best_of(results: Sequence[TrialResult]) -> TrialResult:
 
 def _left_by(run: Training) -> Saved:
     """Return what a training that has ended leaves, under the names that it has in the saved run, on the CPU."""
-    tensors = {}
+    left = [{"steps": model.steps, "facts": dict(model.facts)} for model in run.left]
+    kept = Saved({_LEFT: left})
     for name, parameter in run.parameters.items():
-        tensors[f"{_BEST}.{name}"] = parameter.detach().to("cpu", copy=True)
-    models: list[dict[str, object]] = []
-    for place, model in enumerate(run.course.left_models()):
-        models.append({"steps": model.steps, "facts": dict(model.facts)})
-        for name, tensor in model.weights.items():
-            tensors[f"{_LEFT}.{place}.{name}"] = tensor
-    return Saved({_BEST: {"models": models, "facts": dict(run.course.facts())}}, tensors)
+        kept.tensors[f"{_BEST}.{name}"] = parameter.detach().to("cpu", copy=True)
+    for place, model in enumerate(run.left):
+        kept.add(f"{_LEFT}.{place}.", model.weights)
+    return kept

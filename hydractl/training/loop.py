@@ -27,6 +27,7 @@ from hydractl.training.checkpointing import (
     random_state,
     set_random_state,
 )
+from hydractl.training.course import LeftModel
 from hydractl.training.data import TrainingData, ValidationBatches
 from hydractl.training.distribution import backward, shared
 from hydractl.training.losses import make_loss
@@ -40,6 +41,8 @@ _SIGNALS_APART_S = 0.5
 _LOWER = "lower --lr, or raise warmup, a key of hydra.yaml"
 _POINTS = 60
 """The most points of a loss curve."""
+_COUNTERS = ("epochs", "kept_epoch", "stopped_early", "position", "waited")
+"""The attributes of :class:`History` that are saved as JSON."""
 _Item = TypeVar("_Item")
 
 
@@ -62,12 +65,16 @@ class History:
         kept_epoch: the epoch whose weights were kept; None if the weights are of several epochs, or an average.
         losses: the loss of each step.
         stopped_early: whether the training stopped because the validation accuracy did not improve.
+        position: how many samples of the current epoch are done.
+        waited: how many epochs have passed since the best one.
     """
 
     epochs: list[EpochFigures] = field(default_factory=list)
     kept_epoch: int | None = 0
     losses: list[float] = field(default_factory=list)
     stopped_early: bool = False
+    position: int = 0
+    waited: int = 0
 
     def loss_curve(self) -> list[float]:
         """Return the loss over the steps in at most 60 points, each the mean of neighbouring steps."""
@@ -130,15 +137,12 @@ class Training:
     Attributes:
         parameters: the parameters that are trained, by name.
         history: the course so far.
-        position: how many samples of the current epoch are done.
         order, epoch_start: the random generator of the order of samples, and its state before the current epoch.
         best: the best validation accuracy and the weights that reached it; None before the first.
-        waited: how many epochs have passed since the best one.
-        total: how many steps the training has in all.
         course: decides the learning rate of each step, and which weights the training leaves.
+        left: the models that a finished training leaves; empty if it leaves its own weights.
         device: the device that computes.
         loss: the loss that is minimised.
-        per_epoch: how many steps one pass over the data has.
     """
 
     def __init__(
@@ -161,18 +165,14 @@ class Training:
         self.loss = make_loss(model, options, context.team)
         self._shared_loss = shared(self.loss, context.team)
 
-        # The length of the training.
-        self.per_epoch = options.steps_per_epoch(data.size)
-        self.total = options.total_steps(data.size)
         self.course = options.begin_course(data.size)
+        self.left: list[LeftModel] = []
 
         # The state of the loop: everything below is saved and restored.
         self.history = History()
-        self.position = 0  # how many samples of the current epoch are done
         self.order = torch.Generator().manual_seed(options.seed)  # draws the order of the samples
         self.epoch_start = self.order.get_state()  # its state before the current epoch
         self.best: tuple[float, dict[str, Tensor]] | None = None  # validation accuracy and weights of the best epoch
-        self.waited = 0  # how many epochs have ended since then
         self._agreed: tuple[bool, bool] | None = None  # whether to stop, and to save, after the last step; see _agree
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Training:
             NonFiniteError: a loss or the weights are not finite.
             Interrupted: a signal has stopped the run, after saving.
         """
-        with self.context.signals, self.context.log.progress("finetune", self.total, "steps") as progress:
+        with self.context.signals, self.context.log.progress("finetune", self.course.total, "steps") as progress:
             progress.advance(self.history.steps)
             while not self._is_finished():
                 samples = self._draw_epoch()
@@ -205,9 +205,7 @@ class Training:
             self.history.kept_epoch = None
 
         # The course may replace them, e.g. by an average over several epochs.
-        result = self.course.finish(self.options.seed)
-        if result is not None:
-            self.put(result)
+        self.left = self.course.finish(self.options.seed, self.put)
         self.model.eval()
         return self.history
 
@@ -217,8 +215,8 @@ class Training:
             return True
 
         # A run may have been saved after the last step of an epoch but before its validation: that is still to do.
-        is_inside_epoch = self.position > 0
-        return self.history.steps >= self.total and not is_inside_epoch
+        is_inside_epoch = self.history.position > 0
+        return self.history.steps >= self.course.total and not is_inside_epoch
 
     def _steps_of_ended_epochs(self) -> int:
         """Return the number of steps that were made before the current epoch."""
@@ -234,8 +232,8 @@ class Training:
         """
         self.epoch_start = self.order.get_state()
         shuffled = torch.randperm(self.data.size, generator=self.order)
-        steps_left = self.total - self._steps_of_ended_epochs()
-        steps = min(steps_left, self.per_epoch)
+        steps_left = self.course.total - self._steps_of_ended_epochs()
+        steps = min(steps_left, self.course.per_epoch)
         samples = steps * self.options.per_step
         return shuffled[:samples].tolist()
 
@@ -247,7 +245,7 @@ class Training:
             progress: advanced by every step.
         """
         # Of each batch, this process reads every n-th sample, where n is the number of processes.
-        samples_ahead = samples[self.position :]
+        samples_ahead = samples[self.history.position :]
         batches = _chunks(samples_ahead, self.options.batch_size)
         indices_to_read: list[int] = []
         for batch in batches:
@@ -277,10 +275,10 @@ class Training:
             # Add the step to the history and the logs.
             history = self.history
             history.losses.append(loss)
-            self.position += samples_of_step
-            self.context.run_log.step(history.steps, self.total, loss, rate, samples_of_step)
+            history.position += samples_of_step
+            self.context.run_log.step(history.steps, self.course.total, loss, rate, samples_of_step)
             progress.advance(1, f"loss {loss:.4f}")
-            self._collect()
+            self.course.after_step(history.steps, self.finite_weights, self.context.log, self.context.run_log)
             self._save_or_stop()
 
     def _part_of_process(self, batch: Sequence[int]) -> Sequence[int]:
@@ -359,8 +357,8 @@ class Training:
         step = self.history.steps + 1
         raise NonFiniteError(f"the loss is {value} at step {step}", hint=f"{_LOWER}; {what_is_left}")
 
-    def _check_weights(self) -> None:
-        """Raise an error if the weights are not finite. All processes call it at the same step.
+    def finite_weights(self) -> dict[str, Tensor]:
+        """Return the trained parameters by name, without a copy. All processes call it at the same step.
 
         Raises:
             NonFiniteError: the weights are not finite in any of the processes.
@@ -370,16 +368,7 @@ class Training:
         if not all(finite_in_processes):
             steps = self.history.steps
             raise NonFiniteError(f"the weights are not finite after step {steps}", hint=_LOWER)
-
-    def _collect(self) -> None:
-        """Hand the weights to the course of the training, at the steps after which it collects them."""
-        steps = self.history.steps
-        if not self.course.collects(steps):
-            return
-        self._check_weights()  # before anything is collected: all models that are written later must be finite
-
-        weights = ((name, parameter.detach()) for name, parameter in self.parameters.items())
-        self.course.collect(steps, weights, self.context.log, self.context.run_log)
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     def _end_epoch(self) -> None:
         """Validate, add the epoch to the history and the logs, and keep the weights if they are the best so far."""
@@ -398,7 +387,7 @@ class Training:
 
         # Record the epoch, and go on with the next one from its first sample.
         history.epochs.append(epoch)
-        self.position = 0  # the next epoch begins
+        history.position = 0  # the next epoch begins
         self.context.log.info(epoch_text(EpochRecord(**epoch)))
         self.context.run_log.event("epoch", **epoch)
 
@@ -424,14 +413,14 @@ class Training:
                 weights[name] = parameter.detach().clone()
             self.best = (float(accuracy), weights)
             history.kept_epoch = len(history.epochs)
-            self.waited = 0
+            history.waited = 0
             return
 
         # Otherwise the training stops early once it has waited for too many epochs.
-        self.waited += 1
+        history.waited += 1
         patience = self.options.patience
-        if patience is not None and self.waited >= patience:
-            history.stopped_early = history.steps < self.total
+        if patience is not None and history.waited >= patience:
+            history.stopped_early = history.steps < self.course.total
 
     def validate_result(self) -> tuple[float, float]:
         """Return the validation accuracy and the mean loss of the weights that a finished training ends with.
@@ -520,7 +509,7 @@ class Training:
         state = self.context.state
         if state is None:
             raise KeyboardInterrupt
-        where = f"{state.path} has step {self.history.steps} of {self.total}"
+        where = f"{state.path} has step {self.history.steps} of {self.course.total}"
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
@@ -532,7 +521,7 @@ class Training:
         Raises:
             NonFiniteError: the weights are not finite; the state saved before is kept.
         """
-        self._check_weights()
+        weights = self.finite_weights()
         history = self.history
         team = self.context.team
         extra = self.context.extra
@@ -546,37 +535,29 @@ class Training:
         best_weights: dict[str, Tensor] = {}
         if self.best is not None:
             best_accuracy, best_weights = self.best
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            tensors[f"model.{name}"] = parameter.detach()
-        for name, tensor in best_weights.items():
-            tensors[f"best.{name}"] = tensor
-        for name, tensor in optimizer_tensors(self.optimizer).items():
-            tensors[f"optimizer.{name}"] = tensor
-        for rank, state_as_hex in enumerate(random_states):
-            state = bytearray.fromhex(state_as_hex)
-            tensors[f"random.{rank}"] = torch.frombuffer(state, dtype=torch.uint8)
-        tensors |= self.course.tensors()
-        tensors["order"] = self.epoch_start
-        tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
+        counters = {name: getattr(history, name) for name in _COUNTERS}
         progress = {
+            **counters,
             "steps": history.steps,
-            "total": self.total,
-            "position": self.position,
-            "epochs": history.epochs,
-            "kept_epoch": history.kept_epoch,
-            "stopped_early": history.stopped_early,
-            "waited": self.waited,
+            "total": self.course.total,
             "best": best_accuracy,
-            **self.course.progress(),
             "log": self.context.run_log.position(),
         }
-        self.context.state.save(Saved(progress | extra.progress, tensors | extra.tensors))
+        collected = self.course.state()
+        saved = Saved(progress | collected.progress | extra.progress, collected.tensors | extra.tensors)
+        saved.add("model.", weights)
+        saved.add("best.", best_weights)
+        saved.add("optimizer.", optimizer_tensors(self.optimizer))
+        for rank, state_as_hex in enumerate(random_states):
+            state = bytearray.fromhex(state_as_hex)
+            saved.tensors[f"random.{rank}"] = torch.frombuffer(state, dtype=torch.uint8)
+        saved.tensors["order"] = self.epoch_start
+        saved.tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
+        self.context.state.save(saved)
 
     def load_state_dict(self, saved: Saved) -> None:
         """Restore the state that :meth:`save` has saved into a new training with the same options."""
         progress = saved.progress
-        history = self.history
 
         # The weights, the optimizer, and the best weights so far.
         self.put(saved.part("model."))
@@ -589,12 +570,8 @@ class Training:
         self.course.load(saved)
 
         # The counters.
-        history.epochs = progress["epochs"]
-        history.kept_epoch = progress["kept_epoch"]
-        history.losses = saved.tensors["losses"].tolist()
-        history.stopped_early = progress["stopped_early"]
-        self.position = progress["position"]
-        self.waited = progress["waited"]
+        counters = {name: progress[name] for name in _COUNTERS}
+        self.history = History(losses=saved.tensors["losses"].tolist(), **counters)
 
         # The random generators. The order is set to before the current epoch, whose samples are drawn once more.
         self.order.set_state(saved.tensors["order"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.training.adapters import Adapter
-from hydractl.training.course import Course, CourseOptions, Length, ScheduleOptions
+from hydractl.training.course import Course, CourseMaker, ScheduleOptions
 from hydractl.training.members import MemberMaker
 
 
@@ -107,7 +107,7 @@ class TrainOptions(TrainingDataOptions, WeightOptions, OptimizerOptions, LossOpt
         patience: how many epochs without a better validation accuracy end the training; None: it never ends early.
         min_delta: by how much an accuracy must exceed the best one to be better.
         schedule: the learning rate over the steps.
-        course: the course that a method prescribes; None: that of an ordinary training.
+        course: makes the course that a method prescribes; None: that of an ordinary training.
         together: makes the several members that one training trains; None: the training has one model.
     """
 
@@ -117,7 +117,7 @@ class TrainOptions(TrainingDataOptions, WeightOptions, OptimizerOptions, LossOpt
     patience: int | None = None
     min_delta: float = 0.0
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
-    course: CourseOptions | None = None
+    course: CourseMaker | None = None
     together: MemberMaker | None = None
 
     @property
@@ -149,9 +149,5 @@ class TrainOptions(TrainingDataOptions, WeightOptions, OptimizerOptions, LossOpt
         Raises:
             UsageError: the training has too few steps.
         """
-        total = self.total_steps(samples)
-        per_epoch = self.steps_per_epoch(samples)
-        length = Length(total, per_epoch)
-        if self.course is None:
-            return Course(length, self.schedule)
-        return self.course.begin(length, self.schedule)
+        begin = self.course or Course
+        return begin(self.total_steps(samples), self.steps_per_epoch(samples), self.schedule)

@@ -168,16 +168,15 @@ def _models_left(trained: Trained) -> Iterator[tuple[Mapping[str, Tensor], dict[
         "kept_epoch": outcome["kept_epoch"],
         "stopped_early": outcome["stopped_early"],
         "grid": grid or None,
-        "course": dict(trained.facts) or None,
     }
     if isinstance(model, Together):
         for index in range(model.members):
             yield model.stock_tensors(index), {**details, "member": index + 1}
-    elif not trained.models:
+    elif not trained.run.left:
         yield model.stock_tensors(), details
     else:
         del details["kept_epoch"]
-        for left in trained.models:
+        for left in trained.run.left:
             trained.run.put(left.weights)
             # The history of this model ends with the step at which its weights were taken.
             history = [epoch for epoch in outcome["epochs"] if epoch["steps"] <= left.steps]

@@ -24,13 +24,14 @@ from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.methods.laplace import LaplaceOptions
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
-from hydractl.training.checkpointing import Interruptions, StateFile
+from hydractl.training.checkpointing import Interruptions
 from hydractl.training.outputs import numbered
 from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.finetune_training import (
     answer_of_finished,
     check_files,
+    check_unfinished,
     files_of_members,
     prepare,
     train_one_model,
@@ -81,7 +82,8 @@ class _OfMember(PassedOn):
 
     def warn(self, message: str) -> None:
         self.warnings.append(message)
-        self._log.warn(f"{self._name}: {message}")
+        if message not in self._log.warnings:  # the check of all trainings has said it
+            self._log.warn(f"{self._name}: {message}")
 
 
 def _train_members(request: TrainingRequest, log: Log) -> Outcome:
@@ -252,7 +254,7 @@ def _check_members(
 
             # Compare a training to be resumed, or one that may be finished, with what the files say.
             if is_begun:
-                StateFile(files.state, prepared.fingerprint, {}).check()
+                check_unfinished(prepared, log)
             if may_be_finished:
                 earlier = answer_of_finished(prepared, log_of_check)
                 if earlier is not None:

@@ -118,8 +118,12 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     if request.dry_run:
         if not is_first:
             return Outcome(None, silent=True)
+        files = prepared.request.files
         may_replace = request.force or request.resume
-        check_outputs(paths, force=may_replace, folder=prepared.request.files.folder)
+        check_outputs(paths, force=may_replace, folder=files.folder)
+        refuse_unfinished(files.state, force=may_replace)
+        if request.resume and files.state.exists():
+            check_unfinished(prepared, log)
         plan = FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings)
         return Outcome(plan)
     if is_first and not request.resume:
@@ -147,6 +151,18 @@ def check_files(request: TrainingRequest) -> None:
     may_replace_state = request.force or request.resume
     check_outputs(files.paths, force=may_replace_outputs, folder=files.folder)
     refuse_unfinished(files.state, force=may_replace_state)
+
+
+def check_unfinished(prepared: Prepared, log: Log) -> None:
+    """Check that the unfinished run of a training to be resumed is its own; a dry run says how far it is.
+
+    Raises:
+        InputError: the file is of another kind, or belongs to another run; all differences are listed.
+    """
+    state = prepared.request.files.state
+    header = StateFile(state, prepared.fingerprint, {}).header()
+    if prepared.request.dry_run:
+        log.info(f"would go on with the run in {state}, at step {header['progress'].get('steps', 0)}")
 
 
 def prepare(request: TrainingRequest, log: Log) -> Prepared:

@@ -89,6 +89,13 @@ def test_one_that_fails_does_not_stop_the_others(
     assert len(models) == 4
 
 
+def test_what_the_check_of_all_warns_of_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("one.npz", x=np.load("train.npz")["x"], y=np.zeros(20, dtype=int))
+    train = ["finetune", MODEL, "--train", "one.npz", "--device", "cpu", "--steps", "1", "--batch-size", "8"]
+    run(*train, "-o", "x.st", "--ensemble", "deep:2")
+    assert capsys.readouterr().err.count("all 20 samples are of one class") == 1
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [(MemoryError(), "out of memory"), (ZeroDivisionError("by nothing"), "internal: ZeroDivisionError: by nothing")],

@@ -70,6 +70,11 @@ def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int, capsys:
     assert read_header("stopped.st.state").description["progress"]["steps"] == step  # type: ignore[index]
     run(*command, code=5)  # an unfinished run is neither overwritten nor taken up without being asked
     assert "an unfinished run is saved in stopped.st.state" in capsys.readouterr().err
+    aloud = [word for word in command if word != "-q"]
+    run(*aloud, "--dry-run", code=5)
+    assert "an unfinished run is saved in stopped.st.state" in capsys.readouterr().err
+    run(*aloud, "--dry-run", "--resume")
+    assert f"would go on with the run in stopped.st.state, at step {step}" in capsys.readouterr().err
     run(*command, "--resume")
     same("stopped.st")
     assert not Path("stopped.st.state").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from hydractl.errors import UsageError
 from hydractl.log import Log
 from hydractl.training.checkpointing import Saved
-from hydractl.training.course import Course, LeftModel, Length, ScheduleOptions, rate_share, warmup_steps
+from hydractl.training.course import Course, LeftModel, ScheduleOptions, rate_share, warmup_steps
 from hydractl.training.run_log import RunLog
 
 Weights = dict[str, Tensor]
@@ -34,10 +34,6 @@ class AverageOptions:
     members: int = 0
     rank: int = 20
 
-    def begin(self, length: Length, schedule: ScheduleOptions) -> Averaging:
-        """Return the course of a training; see :class:`hydractl.training.course.CourseOptions`."""
-        return Averaging(length, schedule, self)
-
 
 class Averaging(Course):
     """A training whose weights are collected after some of its last steps.
@@ -45,7 +41,6 @@ class Averaging(Course):
     Attributes:
         options: when collecting starts, and how often weights are collected.
         moments: the moments of the weights collected so far.
-        drawn: the members of SWAG, once the training is finished.
 
     Raises:
         UsageError: too few steps are left, or too few weights are collected for an average or for the rank.
@@ -53,20 +48,19 @@ class Averaging(Course):
 
     keeps_epoch = False
 
-    def __init__(self, length: Length, schedule: ScheduleOptions, options: AverageOptions) -> None:
+    def __init__(self, total: int, per_epoch: int, schedule: ScheduleOptions, options: AverageOptions) -> None:
         """Begin with no weights collected, and check that there will be enough."""
-        super().__init__(length, schedule)
+        super().__init__(total, per_epoch, schedule)
         self.options = options
         rank = 0
         if options.members:
             rank = options.rank
         self.moments = Moments(rank)
-        self.drawn: list[Weights] = []
         self._check_count()
 
     def _check_count(self) -> None:
         """Raise UsageError if there are too few steps to collect weights as often as asked for, or too few weights."""
-        steps_left = self.length.total - self.start
+        steps_left = self.total - self.start
         kind = "swag" if self.options.members else "swa"
         if self.count > steps_left:
             hint = "train longer, or give a smaller START or N"
@@ -90,7 +84,7 @@ class Averaging(Course):
     @property
     def start(self) -> int:
         """The number of steps before weights are collected."""
-        steps = self.options.start * self.length.total
+        steps = self.options.start * self.total
         return round(steps)
 
     @property
@@ -98,8 +92,8 @@ class Averaging(Course):
         """The number of times that weights are collected: as asked for, or once for every epoch that is left."""
         if self.options.count:
             return self.options.count
-        steps_left = self.length.total - self.start
-        return steps_left // self.length.per_epoch
+        steps_left = self.total - self.start
+        return steps_left // self.per_epoch
 
     def share_of_peak(self, step: int) -> float:
         """Return the learning rate of a step as a share of its peak.
@@ -113,14 +107,14 @@ class Averaging(Course):
             if shape == "constant":
                 return 1.0
             return floor
-        whole_warmup = warmup_steps(self.schedule.warmup, self.length.total)
+        whole_warmup = warmup_steps(self.schedule.warmup, self.total)
         warmup = min(whole_warmup, self.start)
         return rate_share(step, self.start, warmup, shape, floor)
 
     def collects(self, steps: int) -> bool:
         """Return whether the weights after this many steps are collected: evenly spread, the last time at the end."""
         steps_made = steps - self.start
-        steps_in_all = self.length.total - self.start
+        steps_in_all = self.total - self.start
         if steps_made <= 0:
             return False
 
@@ -129,38 +123,29 @@ class Averaging(Course):
         times_before = (steps_made - 1) * self.count // steps_in_all
         return times_by_now > times_before
 
-    def collect(self, steps: int, weights: Iterable[tuple[str, Tensor]], log: Log, run_log: RunLog) -> None:
-        """Add the weights to the moments."""
-        self.moments.add(weights)
+    def after_step(self, steps: int, weights: Callable[[], Mapping[str, Tensor]], log: Log, run_log: RunLog) -> None:
+        """Add the weights to the moments, where they are collected."""
+        if self.collects(steps):
+            self.moments.add(weights().items())
 
-    def finish(self, seed: int) -> Weights:
-        """Draw the members, which :meth:`left_models` returns later, and return the average of the weights."""
-        draws = self.moments.draws(self.options.members, seed)
-        self.drawn = list(draws)
-        return self.moments.mean
-
-    def left_models(self) -> list[LeftModel]:
-        """Return a model for each member that was drawn."""
+    def finish(self, seed: int, put: Callable[[Mapping[str, Tensor]], None]) -> list[LeftModel]:
+        """Put the average into the model, and return it, or a model for each member that is drawn around it."""
+        mean = self.moments.mean
+        put(mean)
+        facts = {"averaged": self.moments.count}
+        if not self.options.members:
+            return [LeftModel(mean, self.total, facts)]
         models = []
-        for number, weights in enumerate(self.drawn, start=1):
-            facts = {**self.facts(), "draw": number}
-            models.append(LeftModel(weights, self.length.total, facts))
+        draws = self.moments.draws(self.options.members, seed)
+        for number, weights in enumerate(draws, start=1):
+            models.append(LeftModel(weights, self.total, {**facts, "draw": number}))
         return models
 
-    def facts(self) -> dict[str, int]:
-        """Return the number of averaged weights, for the provenance."""
-        return {"averaged": self.moments.count}
-
-    def progress(self) -> dict[str, int]:
-        """Return the number of weights collected so far."""
-        return {"averaged": self.moments.count}
-
-    def tensors(self) -> Weights:
-        """Return the moments of the weights collected so far, by names that start with ``average.``."""
-        tensors = {}
-        for name, tensor in self.moments.tensors().items():
-            tensors[f"average.{name}"] = tensor
-        return tensors
+    def state(self) -> Saved:
+        """Return the number of weights collected so far, and their moments by names that start with ``average.``."""
+        state = Saved({"averaged": self.moments.count})
+        state.add("average.", self.moments.tensors())
+        return state
 
     def load(self, saved: Saved) -> None:
         """Restore the moments of an unfinished training."""

@@ -7,22 +7,23 @@ has ceil(T / M) steps and the last one has the steps that are left. The learning
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.methods.base import FinetuneRequest, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
-from hydractl.training.course import Course, LeftModel, Length, ScheduleOptions, rate_share, warmup_steps
+from hydractl.training.checkpointing import Saved
+from hydractl.training.course import Course, CourseMaker, LeftModel, ScheduleOptions, rate_share, warmup_steps
 from hydractl_more_methods.collecting import CollectingOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.log import Log
-    from hydractl.training.checkpointing import Saved
     from hydractl.training.run_log import RunLog
 
 
@@ -50,20 +51,9 @@ class SnapshotsOptions(CollectingOptions):
             unused.append("schedule")
         return unused
 
-    def course(self) -> CyclesOptions:
-        """Return the course of that many cycles."""
-        return CyclesOptions(self.cycles)
-
-
-@dataclass(frozen=True)
-class CyclesOptions:
-    """The number of cycles."""
-
-    count: int
-
-    def begin(self, length: Length, schedule: ScheduleOptions) -> Cycles:
-        """Divide a training into cycles; see :class:`hydractl.training.course.CourseOptions`."""
-        return Cycles(length, schedule, self.count)
+    def course(self) -> CourseMaker:
+        """Return what makes the course of that many cycles."""
+        return partial(Cycles, count=self.cycles)
 
 
 class Cycles(Course):
@@ -79,14 +69,13 @@ class Cycles(Course):
 
     keeps_epoch = False
 
-    def __init__(self, length: Length, schedule: ScheduleOptions, count: int) -> None:
+    def __init__(self, total: int, per_epoch: int, schedule: ScheduleOptions, count: int) -> None:
         """Begin without snapshots, and check that there are steps for every cycle."""
-        super().__init__(length, schedule)
+        super().__init__(total, per_epoch, schedule)
         self.count = count
         self.snapshots: list[dict[str, Tensor]] = []
 
         # All cycles but the last have ceil(steps / cycles) steps; with few steps, none may be left for the last one.
-        total = length.total
         steps_before_last = (count - 1) * self.steps_per_cycle
         if steps_before_last >= total:
             enough = count * self.steps_per_cycle
@@ -98,7 +87,7 @@ class Cycles(Course):
     @property
     def steps_per_cycle(self) -> int:
         """The number of steps of each cycle except the last."""
-        steps = self.length.total / self.count
+        steps = self.total / self.count
         return math.ceil(steps)
 
     @property
@@ -107,14 +96,14 @@ class Cycles(Course):
         ends = []
         for number in range(1, self.count):
             ends.append(number * self.steps_per_cycle)
-        ends.append(self.length.total)
+        ends.append(self.total)
         return ends
 
     def cycle_of(self, step: int) -> tuple[int, int]:
         """Return the first step and the number of steps of the cycle that a step (counted from 0) belongs to."""
         full_cycles_before = step // self.steps_per_cycle
         start = full_cycles_before * self.steps_per_cycle
-        steps_left = self.length.total - start
+        steps_left = self.total - start
         return start, min(self.steps_per_cycle, steps_left)
 
     def share_of_peak(self, step: int) -> float:
@@ -122,27 +111,25 @@ class Cycles(Course):
         start, steps = self.cycle_of(step)
         warmup = 0
         if start == 0:
-            whole_warmup = warmup_steps(self.schedule.warmup, self.length.total)
+            whole_warmup = warmup_steps(self.schedule.warmup, self.total)
             warmup = min(whole_warmup, self.steps_per_cycle)
         step_of_cycle = step - start
         return rate_share(step_of_cycle, steps, warmup, self.schedule.shape, self.schedule.floor)
 
-    def collects(self, steps: int) -> bool:
-        """Return whether a cycle ends after this number of steps."""
+    def after_step(self, steps: int, weights: Callable[[], Mapping[str, Tensor]], log: Log, run_log: RunLog) -> None:
+        """Take a snapshot where a cycle ends: a copy of the weights on the CPU."""
         current_cycle = len(self.snapshots)
-        return steps == self.ends[current_cycle]
-
-    def collect(self, steps: int, weights: Iterable[tuple[str, Tensor]], log: Log, run_log: RunLog) -> None:
-        """Take a snapshot: a copy of the weights on the CPU."""
+        if steps != self.ends[current_cycle]:
+            return
         snapshot = {}
-        for name, weight in weights:
+        for name, weight in weights().items():
             snapshot[name] = weight.to("cpu", copy=True)
         self.snapshots.append(snapshot)
         number = len(self.snapshots)
         log.info(f"cycle {number} of {self.count} ends at step {steps}")
         run_log.event("cycle", cycle=number, step=steps)
 
-    def left_models(self) -> list[LeftModel]:
+    def finish(self, seed: int, put: Callable[[Mapping[str, Tensor]], None]) -> list[LeftModel]:
         """Return a model for each snapshot."""
         models: list[LeftModel] = []
         for weights, end in zip(self.snapshots, self.ends, strict=True):
@@ -150,17 +137,12 @@ class Cycles(Course):
             models.append(LeftModel(weights, end, {"cycle": number}))
         return models
 
-    def progress(self) -> dict[str, int]:
-        """Return the number of snapshots so far."""
-        return {"snapshots": len(self.snapshots)}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all snapshots so far, by names such as ``snapshot.0.NAME``."""
-        tensors = {}
+    def state(self) -> Saved:
+        """Return the number of snapshots so far, and their tensors by names such as ``snapshot.0.NAME``."""
+        state = Saved({"snapshots": len(self.snapshots)})
         for index, weights in enumerate(self.snapshots):
-            for name, weight in weights.items():
-                tensors[f"snapshot.{index}.{name}"] = weight
-        return tensors
+            state.add(f"snapshot.{index}.", weights)
+        return state
 
     def load(self, saved: Saved) -> None:
         """Restore the snapshots of an unfinished training."""

@@ -6,6 +6,7 @@ Izmailov et al., Averaging Weights Leads to Wider Optima (UAI 2018).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from hydractl.methods.study_rows import ByTraining, StudyRow
 from hydractl_more_methods.collecting import CollectingOptions
 
 if TYPE_CHECKING:
-    from hydractl.training.course import CourseOptions
+    from hydractl.training.course import CourseMaker
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ class SwaOptions(AveragingOptions):
     start: float = argument("START", float, above=0, below=1)
     count: int | None = argument("N", int, None, at_least=2, at_most=999_999)
 
-    def course(self) -> CourseOptions:
-        """Return the course that averages weights."""
+    def course(self) -> CourseMaker:
+        """Return what makes the course that averages weights."""
         averaging = import_module("hydractl_more_methods.averaging")
-        options: CourseOptions = averaging.AverageOptions(start=self.start, count=self.count)
-        return options
+        options = averaging.AverageOptions(start=self.start, count=self.count)
+        return partial(averaging.Averaging, options=options)
 
 
 # Average 20 weights of the second half of a training, as many as the rank of SWAG.

@@ -6,6 +6,7 @@ Maddox et al., A Simple Baseline for Bayesian Uncertainty in Deep Learning (Neur
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 from hydractl_more_methods.swa import AveragingOptions
 
 if TYPE_CHECKING:
-    from hydractl.training.course import CourseOptions
+    from hydractl.training.course import CourseMaker
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class SwagOptions(AveragingOptions):
         """Return the number of members, which are all drawn after one training."""
         return self.members
 
-    def course(self) -> CourseOptions:
-        """Return the course that averages weights and draws the members around their average."""
+    def course(self) -> CourseMaker:
+        """Return what makes the course that averages weights and draws the members around their average."""
         averaging = import_module("hydractl_more_methods.averaging")
-        options: CourseOptions = averaging.AverageOptions(
+        options = averaging.AverageOptions(
             start=self.start,
             count=self.count,
             members=self.members,
             rank=self.rank,
         )
-        return options
+        return partial(averaging.Averaging, options=options)
 
 
 # The draws lie so close together that merging their MLPs would average them back to the mean.

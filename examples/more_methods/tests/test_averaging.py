@@ -17,7 +17,7 @@ from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.report.terminal import render
-from hydractl.training.course import Length, ScheduleOptions
+from hydractl.training.course import ScheduleOptions
 from hydractl.training.loop import Training, TrainingContext
 from tests.answers import result_of
 from tests.image_data import write_images
@@ -31,13 +31,13 @@ RANK, SEED = 3, 3
 
 def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, torch.Tensor]] = []
-    before = Training._collect
+    before = Averaging.after_step
 
-    def listed(self: Training) -> None:
-        seen.append({name: p.detach().double() for name, p in self.parameters.items()})
-        before(self)
+    def listed(self: Averaging, steps: int, weights: Any, *logs: Any) -> None:
+        seen.append({name: tensor.double() for name, tensor in weights().items()})
+        before(self, steps, weights, *logs)
 
-    monkeypatch.setattr(Training, "_collect", listed)
+    monkeypatch.setattr(Averaging, "after_step", listed)
     source = source_of(stock("class-token"), "class-token")
     s = settings(ensemble=f"swag:2,{RANK},0.25,4", schedule="constant", steps=13, lr=0.02, optimizer="sgd")
     model = HydraModel(source.description, source.tensors)
@@ -49,7 +49,7 @@ def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypa
     every = {name: torch.stack([weights[name] for weights in collected]) for name in names}
     mean = {name: stacked.mean(dim=0) for name, stacked in every.items()}
     generator = torch.Generator().manual_seed(SEED)
-    for drawn in (left.weights for left in training.course.left_models()):
+    for drawn in (left.weights for left in training.left):
         along = torch.randn(RANK, generator=generator, dtype=torch.float64)
         for name in names:
             running = [every[name][: i + 1].mean(dim=0) for i in range(4)]
@@ -63,13 +63,12 @@ def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypa
 
 
 def test_when_it_collects_and_at_which_rate() -> None:
-    length = Length(12, 3)
     half = AverageOptions(start=0.5)
-    whole_epochs = Averaging(length, ScheduleOptions(warmup=0, floor=0.5), half)
+    whole_epochs = Averaging(12, 3, ScheduleOptions(warmup=0, floor=0.5), half)
     assert [step for step in range(1, 13) if whole_epochs.collects(step)] == [9, 12]
     rates = [whole_epochs.share_of_peak(step) for step in range(12)]
     assert rates[0] == 1 and rates[3] == pytest.approx(0.75) and rates[6:] == [0.5] * 6
-    constant = Averaging(length, ScheduleOptions(warmup=2, shape="constant"), half)
+    constant = Averaging(12, 3, ScheduleOptions(warmup=2, shape="constant"), half)
     assert [constant.share_of_peak(step) for step in (0, 1, 11)] == [0.5, 1, 1]
     for wrong, complaint in (
         (AverageOptions(start=0.75), "collect weights 1 times: too few for an average"),
@@ -77,7 +76,7 @@ def test_when_it_collects_and_at_which_rate() -> None:
         (AverageOptions(start=0.5, count=4, members=2, rank=5), "4 times: too few for a Gaussian of rank 5"),
     ):
         with pytest.raises(UsageError, match=complaint):
-            Averaging(length, ScheduleOptions(), wrong)
+            Averaging(12, 3, ScheduleOptions(), wrong)
 
 
 def test_what_an_average_has_no_use_for_is_refused() -> None:

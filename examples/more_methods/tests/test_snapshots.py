@@ -22,7 +22,7 @@ from hydractl.log import Log
 from hydractl.methods import read_ensemble
 from hydractl.model.runtime import HydraModel
 from hydractl.training import loop
-from hydractl.training.course import Length, ScheduleOptions
+from hydractl.training.course import ScheduleOptions
 from hydractl.training.loop import TrainingContext
 from tests.forked import Forked
 from tests.image_data import write_images
@@ -39,7 +39,7 @@ def rate(t: int, total: int, cycles: int) -> float:
 
 
 def cycles(total: int, count: int) -> Cycles:
-    return Cycles(Length(total, total), ScheduleOptions(), count)
+    return Cycles(total, total, ScheduleOptions(), count)
 
 
 def test_the_cycles_are_those_of_the_paper() -> None:
@@ -72,9 +72,8 @@ def test_training_equals_a_plain_loop_with_the_rate_of_the_paper(warmup: int) ->
         optimizer.step()
         if done in (4, 8, 12):
             expected.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
-    left = run.course.left_models()
-    assert len(left) == 3
-    for snapshot, reached in zip(left, expected, strict=True):
+    assert len(run.left) == 3
+    for snapshot, reached in zip(run.left, expected, strict=True):
         run.put(snapshot.weights)
         trained = model.stock_tensors()
         assert all(torch.allclose(trained[n], t, rtol=1e-4, atol=1e-5) for n, t in reached.items())
