@@ -9,8 +9,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
+
+import pytest
 
 LARGE = 20_000  # bytes from which a file is a large one, of git LFS
 
@@ -151,3 +154,18 @@ def serving() -> Iterator[tuple[Hub, str]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def hub_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a new folder whose subfolders the datasets library then takes for the sets ``org/...`` of the hub."""
+    datasets = pytest.importorskip("datasets")
+    load = datasets.load_dataset
+    root = folder / "hub"
+    root.mkdir()
+
+    def load_dataset(name: str, config: str, split: str) -> Any:
+        owner, _, rest = name.partition("/")
+        return load(str(root / rest) if owner == "org" else name, config, split=split)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return root

@@ -1,21 +1,19 @@
 """Data in the forms of Hugging Face: ``.parquet`` files of images, and ``hf:NAME/config/split``.
 
 pyarrow reads a Parquet file; its images are a column of ``{bytes, path}``. The ``datasets`` library opens an ``hf:``
-set, which is a name on the hub or a local folder. Both libraries are optional. Only a name may use the network; what
-the library has in its cache is taken from there. No code of a data set is run.
+set by its name on the hub. Both libraries are optional. A name may use the network; what the library has in its cache
+is taken from there. No code of a data set is run.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from hydractl.data.base import Dataset, RowIds, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
@@ -30,7 +28,7 @@ from hydractl.jsonio import read_whole
 _SETTINGS = ("image", "label")
 
 _NAMES = ("image", "img")  # a column of plain bytes counts as images only under one of these names
-_HERE = ("/", "./", "../", "~")  # a path that begins so is a folder, any other is a name on the hub
+_HERE = ("/", "./", "../", "~")  # what a path begins with, and no name on the hub
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
@@ -190,25 +188,19 @@ def _labels(labels: list[Any] | None, class_names: list[str] | None, available: 
 # --- the datasets library ---------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, repr=False)
 class HubImages(EncodedImages):
     """The images of a set of the ``datasets`` library, or of a Parquet file.
 
-    Args:
-        spec: the SPEC from which the set was opened.
-        where: the name of the set in messages.
-        ids: one id for each image.
+    Attributes:
         column: the column of images, not decoded: each item is ``{"bytes", "path"}``.
-        folders: image files may only be read from these folders (the folder of the set, or the library's cache); None
-            means from anywhere.
+        folders: image files may only be read from these folders (the library's caches); None means from anywhere.
     """
 
+    column: Any
+    folders: Sequence[str] | None
     nothing = "the row holds no bytes"
     turns = True  # as the library does
-
-    def __init__(self, spec: str, where: str, ids: Sequence[str], column: Any, folders: Sequence[str] | None) -> None:
-        super().__init__(spec, where, ids)
-        self.column = column
-        self._folders_of_images = folders
 
     def read(self, i: int) -> bytes:
         """Return the bytes of image ``i``, from its row or from the file that the row names; empty if it has none.
@@ -220,8 +212,7 @@ class HubImages(EncodedImages):
         content = value.get("bytes")
         path = value.get("path")
         if content is None and path:  # the row names a file
-            folders = self._folders_of_images
-            may_be_read = folders is None or any(_lies_in(path, folder) for folder in folders)
+            may_be_read = self.folders is None or any(_lies_in(path, folder) for folder in self.folders)
             if not may_be_read:
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
@@ -232,7 +223,7 @@ class HubImages(EncodedImages):
 
 
 def read_hub_set(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open ``hf:NAME/config/split`` or ``hf:FOLDER/config/split`` (a folder starts with ``/``, ``./``, ``../``, ``~``).
+    """Open ``hf:NAME/config/split``.
 
     If the set has a column of images, it is opened as images (``?image=``, ``?label=``), otherwise as texts
     (``?text=``, ``?text_b=``, ``?label=``). Labels that are integers index the names of the set's own ``ClassLabel``.
@@ -245,11 +236,11 @@ def read_hub_set(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        UsageError: if the library is not installed, or the SPEC has no config and split.
+        UsageError: if the library is not installed, or the SPEC has no config and split, or names a local folder.
         InputError: if the library cannot open the set, or columns are missing or ambiguous.
     """
     table = _load_table(spec)
-    folders = _folders_of_images(spec)
+    folders = _caches()
     return _read_loaded(spec, table, folders, limit)
 
 
@@ -351,7 +342,7 @@ def _load_table(spec: DataSpec) -> Any:
 
     Raises:
         UsageError: if the library is not installed.
-        InputError: if the library cannot open the set, or the folder refers to files outside it.
+        InputError: if the library cannot open the set.
     """
     try:
         import datasets
@@ -361,31 +352,19 @@ def _load_table(spec: DataSpec) -> Any:
             hint=install_hint("datasets"),
         ) from error
 
-    # A folder is checked before the library opens it.
     name, config, split = _name_config_split(spec)
-    is_folder = name.startswith(_HERE)
-    name_or_folder = name
-    if is_folder:
-        name_or_folder = os.path.expanduser(name)
-        if not os.path.isdir(name_or_folder):
-            raise InputError(f"{spec.where}: no such folder: {name_or_folder}")
-        _refuse_files_elsewhere(spec, Path(name_or_folder))
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(name_or_folder, config, split=split)
+        return datasets.load_dataset(name, config, split=split)
     # The library raises many kinds of errors, whose texts say what is wrong.
     except Exception as error:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
 
 
-def _folders_of_images(spec: DataSpec) -> list[str]:
-    """Return the folders in which image files of a set may lie: its own folder, or the caches of the library."""
-    import datasets
+def _caches() -> list[str]:
+    """Return the caches of the library, in which image files of a set of the hub may lie."""
+    from datasets import config
 
-    name, _, _ = _name_config_split(spec)
-    if name.startswith(_HERE):
-        return [os.path.expanduser(name)]
-    config = datasets.config
     return [str(config.HF_CACHE_HOME), str(config.HF_DATASETS_CACHE), str(config.EXTRACTED_DATASETS_PATH)]
 
 
@@ -397,102 +376,22 @@ def _lies_in(path: str, folder: str) -> bool:
     return common_folder == full_folder
 
 
-_CARD = "README.md"
-_DESCRIPTIONS = (_CARD, ".huggingface.yaml")
-"""The files in which the library looks for the names of a set's data files."""
-_LONGEST_DESCRIPTION = 1 << 20  # in bytes; a few kilobytes of YAML are usual
-
-
-def _refuse_files_elsewhere(spec: DataSpec, folder: Path) -> None:
-    """Refuse a folder whose description sends the library elsewhere: to a web address, or to files outside the folder.
-
-    Raises:
-        InputError: naming the address or the file.
-    """
-    for name in _DESCRIPTIONS:
-        file = folder / name
-        if not file.is_file():
-            continue
-        description = _read_description(spec, file)
-        for file_name in _file_names_in(description, set()):
-            if _is_elsewhere(file_name):
-                raise InputError(
-                    f"{spec.where}: {file} names {printable(file_name)!r}, outside of the folder",
-                    hint="put the files into the folder, or name the set that holds them",
-                )
-
-
-def _read_description(spec: DataSpec, file: Path) -> Any:
-    """Parse the YAML of a set's description: the whole file, or the block at the start of a dataset card.
-
-    Raises:
-        InputError: if the file is too long or cannot be read.
-    """
-    size = file.stat().st_size
-    if size > _LONGEST_DESCRIPTION:
-        raise InputError(f"{spec.where}: {file} is longer than {_LONGEST_DESCRIPTION} bytes")
-    try:
-        text = file.read_text(encoding="utf-8")
-        if file.name == _CARD:  # the YAML stands between two lines of ---
-            block = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-            text = block[1] if block else ""
-        return yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{spec.where}: {file} cannot be read: {reason(error)}") from error
-
-
-def _is_elsewhere(place: str) -> bool:
-    """Return whether a file name leads out of its folder, for example to a web address."""
-    if "://" in place:
-        return True
-    if place.startswith(("/", "~")):
-        return True
-    return ".." in Path(place).parts
-
-
-def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool = False) -> Iterator[str]:
-    """Yield all file names that the description of a set gives: every text below a key ``data_files`` or ``data_dir``.
-
-    YAML has aliases, so the same part may occur twice or even contain itself. Every part is searched only once.
-
-    Args:
-        document: the description, or a part of it.
-        met: the parts that were searched before, by identity and ``below_key``; this call adds more.
-        below_key: whether the part lies below one of the two keys.
-    """
-    if isinstance(document, str) and below_key:
-        yield document
-    if not isinstance(document, (dict, list)):
-        return
-
-    # Search every list and object only once.
-    part = (id(document), below_key)
-    if part in met:
-        return
-    met.add(part)
-    if isinstance(document, list):
-        for item in document:
-            yield from _file_names_in(item, met, below_key=below_key)
-        return
-    for key, item in document.items():
-        is_key = key in ("data_files", "data_dir")
-        yield from _file_names_in(item, met, below_key=below_key or is_key)
-
-
 def _name_config_split(spec: DataSpec) -> tuple[str, str, str]:
-    """Split ``[ORG/]NAME/config/split`` or ``FOLDER/config/split`` into name, config and split.
+    """Split ``[ORG/]NAME/config/split`` into name, config and split.
 
     Raises:
-        UsageError: if the path has another form.
+        UsageError: if the path has another form, or leads to a local folder, which the library would open in its place.
     """
     rest, _, split = spec.path.rpartition("/")
     name, _, config = rest.rpartition("/")
-    has_all_parts = bool(name and config and split)
-    is_folder = spec.path.startswith(_HERE)
-    has_too_many_parts = name.count("/") > 1 and not is_folder
-    if not has_all_parts or has_too_many_parts:
+    if spec.path.startswith(_HERE) or os.path.isdir(name):
         raise UsageError(
-            f"{spec.where}: not NAME/config/split",
-            hint="for example hf:stanfordnlp/sst2/default/validation, or a folder: hf:./folder/default/train",
+            f"{spec.where}: hf: opens sets of the hub, and no local folder",
+            hint="give its .parquet, .jsonl or .csv file; in Python datasets.load_dataset(FOLDER, split=...)",
+        )
+    has_all_parts = bool(name and config and split)
+    if not has_all_parts or name.count("/") > 1:
+        raise UsageError(
+            f"{spec.where}: not NAME/config/split", hint="for example hf:stanfordnlp/sst2/default/validation"
         )
     return name, config, split

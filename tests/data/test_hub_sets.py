@@ -1,4 +1,4 @@
-"""``hf:`` sets from local folders: images and texts, their labels by name, and what is said when there is nothing."""
+"""``hf:`` sets of a hub that is a folder: images and texts, labels by name, and what is said when there is nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from PIL import Image
 
 from hydractl.data import batches, open_data
 from hydractl.errors import InputError, UsageError
+from tests.fake_hub import hub_in
 from tests.image_data import stacked
 
 datasets = pytest.importorskip("datasets")
@@ -22,11 +23,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
 
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the library finds the sets ``org/...`` of the hub."""
+    return hub_in(tmp_path, monkeypatch)
+
+
 @pytest.fixture
-def pets(tmp_path: Path) -> Path:
-    """A folder with Parquet files of a train and a test split."""
+def pets(hub: Path) -> str:
+    """The name of a set with Parquet files of a train and a test split."""
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    root = tmp_path / "pets"
+    root = hub / "pets"
     for split, count in (("train", 5), ("test", 3)):
         rows = {
             "image": [Image.new("L", (3, 2), i) for i in range(count)],
@@ -35,10 +42,10 @@ def pets(tmp_path: Path) -> Path:
         table = datasets.Dataset.from_dict(rows, features=features)
         (root / "data").mkdir(parents=True, exist_ok=True)
         table.to_parquet(root / f"data/{split}-00000-of-00001.parquet")
-    return root
+    return "org/pets"
 
 
-def test_images(pets: Path) -> None:
+def test_images(pets: str) -> None:
     data = open_data(f"hf:{pets}/default/train", labels=["dog", "cat"], reads={"vit": "image"}, need_labels=True)
     assert data.kind == "image" and data.ids[1] == f"hf:{pets}/default/train#1" and len(data) == 5
     assert data.labels.tolist() == [1, 0, 1, 0, 1]
@@ -54,46 +61,53 @@ def test_images(pets: Path) -> None:
         open_data(f"hf:{pets}/default/test?text=x")
 
 
-def test_texts(tmp_path: Path) -> None:
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t/train.jsonl").write_text(
+def test_texts(hub: Path) -> None:
+    (hub / "t").mkdir()
+    (hub / "t/train.jsonl").write_text(
         '{"sentence": "good", "label": 1, "idx": 0}\n{"sentence": "bad", "label": 0, "idx": 1}\n'
     )
-    data = open_data(f"hf:{tmp_path}/t/default/train")
+    data = open_data("hf:org/t/default/train")
     assert data.kind == "text" and [data[0], data[1]] == ["good", "bad"] and data.label_names is None
     assert data.labels.tolist() == [1, 0]
     with pytest.raises(InputError, match="holds texts, and vit reads images"):
-        open_data(f"hf:{tmp_path}/t/default/train", reads={"vit": "image"})
+        open_data("hf:org/t/default/train", reads={"vit": "image"})
 
 
-def test_pairs_and_names(tmp_path: Path) -> None:
+def test_pairs_and_names(hub: Path) -> None:
     names = datasets.ClassLabel(names=["no", "yes"])
     features = datasets.Features(
         {"sentence1": datasets.Value("string"), "sentence2": datasets.Value("string"), "label": names}
     )
     rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [1, 0]}
-    (tmp_path / "p").mkdir()
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "p/validation.parquet")
-    data = open_data(f"hf:{tmp_path}/p/default/validation", labels=["yes", "no"])
+    (hub / "p").mkdir()
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(hub / "p/validation.parquet")
+    data = open_data("hf:org/p/default/validation", labels=["yes", "no"])
     assert data[1] == ("b", "d") and data.labels.tolist() == [0, 1]
-    single = open_data(f"hf:{tmp_path}/p/default/validation?text=sentence2", limit=1)
+    single = open_data("hf:org/p/default/validation?text=sentence2", limit=1)
     assert len(single) == 1 and single[0] == "c"
 
 
-@pytest.mark.parametrize("spec", ["hf:sst2", "hf:glue/sst2", "hf:a/b/c/d/e", "hf:/folder"])
+@pytest.mark.parametrize("spec", ["hf:sst2", "hf:glue/sst2", "hf:a/b/c/d/e"])
 def test_what_a_spec_needs(spec: str) -> None:
     with pytest.raises(UsageError, match="not NAME/config/split") as error:
         open_data(spec)
     assert error.value.hint is not None and "hf:stanfordnlp/sst2/default/validation" in error.value.hint
 
 
-def test_nothing_there(pets: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such folder"):
-        open_data(f"hf:{tmp_path}/none/default/train")
+def test_nothing_there(pets: str) -> None:
     with pytest.raises(InputError, match="cannot open the set"):
         open_data(f"hf:{pets}/default/validation")
     with pytest.raises(InputError, match="cannot open the set"):
-        open_data("hf:org/name/default/train")  # not in the cache, and offline
+        open_data("hf:other/name/default/train")  # not in the cache, and offline
+
+
+@pytest.mark.parametrize("folder", ["{}/org/pets", "./org/pets", "org/pets", "~/pets"])
+def test_a_local_folder_is_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that lies where the library would take it for the name: its description may lead elsewhere."""
+    (tmp_path / "org/pets").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="hf: opens sets of the hub, and no local folder"):
+        open_data(f"hf:{folder.format(tmp_path)}/default/train")
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

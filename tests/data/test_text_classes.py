@@ -14,6 +14,7 @@ from pyarrow import parquet
 import hydractl
 from hydractl.data import open_data
 from hydractl.errors import InputError
+from tests.fake_hub import hub_in
 from tests.pico import WORDS, named, publish, stock
 
 MODEL = ["positive", "negative", "neutral"]
@@ -46,13 +47,13 @@ def dictionary(path: Path) -> str:
 
 
 def hub_folder(path: Path) -> str:
-    numbered(path)
-    return f"hf:{path}/default/train"
+    numbered(path / "hub/set")
+    return "hf:org/set/default/train"
 
 
 def hub_dictionary(path: Path) -> str:
-    dictionary(path)
-    return f"hf:{path}/default/train"
+    dictionary(path / "hub/set")
+    return "hf:org/set/default/train"
 
 
 def json_lines(path: Path) -> str:
@@ -72,9 +73,12 @@ FORMS = [numbered, dictionary, hub_folder, hub_dictionary, json_lines, comma_sep
 
 @pytest.mark.fault(89)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_fault_89_labels_of_texts_go_by_name(form: Callable[[Path], str], tmp_path: Path) -> None:
+def test_fault_89_labels_of_texts_go_by_name(
+    form: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "hub" in form.__name__:
         pytest.importorskip("datasets")
+        (hub_in(tmp_path, monkeypatch) / "set").mkdir()
     spec = form(tmp_path)
     data = open_data(spec, labels=MODEL, need_labels=True)
     assert data.labels.tolist() == EXPECTED
@@ -88,12 +92,16 @@ def test_fault_89_labels_of_texts_go_by_name(form: Callable[[Path], str], tmp_pa
 
 
 @pytest.mark.fault(89)
-def test_fault_89_bad_labels_elsewhere_do_not_make_positions_of_names(tmp_path: Path) -> None:
+def test_fault_89_bad_labels_elsewhere_do_not_make_positions_of_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = pyarrow.array([*INTEGERS[:4], None])
     table = pyarrow.table({"text": TEXTS, "label": labels}).replace_schema_metadata(class_label(DATA))
-    parquet.write_table(table, tmp_path / "train.parquet")
-    specs = [f"{tmp_path}/train.parquet?take=4", f"hf:{tmp_path}/default/train?take=4"]
     pytest.importorskip("datasets")
+    folder = hub_in(tmp_path, monkeypatch) / "set"
+    folder.mkdir()
+    parquet.write_table(table, folder / "train.parquet")
+    specs = [f"{folder}/train.parquet?take=4", "hf:org/set/default/train?take=4"]
     for spec in specs:
         part = open_data(spec, labels=MODEL)
         assert part.labels.tolist() == EXPECTED[:4]

@@ -382,16 +382,6 @@ def test_preprocessing_of_another_model(attack: Attack) -> None:
         )
 
 
-@pytest.mark.long
-@pytest.mark.fault(57)
-def test_a_folder_that_names_another_on_the_hub(attack: Attack) -> None:
-    pytest.importorskip("datasets", reason="pip install 'hydractl[hub]'")
-    Path("set").mkdir()
-    Path("set/README.md").write_text("---\nconfigs:\n- data_files: hf://datasets/a/b/c.parquet\n---\n")
-    code, _, said = attack(*EVAL, "hf:./set/default/train", "-o", "e.json")
-    assert code == 3 and "HTTP" not in said
-
-
 @pytest.mark.fault(57)
 @pytest.mark.long
 def test_standard_input_that_is_closed(here: Path) -> None:

@@ -45,59 +45,6 @@ def test_a_matplotlibrc_of_the_working_folder_changes_nothing(monkeypatch: pytes
     assert not Path("pwned").exists()
 
 
-ELSEWHERE = [
-    "https://example.org/x.csv",
-    "hf://datasets/a/b/c.parquet",
-    "/etc/passwd",
-    "~/x.csv",
-    "../x.csv",
-    "a/../../x.csv",
-]
-
-
-@pytest.mark.fault(58)
-@pytest.mark.parametrize(
-    ("form", "place"), spread(["text", "list", "splits", "alias", "yaml", "folder"], ELSEWHERE, each=2)
-)
-def test_a_local_set_that_sends_elsewhere(form: str, place: str) -> None:
-    datasets = pytest.importorskip("datasets")
-    del datasets
-    from hydractl.data.opening import open_data
-
-    Path("set").mkdir()
-    Path("set/train.csv").write_text("text,label\na,0\n")
-    described: dict[str, Any] = {
-        "text": {"configs": [{"config_name": "default", "data_files": place}]},
-        "list": {"configs": [{"config_name": "default", "data_files": ["train.csv", place]}]},
-        "splits": {"configs": [{"config_name": "default", "data_files": [{"split": "train", "path": [place]}]}]},
-        "yaml": {"configs": [{"config_name": "default", "data_files": place}]},
-        "folder": {"configs": [{"config_name": "default", "data_dir": place}]},
-    }
-    text = json.dumps(described.get(form))
-    if form == "alias":
-        text = f'{{"unnamed": &a ["{place}"], "configs": [{{"config_name": "default", "data_files": *a}}]}}'
-    if form == "yaml":
-        Path("set/.huggingface.yaml").write_text(text)
-    else:
-        Path("set/README.md").write_text(f"---\n{text}\n---\nwords\n")
-    with pytest.raises(InputError, match="outside of the folder"):
-        open_data("hf:./set/default/train")
-
-
-@pytest.mark.fault(58)
-def test_aliases_without_end_are_met_once() -> None:
-    from hydractl.data.opening import open_data
-
-    pytest.importorskip("datasets")
-    lines = ["a0: &a0 [x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
-    lines.append("configs: [{config_name: default, data_files: [*a29, /etc/passwd]}]")
-    Path("set").mkdir()
-    Path("set/README.md").write_text("---\n" + "\n".join(lines) + "\n---\n")
-    with pytest.raises(InputError, match="outside of the folder"):
-        open_data("hf:./set/default/train")
-
-
 @pytest.mark.fault(58)
 def test_images_outside_of_a_set() -> None:
     from hydractl.data.base import UnreadableSample
