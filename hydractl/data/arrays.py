@@ -10,9 +10,10 @@ import math
 import os
 import struct
 import zipfile
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -39,26 +40,22 @@ _READ_AHEAD = 1 << 18
 _LONGEST_REASON = 200
 
 
+@dataclass(eq=False, repr=False)
 class ArrayImages(Dataset):
     """Images in memory, or in one array.
 
-    Args:
-        spec: the SPEC from which the set was opened.
-        where: the name of the set in messages.
-        ids: one id for each image.
+    Attributes:
         images: the images by index, each in a form that :func:`hydractl.families.pixels.image_of` accepts. They are in
-            memory, rows that are read from a file, or rows that are unpacked before.
+            memory, or rows that are read from a file. Of a compressed array it is a function that unpacks rows.
     """
 
-    def __init__(self, spec: str, where: str, ids: Sequence[str], images: Any) -> None:
-        super().__init__(spec, where, ids)
-        self.images = images
+    images: Any
 
     def prepare(self, rows: Sequence[int]) -> None:
         """Unpack these images if they are compressed."""
-        if isinstance(self.images, _PackedRows):
+        if isinstance(self.images, partial):
             with _errors_of_file(self.where):
-                self.images.unpack(rows)
+                self.images = self.images(rows)
 
     def _sample(self, i: int) -> Image.Image:
         image = self.images[i]
@@ -204,8 +201,8 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
     return RawLabels(labels.astype(np.int64), class_names)
 
 
-def _open_images(spec: DataSpec, name: str, header: _Header) -> npt.NDArray[np.uint8] | _StoredRows | _PackedRows:
-    """Return the images of the array: in memory, or read from the file when they are asked for.
+def _open_images(spec: DataSpec, name: str, header: _Header) -> npt.NDArray[np.uint8] | _StoredRows | partial[Any]:
+    """Return the images of the array: in memory, or read from the file when they are asked for; or what unpacks them.
 
     Args:
         spec: the SPEC of the file.
@@ -220,61 +217,43 @@ def _open_images(spec: DataSpec, name: str, header: _Header) -> npt.NDArray[np.u
     # A compressed array would have to be unpacked from its start again for every image, so its rows are kept.
     with zipfile.ZipFile(spec.file) as archive:
         info = archive.getinfo(f"{name}.npy")
-    packed = _PackedRows(spec.file, name, header)
+    unpack = partial(_unpacked_rows, spec.file, name, header)
     if info.compress_type == zipfile.ZIP_STORED:
-        packed.unpack([])
+        unpack([])
         return _StoredRows(spec.file, info, header, spec.where)
-    return packed
+    return unpack
 
 
-class _PackedRows:
-    """Rows of an array in C order that may be compressed; those that are asked for must have been unpacked before.
+def _unpacked_rows(path: Path, name: str, header: _Header, rows: Sequence[int]) -> dict[int, npt.NDArray[np.uint8]]:
+    """Return some rows of an array in C order, by reading it through once, up to the last of them or to its end.
+
+    At its end the checksum (CRC) of the archive is compared, too.
 
     Args:
         path: the ``.npz`` file.
         name: the name of the array.
         header: the header of the array.
+        rows: the indices of the rows. If it is empty, the array is read to its end.
+
+    Raises:
+        OSError, zipfile.BadZipFile, zlib.error, EOFError: if the file is damaged.
     """
-
-    def __init__(self, path: Path, name: str, header: _Header) -> None:
-        self._path = path
-        self._name = name
-        self._header = header
-        self._unpacked = np.empty(0, np.uint8)
-        self._rows: Sequence[int] = ()  # those that were unpacked, ascending
-
-    def __getitem__(self, row: int) -> npt.NDArray[np.uint8]:
-        return self._unpacked[bisect_left(self._rows, row)]
-
-    def unpack(self, rows: Sequence[int]) -> None:
-        """Unpack some rows by reading the array through once, up to the last of them or to its end.
-
-        At its end the checksum (CRC) of the archive is compared, too.
-
-        Args:
-            rows: the indices of the rows, ascending. If it is empty, the array is read to its end.
-
-        Raises:
-            OSError, zipfile.BadZipFile, zlib.error, EOFError: if the file is damaged.
-        """
-        header = self._header
-        total = header.shape[0]
-        self._unpacked = np.empty((len(rows), *header.shape[1:]), np.uint8)
-        self._rows = rows
-        place = 0  # of the next of them
-        count = max(rows) + 1 if rows else total
-        row_bytes = header.row_bytes
-        with zipfile.ZipFile(self._path) as archive, archive.open(f"{self._name}.npy") as member:
-            read_array_header(member)
-            for row in range(count):
-                content = member.read(row_bytes)
-                if len(content) < row_bytes:
-                    raise EOFError("the array ends too early")
-                if place < len(rows) and rows[place] == row:
-                    self._unpacked[place] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
-                    place += 1
-            if count == total:
-                member.read(1)  # zipfile compares the checksum when it reaches the end of the member
+    unpacked = {}
+    wanted = set(rows)
+    total = header.shape[0]
+    count = max(rows) + 1 if rows else total
+    row_bytes = header.row_bytes
+    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        read_array_header(member)
+        for row in range(count):
+            content = member.read(row_bytes)
+            if len(content) < row_bytes:
+                raise EOFError("the array ends too early")
+            if row in wanted:
+                unpacked[row] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
+        if count == total:
+            member.read(1)  # zipfile compares the checksum when it reaches the end of the member
+    return unpacked
 
 
 class _StoredRows:
@@ -347,18 +326,19 @@ def read_array_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtyp
         The shape of the array, whether it is stored in Fortran's order, and its element type.
 
     Raises:
-        ValueError: if it is no ``.npy``, or has a version other than 1.0 and 2.0, which is for structured arrays.
+        ValueError: if it is no ``.npy``.
+        _UnusableArray: if it has a version other than 1.0 and 2.0.
     """
     version = np.lib.format.read_magic(member)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(member)
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(member)
-    raise ValueError(f"a .npy of version {version} is for structured arrays")
+    raise _UnusableArray(f"a .npy of version {version} is for structured arrays")
 
 
 class _UnusableArray(ValueError):
-    """An array must not be read. The text of the error is a sentence that names the array and says why."""
+    """An array must not be read. The text of the error says why, in the end in a sentence that names the array."""
 
 
 def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
@@ -369,11 +349,10 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
     """
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        if version not in ((1, 0), (2, 0)):
-            raise _UnusableArray(f"{name}: a .npy of version {version} is for structured arrays")
-        member.seek(0)
-        shape, fortran, dtype = read_array_header(member)
+        try:
+            shape, fortran, dtype = read_array_header(member)
+        except _UnusableArray as error:
+            raise _UnusableArray(f"{name}: {error}") from None
         size_in_file = info.file_size - member.tell()
     if dtype.hasobject:
         raise _UnusableArray(f"{name} holds Python objects, which are never unpickled: save it as a plain array")

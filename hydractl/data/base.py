@@ -8,6 +8,7 @@ import operator
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -34,21 +35,22 @@ class UnreadableSample(InputError):
     """One sample cannot be read: its file is damaged, empty or gone. Other samples of the set may be fine."""
 
 
+@dataclass(frozen=True, eq=False)
 class RowIds(Sequence[str]):
     """The ids ``NAME#0``, ``NAME#1``, ... of the rows of a set, of which a file may claim to have very many."""
 
-    def __init__(self, name: str, count: int) -> None:
-        self._name = name
-        self._count = count
+    name: str
+    rows: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.rows
 
     def __getitem__(self, row: Any) -> Any:
-        row = range(self._count)[operator.index(row)]
-        return f"{self._name}#{row}"
+        row = range(self.rows)[operator.index(row)]
+        return f"{self.name}#{row}"
 
 
+@dataclass(eq=False, repr=False)
 class Dataset(ABC):
     """A finite sequence of samples in a fixed order.
 
@@ -68,21 +70,20 @@ class Dataset(ABC):
         turned: the indices of the images read so far that say by an EXIF orientation how they are to be turned.
     """
 
+    spec: str
+    where: str
+    ids: Sequence[str]
     kind = "image"
     is_encoded = False
 
-    def __init__(self, spec: str, where: str, ids: Sequence[str]) -> None:
-        """Set the attributes that every set has. Whoever opens the set fills in its labels and names afterwards."""
-        self.spec = spec
-        self.where = where
-        self.ids = ids
-        self.labels: npt.NDArray[np.int64] | None = None
-        self.label_names: list[str] | None = None
-        self.label_hint: str | None = None
-        self.left_out: Mapping[str, int] = {}
-        self.skipped: dict[int, str] | None = None
-        self.turned: set[int] = set()
-        self._fingerprints: dict[int, str] = {}  # of the samples that were read so far, by index
+    # Whoever opens the set fills these in afterwards.
+    labels: npt.NDArray[np.int64] | None = field(default=None, init=False)
+    label_names: list[str] | None = field(default=None, init=False)
+    label_hint: str | None = field(default=None, init=False)
+    left_out: Mapping[str, int] = field(default_factory=dict, init=False)
+    skipped: dict[int, str] | None = field(default=None, init=False)
+    turned: set[int] = field(default_factory=set, init=False)
+    _fingerprints: dict[int, str] = field(default_factory=dict, init=False)  # of the samples that were read, by index
 
     def take_over(self, base: Dataset) -> None:
         """Take over what is known of the samples of a set of which these are made, one of each."""

@@ -254,21 +254,21 @@ class TimedBatches:
         return f"{share:.0%} of {self.total_s:.1f} s went into waiting for data"
 
 
+@dataclass(eq=False)
 class _BatchReader:
     """Reads the batches of a data set, one at a time.
 
     Item i is the whole batch i, so torch's loader needs neither a sampler nor its own collating.
 
-    Args:
+    Attributes:
         dataset: the samples.
         collate: turns a list of samples into the model's inputs.
         indices_by_batch: the indices of the samples of each batch.
     """
 
-    def __init__(self, dataset: Dataset, collate: Collate, indices_by_batch: list[list[int]]) -> None:
-        self.dataset = dataset
-        self.collate = collate
-        self.indices_by_batch = indices_by_batch
+    dataset: Dataset
+    collate: Collate
+    indices_by_batch: list[list[int]]
 
     def __len__(self) -> int:
         return len(self.indices_by_batch)

@@ -86,25 +86,23 @@ def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels
 
     # Shards: a .tar file, or a folder of them.
     if name.endswith(".tar") or path.is_dir():
-        return _read_shard_pairs(spec, limit)
+        images, captions = _read_shard_pairs(spec, limit)
 
     # Anything else is a table. Only a Parquet file can hold the images themselves.
-    if not name.endswith(TEXT_SUFFIXES):
+    elif not name.endswith(TEXT_SUFFIXES):
         raise InputError(
             f"{spec.where}: not a kind of file that captions are read from",
             hint=f"a table of images and captions ({', '.join(TEXT_SUFFIXES)}), or WebDataset shards (.tar)",
         )
-    if name.endswith(".parquet") and holds_images(str(path)):
-        return _read_parquet_pairs(spec, limit)
-    return _read_table_pairs(spec, limit)
+    elif name.endswith(".parquet") and holds_images(str(path)):
+        images, captions = _read_parquet_pairs(spec, limit)
+    else:
+        images, captions = _read_table_pairs(spec, limit)
+    return CaptionedImages(images, captions), RawLabels()
 
 
-def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs in WebDataset shards; they have no labels.
-
-    Args:
-        spec: the SPEC of the shards.
-        limit: take only this many pairs from the start; None means all.
+def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[str]]:
+    """Return the images in WebDataset shards and their captions.
 
     Raises:
         InputError: if images have no caption; all of them are listed.
@@ -120,16 +118,11 @@ def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLa
         else:
             captions.append(text)
     refuse_rows(spec, problems, _TROUBLE, f"where captions are: ?caption={caption_source}")
-    dataset = CaptionedImages(images, captions)
-    return dataset, RawLabels()
+    return images, captions
 
 
-def _read_parquet_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs in a Parquet file that holds the images themselves; they have no labels.
-
-    Args:
-        spec: the SPEC of the file.
-        limit: take only this many pairs from the start; None means all.
+def _read_parquet_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[str]]:
+    """Return the images that a Parquet file holds itself and their captions.
 
     Raises:
         InputError: if columns are missing or ambiguous, or if rows have no caption (all of them are listed).
@@ -140,16 +133,11 @@ def _read_parquet_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, Raw
     image_spec, _ = spec.split_query(("caption",))
     images, _ = read_image_parquet(image_spec, None)
     _, texts = _read_texts(spec, table, ["caption"], limit)
-    dataset = CaptionedImages(images, texts["caption"])
-    return dataset, RawLabels()
+    return images, texts["caption"]
 
 
-def _read_table_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs of a table whose rows name image files; they have no labels.
-
-    Args:
-        spec: the SPEC of the file.
-        limit: take only this many pairs from the start; None means all.
+def _read_table_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[str]]:
+    """Return the images that the rows of a table name and their captions.
 
     Raises:
         InputError: if columns are missing or ambiguous, or rows have no caption (all are listed).
@@ -158,9 +146,7 @@ def _read_table_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLa
     places, texts = _read_texts(spec, table, ["image", "caption"], limit)
     if not places:
         raise InputError(f"{spec.where}: no pairs in the file")
-    images = ListedImages(spec, texts["image"], places)
-    dataset = CaptionedImages(images, texts["caption"])
-    return dataset, RawLabels()
+    return ListedImages(spec, texts["image"], places), texts["caption"]
 
 
 def _read_texts(

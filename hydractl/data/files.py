@@ -10,6 +10,7 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -89,17 +90,11 @@ class EncodedImages(Dataset):
             raise self.unreadable(i, reason(error)) from error
 
 
+@dataclass(eq=False, repr=False)
 class FileImages(EncodedImages):
-    """Image files on disk.
+    """Image files on disk; ``paths`` are in the order of ``ids``."""
 
-    Args:
-        spec, where, ids: see :class:`Dataset`.
-        paths: the files, in the order of ``ids``.
-    """
-
-    def __init__(self, spec: str, where: str, ids: Sequence[str], paths: Sequence[str]) -> None:
-        super().__init__(spec, where, ids)
-        self.paths = list(paths)
+    paths: Sequence[str]
 
     def name(self, i: int) -> str:
         path = self.paths[i]
@@ -324,15 +319,12 @@ class ListedImages(FileImages):
 
 def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
     """Return the names; a repeated name gets ``#2``, ``#3``, ... appended."""
-    times_met: dict[str, int] = {}
+    times_met: Counter[str] = Counter()
     ids = []
     for name in names:
-        number = times_met.get(name, 0) + 1
-        times_met[name] = number
-        if number == 1:
-            ids.append(name)
-        else:
-            ids.append(f"{name}#{number}")
+        times_met[name] += 1
+        number = times_met[name]
+        ids.append(name if number == 1 else f"{name}#{number}")
     return ids
 
 

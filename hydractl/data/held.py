@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -47,24 +48,24 @@ HeldSet = HeldSamples | Table
 """A table is read later, when it is known whether the models read images or texts: that decides its columns."""
 
 
+@dataclass(frozen=True, eq=False)
 class LazySamples(Sequence[Any]):
     """The samples of a torch data set, which are read again at every access.
 
-    Args:
+    Attributes:
         dataset: its items are samples, or ``(sample, label)``.
         are_pairs: whether they are the latter.
     """
 
-    def __init__(self, dataset: Any, *, are_pairs: bool) -> None:
-        self._dataset = dataset
-        self._are_pairs = are_pairs
+    dataset: Any
+    are_pairs: bool
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.dataset)
 
     def __getitem__(self, row: Any) -> Any:
-        item = self._dataset[row]
-        return item[0] if self._are_pairs else item
+        item = self.dataset[row]
+        return item[0] if self.are_pairs else item
 
 
 def held_set(value: Any, argument: str) -> HeldSet:

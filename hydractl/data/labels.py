@@ -436,9 +436,7 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
         labels: the checkpoint's class names. Upper and lower case do not matter; of two that differ only in case, the
             first is suggested.
     """
-    label_by_folded: dict[str, str] = {}
-    for label in labels:
-        label_by_folded.setdefault(label.casefold(), label)
+    label_by_folded = {label.casefold(): label for label in reversed(labels)}
 
     # Comparing takes the time of (names x labels), so only some names are compared.
     most_compared = _MOST_COMPARED // len(labels)

@@ -228,31 +228,16 @@ def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.nd
 
     # `classes` [total] is the class of each sample, in the drawn order; `counts` is the number of samples per class.
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    number_in_class = _numbers_within_classes(classes, counts)
+    by_class = np.argsort(classes, kind="stable")  # places in the drawn order, class after class
 
     # The first sample of each class is placed at random within the first of its distances; otherwise all classes would
     # begin with a sample at 0.
     starts = random.uniform(size=len(counts))
-    positions = (number_in_class + starts[classes]) / counts[classes]  # [total] on the line from 0 to 1
+    positions = np.empty(total)  # on the line from 0 to 1
+    for start, members in zip(starts, np.split(by_class, np.cumsum(counts)[:-1]), strict=True):
+        positions[members] = (np.arange(len(members)) + start) / len(members)
     by_position = np.argsort(positions, kind="stable")
     return order[by_position]
-
-
-def _numbers_within_classes(classes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Number the samples of each class from 0, in their order: float64 ``[total]``.
-
-    Classes 1, 0, 1, 1 give 0, 0, 1, 2.
-
-    Args:
-        classes: the class of each sample, counted from 0, ``[total]``.
-        counts: the number of samples of each class.
-    """
-    total = len(classes)
-    by_class = np.argsort(classes, kind="stable")  # sample indices, class after class
-    starts = np.cumsum(counts) - counts  # where each class begins in by_class
-    numbers = np.empty(total)
-    numbers[by_class] = np.arange(total) - np.repeat(starts, counts)
-    return numbers
 
 
 def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
@@ -267,22 +252,23 @@ def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
     whole_spec, asked = spec.split_query(_PATTERNS)
     if not asked:
         return spec, None
+    values: dict[str, Any] = {}
     for key, text in asked.items():
-        if not _is_sound(key, text):
+        values[key] = _value_of(key, text)
+        if values[key] is None:
             raise UsageError(f"{spec.where}: {key} {text!r} is not {_WORDS[key]}")
     if "seed" in asked and "fraction" not in asked:
         raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
 
     # The choice. A setting that is not asked for gets the value that changes nothing, e.g. part 1 of 1.
-    part, parts = _two_numbers("part", asked.get("part", "1/1"))
     chosen = ChosenRows(
         where=spec.where,
-        start=int(asked.get("from", 0)),
-        count=int(asked["take"]) if "take" in asked else None,
-        share=_two_numbers("fraction", asked.get("fraction", "0:1")),
-        seed=int(asked.get("seed", 0)),
-        part=(int(part), int(parts)),
-        without=_parse_spans(asked["without"]) if "without" in asked else (),
+        start=values.get("from", 0),
+        count=values.get("take"),
+        share=values.get("fraction", (Fraction(0), Fraction(1))),
+        seed=values.get("seed", 0),
+        part=values.get("part", (1, 1)),
+        without=values.get("without", ()),
     )
     return whole_spec, chosen
 
@@ -356,28 +342,22 @@ def _spans_text(indices: Iterable[int]) -> str:
     return ",".join(texts)
 
 
-def _two_numbers(key: str, text: str) -> tuple[Fraction, Fraction]:
-    """Return the two numbers in a value of ``fraction`` or ``part``, whose form was checked before."""
+def _value_of(key: str, text: str) -> Any:
+    """Return the value of a setting; None if it does not have the form of the setting, or makes no sense.
+
+    Its numbers must be in range: ascending spans, shares from 0 to 1, a part that exists, at least one sample.
+    """
     match = re.fullmatch(_PATTERNS[key], text)
-    assert match is not None
-    first, second = match.groups()
-    return Fraction(first), Fraction(second)
-
-
-def _is_sound(key: str, text: str) -> bool:
-    """Return whether the value of a setting has the form of the setting, and its numbers are in range."""
-    if re.fullmatch(_PATTERNS[key], text) is None:
-        return False
-
-    # Its numbers must make sense: ascending spans, shares from 0 to 1, a part that exists, at least one sample.
+    if match is None:
+        return None
     if key == "without":
-        return all(first <= last for first, last in _parse_spans(text))
+        spans = _parse_spans(text)
+        return spans if all(first <= last for first, last in spans) else None
     if key == "fraction":
-        low, high = _two_numbers(key, text)
-        return low < high <= 1
+        low, high = map(Fraction, match.groups())
+        return (low, high) if low < high <= 1 else None
     if key == "part":
-        part, parts = _two_numbers(key, text)
-        return 1 <= part <= parts
-    if key == "take":
-        return int(text) > 0
-    return True
+        part, parts = map(int, match.groups())
+        return (part, parts) if 1 <= part <= parts else None
+    number = int(text)
+    return None if key == "take" and number == 0 else number

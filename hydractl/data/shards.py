@@ -11,7 +11,8 @@ import itertools
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hydractl.data.base import UnreadableSample, reason
@@ -43,22 +44,14 @@ class _Place(NamedTuple):
     size: int
 
 
+@dataclass(eq=False, repr=False)
 class ShardImages(EncodedImages):
-    """Images inside tar files.
+    """Images inside tar files; ``places`` say where the bytes of each are."""
 
-    Args:
-        spec: the SPEC from which the set was opened.
-        where: the name of the set in messages.
-        ids: one id for each image.
-        places: where the bytes of each image are.
-    """
-
-    def __init__(self, spec: str, where: str, ids: list[str], places: list[_Place]) -> None:
-        super().__init__(spec, where, ids)
-        self._places = places
+    places: Sequence[_Place]
 
     def name(self, i: int) -> str:
-        place = self._places[i]
+        place = self.places[i]
         shard = printable(place.shard)
         return f"{place.member} of {shard}"
 
@@ -68,7 +61,7 @@ class ShardImages(EncodedImages):
         Raises:
             UnreadableSample: if its tar file was removed, or is too short.
         """
-        place = self._places[i]
+        place = self.places[i]
         if place.size > MOST_BYTES:
             raise self.unreadable(i, f"it has more than {MOST_BYTES >> 20} MiB")
         try:

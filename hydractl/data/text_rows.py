@@ -413,9 +413,7 @@ def _hint_at_similar(wanted: Iterable[str], available: Sequence[str]) -> str | N
         wanted: names that the file does not have.
         available: names that it has.
     """
-    name_by_folded: dict[str, str] = {}
-    for name in available:
-        name_by_folded.setdefault(name.casefold(), name)
+    name_by_folded = {name.casefold(): name for name in reversed(available)}
     similar: dict[str, str] = {}
     for name in wanted:
         for folded in difflib.get_close_matches(name.casefold(), name_by_folded, n=1):

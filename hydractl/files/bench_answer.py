@@ -115,6 +115,7 @@ class BenchAnswer(Result):
     """What `hydractl bench` measured."""
 
     schema_: Literal["hydractl.bench/1"] = "hydractl.bench/1"
+    rows_in = "results"
     results: Annotated[Sequence[BenchRow], Field(min_length=1)]
     """A row for each model, batch size and dtype."""
     batch_sizes: Sequence[Count] | None = optional("Of a dry run.")
@@ -139,6 +140,3 @@ class BenchAnswer(Result):
             if row.model == name:
                 return row
         raise KeyError(f"no row is named {name!r}; the rows are {', '.join(self.names)}")
-
-    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
-        return [row.to_dict() for row in self.results]

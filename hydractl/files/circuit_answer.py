@@ -213,6 +213,7 @@ class CircuitAnswer(Result):
     """An order in which heads are removed: nested masks for every budget up to its length, but for `headmap`."""
 
     schema_: Literal["hydractl.circuit/2"] = "hydractl.circuit/2"
+    rows_in = "removed"
     arch: str | None = optional("Architecture of the model.")
     objective: str | None = optional("What each step maximises.")
     algorithm: str | None = optional("`greedy` or `headmap`.")
@@ -233,9 +234,6 @@ class CircuitAnswer(Result):
     tower: str | None = optional("The tower that the search was kept to, of a model with two.")
     start_mask: MaskRecord | None = optional("The heads that the search began with, where some were gone.")
     seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
-
-    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
-        return [removal.to_dict() for removal in self.removed]
 
 
 class CircuitHeads(Record):
@@ -264,8 +262,6 @@ class CircuitsAnswer(Result):
     """Circuits of several objectives."""
 
     schema_: Literal["hydractl.circuits/1"] = "hydractl.circuits/1"
+    rows_in = "circuits"
     circuits: Sequence[CircuitAnswer]
     """One for each objective."""
-
-    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
-        return [circuit.to_dict() for circuit in self.circuits]

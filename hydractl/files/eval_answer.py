@@ -316,6 +316,7 @@ class EvalAnswer(Result):
     """What `hydractl eval` measured."""
 
     schema_: Literal["hydractl.eval/2"] = "hydractl.eval/2"
+    rows_in = "models"
     models: Annotated[Sequence[EvalRow], Field(min_length=1)]
     """A row for each model; names differ."""
     test: Mapping[str, DataSetRecord] = optional(
@@ -357,6 +358,3 @@ class EvalAnswer(Result):
             if row.name == name:
                 return row
         raise KeyError(f"no row is named {name!r}; the rows are {', '.join(self.names)}")
-
-    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
-        return [row.to_dict() for row in self.models]

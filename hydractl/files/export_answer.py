@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from hydractl.files.results import Count, Number, Record, Result, optional
 
@@ -53,6 +53,7 @@ class ExportAnswer(Result):
     """What `hydractl export --json` prints."""
 
     schema_: Literal["hydractl.export/2"] = "hydractl.export/2"
+    rows_in = "exports"
     model: str
     """Name of the model."""
     sha256: str | None = optional("SHA-256 of its checkpoint; not in a plan.")
@@ -62,6 +63,3 @@ class ExportAnswer(Result):
     """Number of its members."""
     exports: Sequence[ExportedFileRecord]
     """The files."""
-
-    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
-        return [file.to_dict() for file in self.exports]

@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -91,10 +92,9 @@ def entry(by: str, role: str, dataset: Fingerprinted) -> Entry:
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
     """Return the entries of several lists without repetitions, in the order of their first appearance."""
     uses: dict[tuple[str, ...], Entry] = {}
-    for entries in lists:
-        for use in entries:
-            key = (use["by"], use["as"], use["data"], use["hashes"])
-            uses.setdefault(key, use)
+    for use in itertools.chain(*lists):
+        key = (use["by"], use["as"], use["data"], use["hashes"])
+        uses.setdefault(key, use)
     return list(uses.values())
 
 

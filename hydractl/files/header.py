@@ -84,15 +84,8 @@ class Header:
     data_start: int
     state: tuple[int, ...] = field(default=(), compare=False)
     """The state of the file when the header was read, see :func:`state_of`."""
-
-    @property
-    def description(self) -> dict[str, Any] | None:
-        """The ``hydractl`` description of the file; None if another program has written it."""
-        text = self.metadata.get("hydractl")
-        if text is None:
-            return None
-        description: dict[str, Any] = json.loads(text)  # read_header has checked it
-        return description
+    description: dict[str, Any] | None = None
+    """The ``hydractl`` description of the file; None if another program has written it."""
 
 
 def read_header(path: str | Path) -> Header:
@@ -118,11 +111,12 @@ def read_header(path: str | Path) -> Header:
     data_start = 8 + len(text)
     data_bytes = status.st_size - data_start
     tensors = _check_entries(entries, data_bytes, path)
+    description = None
     if "hydractl" in metadata:
         description = parse_json(metadata["hydractl"], f"the description in {path}")
         if not isinstance(description, dict):
             raise InputError(f"{path} has a hydractl description that is not a JSON object")
-    return Header(tensors, metadata, data_start, state_of(status))
+    return Header(tensors, metadata, data_start, state_of(status), description)
 
 
 def _refuse_irregular(path: Path) -> None:
@@ -140,13 +134,9 @@ def _checked_metadata(metadata: Any, path: Path) -> dict[str, str]:
     Raises:
         InputError: the metadata are something else.
     """
-    problem = f"{path} has metadata that is not a map of strings"
-    if not isinstance(metadata, dict):
-        raise InputError(problem)
-    for value in metadata.values():
-        if not isinstance(value, str):
-            raise InputError(problem)
-    return metadata
+    if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
+        return metadata
+    raise InputError(f"{path} has metadata that is not a map of strings")
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:

@@ -47,11 +47,8 @@ class Registry(Generic[T]):
         self._before_models = before_models
         modules = {module.name for module in pkgutil.iter_modules(path)}
         declaring = modules - set(helpers)
-        self._own = {}
-        for module in sorted(declaring):
-            # `random_.py` declares `random`: the underscore avoids the name of a module of the standard library.
-            name = module.rstrip("_")
-            self._own[name] = module
+        # `random_.py` declares `random`: the underscore avoids the name of a module of the standard library.
+        self._own = {module.rstrip("_"): module for module in sorted(declaring)}
         self._loaded: dict[str, T] = {}
 
     @functools.cached_property
@@ -83,15 +80,13 @@ class Registry(Generic[T]):
         Raises:
             InputError: the declaration of another package cannot be imported, or has another name.
         """
-        if name in self._loaded:
-            return self._loaded[name]
-        is_declared = name in self._own or name in self._foreign
-        if not is_declared:
-            return None
-        with self._importing():
-            declaration = self._load(name)
-        self._loaded[name] = declaration
-        return declaration
+        if name not in self._loaded:
+            is_declared = name in self._own or name in self._foreign
+            if not is_declared:
+                return None
+            with self._importing():
+                self._loaded[name] = self._load(name)
+        return self._loaded[name]
 
     def _importing(self) -> AbstractContextManager[None]:
         """Return a block for imports, see :func:`importing`."""
@@ -122,13 +117,10 @@ class Registry(Generic[T]):
 
     def all(self) -> list[T]:
         """Return every declaration, sorted by name, with those of other packages last."""
-        declarations = []
         with self._importing():
             for name in self.names:
-                declaration = self.get(name)
-                if declaration is not None:
-                    declarations.append(declaration)
-        return declarations
+                self.get(name)
+        return [self._loaded[name] for name in self.names]
 
 
 def entry_points_of(group: str) -> list[EntryPoint]:

@@ -168,6 +168,8 @@ class Result(Record):
     dry_run: bool | None = optional("True of a dry run, which leaves out what is not known.")
     warnings: Sequence[str] = sparse("What makes the result less than it seems, in sentences.", [])
 
+    rows_in: ClassVar[str | None] = None
+    """The field of the records that are the rows of a data frame."""
     _text: ClassVar[Callable[[Result], str]] = repr
     _html: ClassVar[Callable[[Result], str]] = repr
 
@@ -200,7 +202,9 @@ class Result(Record):
 
     def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
         """Return the rows of the data frame; a result without rows is its own single row."""
-        return [self.to_dict()]
+        if self.rows_in is None:
+            return [self.to_dict()]
+        return [row.to_dict() for row in getattr(self, self.rows_in)]
 
     def with_outcome(self, outcome: Any) -> Self:
         """Return this result, which from now on knows the outcome of the command that made it."""

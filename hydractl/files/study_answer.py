@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -260,6 +260,7 @@ class StudyAnswer(Result):
     """What `hydractl study` found."""
 
     schema_: Literal["hydractl.study/2"] = "hydractl.study/2"
+    rows_in = "rows"
     model: StudiedModelRecord
     """The model that was studied."""
     verdict: VerdictRecord
@@ -284,6 +285,3 @@ class StudyAnswer(Result):
     latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; of what is shown.", [])
     cut: Sequence[str] | None = optional("What is left out to stay within the time; of a dry run.")
     seconds: float | None = optional("About how long it takes; of a dry run.")
-
-    def _rows_of_table(self) -> Sequence[Mapping[str, Any]]:
-        return [row.to_dict() for row in self.rows]
