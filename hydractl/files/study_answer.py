@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -67,6 +67,12 @@ class NextBestRecord(RungRecord):
     """Its differences to the model to use."""
 
 
+def lines_on_rows(records: Iterable[NextBestRecord | None]) -> list[str]:
+    """Return the sentences of these records, the last one of each row."""
+    lines = {record.row: record.line for record in records if record is not None}
+    return list(lines.values())
+
+
 class VerdictRecord(Record):
     """What the test data say of the model to use."""
 
@@ -76,7 +82,7 @@ class VerdictRecord(Record):
     """The same in sentences."""
     next_best: NextBestRecord | None = None
     """What comes next to the choice on validation data."""
-    highest: NextBestRecord | None = optional("What is highest on the test data, where that is yet another model.")
+    highest: NextBestRecord | None = optional("What is highest on the test data, where that is another model.")
     uncertain: str | None = None
     """What the first sentence ends with where resampled data often choose otherwise."""
     doubts: Sequence[str]
@@ -96,6 +102,11 @@ class VerdictRecord(Record):
     against_baseline: Sequence[FindingRecord]
     """Against the single model as it is, with MSP."""
     mistakes: MistakesRecord | None = optional("Which score to trust for mistakes, where test data have labels.")
+
+    @property
+    def on_other_rows(self) -> list[str]:
+        """The sentences on what might have been chosen instead."""
+        return lines_on_rows([self.next_best, self.highest])
 
 
 class UseRecord(RungRecord):

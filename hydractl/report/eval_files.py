@@ -66,14 +66,14 @@ def write_reports(answer: EvalAnswer, outputs: Mapping[str, Output]) -> list[Pat
     """
     written: list[Path] = []
     if "html" in outputs:
-        written.append(_write_bytes(outputs["html"], render(answer)))
+        written.append(write_bytes(outputs["html"], render(answer)))
     if any(kind in outputs for kind in KINDS):
         for kind, picture in pictures(answer).items():
             written.append(write_with(outputs[kind], partial(save_png, picture)))
     return written
 
 
-def _write_bytes(output: Output, content: bytes) -> Path:
+def write_bytes(output: Output, content: bytes) -> Path:
     """Write a claimed file, and return its path."""
     return write_with(output, lambda handle: handle.write(content))
 

@@ -11,7 +11,7 @@ from hydractl.files.model_records import CostRecord, DataSetRecord
 from hydractl.files.results import Interval, Metrics, MetricValue, Record
 from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.tables import BEST, Cell, Ends, Table
-from hydractl.report.texts import count_text, drawn_names, head_marks, number, params_text, shown_name
+from hydractl.report.texts import count_text, drawn_names, head_marks, number, params_text, percent, ratio, shown_name
 
 SIGNIFICANT = "*"
 """The mark after a difference whose interval excludes 0."""
@@ -88,19 +88,13 @@ def columns(metrics: Sequence[Metric], *place: str) -> list[Column]:
     return [Column(place, metric) for metric in metrics]
 
 
-def _column(key: str, metrics: Sequence[Metric], *place: str) -> Column:
-    """Return the column of the metric with this key at one place."""
-    return next(column for column in columns(metrics, *place) if column.metric.key == key)
-
-
 ID_COLUMNS = columns(ID_METRICS, "id")
 OOD_AVERAGE = columns(OOD_METRICS, "ood_avg")
 DIVERSITY = columns(DIVERSITY_METRICS, "diversity", "id")
-ACCURACY = _column("accuracy", ID_METRICS, "id")
-AURC = _column("aurc", ID_METRICS, "id")
-AUROC = _column("auroc", OOD_METRICS, "ood_avg")
-FPR95 = _column("fpr95", OOD_METRICS, "ood_avg")
-ERROR_AUROC = _column("auroc", table_metrics("errors"), "errors")
+_COLUMNS = {column.key: column for column in [*ID_COLUMNS, *OOD_AVERAGE, *columns(table_metrics("errors"), "errors")]}
+ACCURACY, AURC = _COLUMNS["id.accuracy"], _COLUMNS["id.aurc"]
+AUROC, FPR95 = _COLUMNS["ood_avg.auroc"], _COLUMNS["ood_avg.fpr95"]
+ERROR_AUROC = _COLUMNS["errors.auroc"]
 
 
 def main_columns(rows: Rows) -> list[Column]:
@@ -269,9 +263,9 @@ def glance_table(rows: Rows) -> Table:
     measured = metric_table(rows, shown)
     ratios, reference = cost_ratio(rows)
     lines = []
-    for row, ratio, (name, *cells) in zip(rows, ratios, measured.rows, strict=True):
+    for row, over_reference, (name, *cells) in zip(rows, ratios, measured.rows, strict=True):
         cost = row.cost or CostRecord()  # nothing is known of some
-        sizes = (number(ratio, 2), count_text(cost.macs), params_text(cost.params, cost.params_nonzero))
+        sizes = (number(over_reference, 2), count_text(cost.macs), params_text(cost.params, cost.params_nonzero))
         lines.append([name, *cells, *map(Cell, sizes)])
     words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
     if ood_names(rows):
@@ -446,16 +440,9 @@ def cost_ratio(rows: Rows) -> tuple[list[float | None], str]:
         return [None] * len(rows), ""
 
     if all(row.single_macs for row in with_cost):
-        return [_ratio(row.macs, row.single_macs) for row in rows], "the single model, all heads"
+        return [ratio(row.macs, row.single_macs) for row in rows], "the single model, all heads"
     reference = with_cost[0]
-    return [_ratio(row.macs, reference.macs) for row in rows], reference.name
-
-
-def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
-    """Return the mult-adds relative to a reference; None if one of the two is not known."""
-    if not macs or not reference_macs:
-        return None
-    return macs / reference_macs
+    return [ratio(row.macs, reference.macs) for row in rows], reference.name
 
 
 def heads_table(rows: Rows) -> Table:
@@ -561,9 +548,9 @@ def _conformal_words(row: EvalRow) -> str:
     wanted = None if sets.alpha is None else 1 - sets.alpha
     size = "" if sets.n_val is None else f" from n = {sets.n_val} validation samples"
     return (
-        f"{sets.method or 'sets'}: {_percent(sets.coverage)} of the sets hold the label, "
-        f"wanted {_percent(wanted)}; mean size "
-        f"{number(sets.mean_size, 2)} classes, {_percent(sets.empty)} are empty; "
+        f"{sets.method or 'sets'}: {percent(sets.coverage)} of the sets hold the label, "
+        f"wanted {percent(wanted)}; mean size "
+        f"{number(sets.mean_size, 2)} classes, {percent(sets.empty)} are empty; "
         f"qhat {number(sets.qhat)}{size}"
     )
 
@@ -573,12 +560,7 @@ def _threshold_words(row: EvalRow) -> str:
     threshold = row.threshold
     if threshold is None:
         return ""
-    flagged = [f"{_percent(threshold.id_flagged)} of ID"]
-    flagged += [f"{_percent(share)} of {name}" for name, share in (threshold.ood_flagged or {}).items()]
+    flagged = [f"{percent(threshold.id_flagged)} of ID"]
+    flagged += [f"{percent(share)} of {name}" for name, share in (threshold.ood_flagged or {}).items()]
     rule = f" (rule {threshold.rule})" if threshold.rule else ""
     return f"{threshold.score or 'score'} at least {number(threshold.value)}{rule} flags {', '.join(flagged)}"
-
-
-def _percent(share: float | None) -> str:
-    """Return a share in percent with one decimal; a dash for None."""
-    return "-" if share is None else f"{100 * share:.1f} %"

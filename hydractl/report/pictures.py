@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
 
 from hydractl.report.tables import Ends
 from hydractl.report.texts import drawn_names
@@ -161,62 +161,33 @@ def inline_svgs(picture: Picture, salt: str) -> list[str]:
     return elements
 
 
+_STYLE_SHEET = re.compile(r"<style.*?</style>", re.DOTALL)
+_TAG = re.compile(r"\s*<[^>]*>\s*")
+_NEEDLESS = re.compile(r' xmlns(:xlink)?="[^"]*"|(?<=<g) id="[^"]*"|font-family: [^;"]*;? ?|xlink:')
+"""Of a tag: namespaces, the names of groups, which other pictures of a page have, too, and fonts."""
+_LONG_FRACTION = re.compile(r"\d+\.\d{3,}")
+
+
 def _svg_element(svg_file: bytes, label: str) -> str:
-    """Return an SVG file as an element for a page, without style sheets, group names and needless digits.
+    """Return an SVG file as an element for a page, without what a page has itself, and without needless digits.
+
+    Style sheets are removed, as they would apply to the whole page, which has the same rules.
 
     Args:
         svg_file: the file as matplotlib writes it.
         label: a description for people who hear the page.
     """
-    root = ElementTree.fromstring(svg_file)
-    for element in root.iter():
-        _remove_style_sheets(element)
-        attributes = _short_attributes(element)
-        element.attrib.clear()
-        element.attrib.update(attributes)
-        element.tag = _without_namespace(element.tag)
-        text = (element.text or "").strip()
-        element.text = text or None
-        element.tail = None
-    root.attrib.update({"role": "img", "aria-label": label})
-    return ElementTree.tostring(root, encoding="unicode")
+    _, start, rest = svg_file.decode().partition("<svg")
+    element = _TAG.sub(_short_tag, _STYLE_SHEET.sub("", start + rest))
+    return element.replace(start, f'{start} role="img" aria-label={quoteattr(label)}', 1)
 
 
-def _remove_style_sheets(element: ElementTree.Element) -> None:
-    """Remove the style sheets in an element: they would apply to the whole page, which has the same rules itself."""
-    sheets = [child for child in element if child.tag.endswith("}style")]
-    for sheet in sheets:
-        element.remove(sheet)
-
-
-def _short_attributes(element: ElementTree.Element) -> dict[str, str]:
-    """Return the attributes of an element without namespaces and with short values; a group loses its identifier."""
-    attributes = {}
-    for name, value in element.attrib.items():
-        attributes[_without_namespace(name)] = _short_value(value)
-    if _without_namespace(element.tag) == "g":
-        attributes.pop("id", None)
-    return attributes
-
-
-def _without_namespace(name: str) -> str:
-    """Return an XML name without its namespace, e.g. ``href`` for ``{http://...}href``."""
-    return name.rpartition("}")[2]
-
-
-_FONT = re.compile(r"font-family: [^;]*;? ?")
-_LONG_FRACTION = re.compile(r"\d+\.\d{3,}")
-
-
-def _short_value(value: str) -> str:
-    """Return the value of an attribute on one line, with coordinates rounded to a hundredth, and without a font."""
-    in_one_line = " ".join(value.split())
-    without_font = _FONT.sub("", in_one_line)
-    return _LONG_FRACTION.sub(_to_a_hundredth, without_font)
+def _short_tag(match: re.Match[str]) -> str:
+    """Return the matched tag on one line, with coordinates rounded to a hundredth, and without what is needless."""
+    in_one_line = " ".join(match[0].split())
+    return _LONG_FRACTION.sub(_to_a_hundredth, _NEEDLESS.sub("", in_one_line))
 
 
 def _to_a_hundredth(match: re.Match[str]) -> str:
     """Return the matched fraction rounded to two decimals, without zeros at its end."""
-    rounded = f"{float(match[0]):.2f}"
-    without_zeros = rounded.rstrip("0")
-    return without_zeros.rstrip(".")
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")

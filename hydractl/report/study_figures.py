@@ -17,7 +17,7 @@ from hydractl.report.eval_tables import (
     single_number,
 )
 from hydractl.report.tables import Cell, Table, text_table
-from hydractl.report.texts import bytes_text, number, program_words
+from hydractl.report.texts import bytes_text, number, percent, program_words
 
 DIGITS = 3
 _AT_A_GLANCE = {"OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95", "accuracy": "id.accuracy"}
@@ -120,8 +120,7 @@ def _cost_lines(study: StudyAnswer, used: StudyRowRecord) -> list[list[Cell]]:
 def in_brief(study: StudyAnswer) -> list[str]:
     """Return the sentences beside the first one of the verdict: other models, doubts, what is flagged, how sure."""
     verdict = study.verdict
-    others = [other.line for other in (verdict.next_best, verdict.highest) if other is not None]
-    return [*others, *verdict.doubts, *_flagged(study), _how_sure(study)]
+    return [*verdict.on_other_rows, *verdict.doubts, *_flagged(study), _how_sure(study)]
 
 
 def _flagged(study: StudyAnswer) -> list[str]:
@@ -130,7 +129,7 @@ def _flagged(study: StudyAnswer) -> list[str]:
     if threshold is None or threshold.id_flagged is None:
         return []
     shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
-    listed = [f"{100 * share:.1f} % of {name}" for name, share in shares.items() if share is not None]
+    listed = [f"{percent(share)} of {name}" for name, share in shares.items() if share is not None]
     sentence = f"The threshold of best.st flags {', '.join(listed)}."
     wanted = (threshold.rule or "").removeprefix("id:")
     if wanted and study.choice.n is not None:

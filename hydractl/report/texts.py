@@ -36,6 +36,16 @@ def number(value: float | int | None, digits: int = 4) -> str:
     return f"{value:.1f}"
 
 
+def percent(share: float | None) -> str:
+    """Return a share in percent with one decimal; a dash for None."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """Return ``value / base``; None if one of them is not known or ``base`` is 0."""
+    return value / base if value is not None and base else None
+
+
 def program_words() -> list[str]:
     """Return the words that start this program in a shell.
 

@@ -11,7 +11,7 @@ from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.confidence import share_difference_interval, share_interval
 from hydractl.report.eval_tables import signed_number, signed_range
-from hydractl.report.texts import number
+from hydractl.report.texts import number, percent
 from hydractl.studies.rule import BLIND, Difference
 from hydractl.studies.words import AUROC_MARGIN, KINDS, NLL
 
@@ -137,7 +137,7 @@ def of_threshold(promised: float, flagged: int, n: int, chosen_flagged: int, cho
         return []
     return [
         f"The threshold was chosen to flag {100 * promised:g} % of the ID validation data, and flags "
-        f"{100 * flagged / n:.1f} % of the ID test data ({100 * low:.1f} % to {100 * high:.1f} %): expect that of "
+        f"{percent(flagged / n)} of the ID test data ({percent(low)} to {percent(high)}): expect that of "
         "inputs like the test data."
     ]
 

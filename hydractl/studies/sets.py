@@ -102,6 +102,12 @@ class StudySets:
         return [self.val, *self.ood_val.values()]
 
     @property
+    def halves(self) -> list[int]:
+        """The number of samples in half of each set that rows are chosen by, ID first: with what is made of ``val``."""
+        made_of_val = [self.val] * (1 + len(self.request.choosing_sets()) - len(self.choosing))
+        return [len(given_set.dataset) // HALVES for given_set in [*self.choosing, *made_of_val]]
+
+    @property
     def fitted(self) -> list[GivenSet]:
         """The sets that something is fitted to or chosen by: the training and validation sets."""
         return self.choosing if self.train is None else [self.train, *self.choosing]

@@ -28,7 +28,7 @@ from hydractl.files.study_answer import (
 )
 from hydractl.metrics.bootstrap import Resampled, intervals, mean_over_sets, paired_differences
 from hydractl.model.source import Source
-from hydractl.report.texts import number
+from hydractl.report.texts import number, ratio
 from hydractl.studies import doubts
 from hydractl.studies.choice import Chosen
 from hydractl.studies.measured_rows import MeasuredRow, measure_row
@@ -136,18 +136,19 @@ class Tested(Chosen):
         if against.unbeaten is not None and not is_single:
             against_unbeaten = findings_against(against.unbeaten)
 
-        # What an operator notices of it: how many false alarms there are, now and then.
-        false_alarms = None
-        before, after = self._baseline.values.get(FPR95), figures.values.get(FPR95)
-        if before is not None and after is not None:
-            false_alarms = (before, after)
+        # What an operator notices of it: how many false alarms there are.
+        compared = [self._baseline, figures]
+        if against.hardest is not None and not is_single:
+            compared.insert(1, self._on_resamples(Rung(SINGLE, against.hardest)))
+        false_alarms = [value for value in (one.values.get(FPR95) for one in compared) if value is not None]
 
         # If the choice was the single model, explain why no other row was taken.
         has_vote = bool(self.choice.telling)
         reasons_for_single: list[str] = []
         if self.taken.row == SINGLE and has_vote:
             reasons_for_single = self._why_no_other_row()
-        next_best, highest = self._other_rows()
+        highest = self._highest
+        why_not_highest = "" if highest is None else self.choice.why_not_taken(highest)
         return Facts(
             ladder=self.ladder,
             differences_to_next=self._differences_to_next,
@@ -162,9 +163,9 @@ class Tested(Chosen):
             has_ood_val=request.has_ood_val,
             has_other_rows=len(self.rows) > 1,
             reasons_for_single=reasons_for_single,
-            next_best=next_best,
-            highest=highest,
-            false_alarms=false_alarms,
+            next_best=self._compared("Next best on validation data", self._next_best),
+            highest=self._compared("Highest of all models", highest, why_not_highest),
+            false_alarms=false_alarms if len(false_alarms) == len(compared) else (),
             uncertain=" ".join(doubts.of_stability(self.choice.stability)) if has_vote else "",
             doubts=[*self._sentences_of_doubt(), *self._doubts_of_threshold(threshold)],
             mistakes=mistakes_of(used.row, self.rows[used.row], self.tested[used.row], request.bootstrap, request.seed),
@@ -190,23 +191,13 @@ class Tested(Chosen):
             return None
         return highest
 
-    def _compared(self, place: str, other: Candidate, why_not: str = "") -> NextBestRecord:
+    def _compared(self, place: str, other: Candidate | None, why_not: str = "") -> NextBestRecord | None:
         """Return what might have been chosen instead, compared with the rung to use; see :func:`record_of_other`."""
+        if other is None:
+            return None
         rung = Rung(other.row, other.score)
         findings = self._findings(self._on_resamples(rung), self._on_resamples(self.used), same_row=False)
         return record_of_other(place, rung, self._mac_ratio(self.tested[rung.row]), findings, self.used, why_not)
-
-    def _other_rows(self) -> tuple[NextBestRecord | None, NextBestRecord | None]:
-        """Return what comes next on validation data, and what is highest on the test data if that is another model."""
-        next_best, highest = self._next_best, self._highest
-        place = "Next best on validation data"
-        if highest is None:
-            return (None if next_best is None else self._compared(place, next_best)), None
-        why_not = self.choice.why_not_taken(highest)
-        if highest is next_best:
-            return self._compared(f"{place}, and highest of all models,", highest, why_not), None
-        first = None if next_best is None else self._compared(place, next_best)
-        return first, self._compared("Highest of all models", highest, why_not)
 
     def _tested_auroc(self, rung: Rung | Candidate) -> float:
         """Return the mean AUROC of a row with a score on the test data."""
@@ -302,15 +293,13 @@ class Tested(Chosen):
 
         # The row with its temperature and without, on the validation data and on the test data.
         validated, tested = self.rows[row], self.tested[row]
-        log_probs, log_probs_before = (
-            one.inside.label_log_probs for one in (validated, measure_row(validated.source, None))
-        )
+        log_probs = validated.inside.label_log_probs
+        log_probs_before = measure_row(validated.source, None).inside.label_log_probs
         assert log_probs is not None and log_probs_before is not None  # --val has labels
-        calibrated, raw = (
-            one.accuracy_and_nll(request.bootstrap, request.seed) for one in (tested, measure_row(tested.source, None))
-        )
         gain = float(log_probs.sum() - log_probs_before.sum())
-        return sentences + doubts.of_temperature(self.rows[row].temperature, gain, calibrated, raw)
+        calibrated = tested.accuracy_and_nll(request.bootstrap, request.seed)
+        raw = measure_row(tested.source, None).accuracy_and_nll(request.bootstrap, request.seed)
+        return sentences + doubts.of_temperature(validated.temperature, gain, calibrated, raw)
 
     def _why_no_other_row(self) -> list[str]:
         """Return a sentence on why the best other row was not taken; empty without another row that has the score."""
@@ -371,28 +360,29 @@ class Tested(Chosen):
             temperature=row.temperature,
             threshold=threshold,
             mac_ratio=self._mac_ratio(row),
-            param_ratio=_ratio(row.params, self._single.params),
+            param_ratio=ratio(row.params, self._single.params),
             bytes=(self.plan.folder / "best.st").stat().st_size,
             stepped_down=self._final_index > 0,
         )
         facts = self._facts(threshold)
+        choice = ChoiceRecord(
+            row=self.taken.row,
+            score=self.taken.score,
+            rule=self.rule,
+            telling=self.choice.telling,
+            blind=self.choice.blind,
+            n=len(self.rows[SINGLE].inside),
+            stability=self.choice.stability,
+        )
+        ladder = []
+        for rung, differences in zip(self.ladder, [*self._differences_to_next, {}], strict=True):
+            ladder.append(LadderRungRecord(row=rung.row, score=rung.score, against_next=list(differences.values())))
         return StudyAnswer(
             model=StudiedModelRecord(name=source.name, sha256=source.sha256, bytes=source.file_bytes),
             verdict=verdict(facts, use),
             use=use,
-            choice=ChoiceRecord(
-                row=self.taken.row,
-                score=self.taken.score,
-                rule=self.rule,
-                telling=self.choice.telling,
-                blind=self.choice.blind,
-                n=len(self.rows[SINGLE].inside),
-                stability=self.choice.stability,
-            ),
-            ladder=[
-                LadderRungRecord(row=rung.row, score=rung.score, against_next=list(differences.values()))
-                for rung, differences in zip(self.ladder, [*self._differences_to_next, {}], strict=True)
-            ],
+            choice=choice,
+            ladder=ladder,
             common_score=self.common_score,
             baseline=_tested_record(self.uncalibrated, REFERENCE),
             baseline_ci=intervals(self._baseline),
@@ -405,7 +395,7 @@ class Tested(Chosen):
 
     def _mac_ratio(self, measured: MeasuredRow) -> float | None:
         """Return the mult-adds of a row as a ratio to those of the single model; None if one is not known."""
-        return _ratio(measured.macs, self._single.macs)
+        return ratio(measured.macs, self._single.macs)
 
     def _about_row(self, name: str) -> dict[str, Any]:
         """Return what the records of a row have in common, whether it ran on the test data or not."""
@@ -486,8 +476,3 @@ def _kept_learning_rates(row: Row) -> list[float] | None:
         if learning_rate is not None:  # a posterior has none
             rates.append(float(learning_rate))
     return rates or None
-
-
-def _ratio(value: int | None, base: int | None) -> float | None:
-    """Return ``value / base``; None if one of them is not known or ``base`` is 0."""
-    return value / base if value is not None and base else None

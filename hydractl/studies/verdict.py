@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hydractl.files.study_answer import MistakesRecord, NextBestRecord, UseRecord, VerdictRecord
-from hydractl.report.texts import number
+from hydractl.files.study_answer import MistakesRecord, NextBestRecord, UseRecord, VerdictRecord, lines_on_rows
+from hydractl.report.texts import number, percent
 from hydractl.studies.mistakes import sentence_on_mistakes
 from hydractl.studies.rule import REFERENCE, SINGLE
 from hydractl.studies.words import (
@@ -134,9 +134,9 @@ class Facts:
         has_other_rows: whether rows other than the single model were made.
         reasons_for_single: sentences on why no other row than the single model was chosen.
         next_best: what comes next to the choice; None without any.
-        highest: what is highest on the test data; None where that is the final rung or :attr:`next_best`.
-        false_alarms: mean FPR95 of the single model with MSP and no temperature, and of the final rung; None without
-            OOD test samples.
+        highest: what is highest on the test data; None where that is the row of the final rung.
+        false_alarms: mean FPR95 of the single model with MSP and no temperature, of the hardest rival if the final rung
+            is another row, and of the final rung; empty where one of them is not known.
         uncertain: the sentence on how often resampled validation data choose otherwise; empty where they do not often.
         doubts: sentences on what else makes the verdict less certain.
         mistakes: which score to trust for mistakes; None without labels.
@@ -157,7 +157,7 @@ class Facts:
     against_unbeaten: Findings = field(default_factory=dict)
     next_best: NextBestRecord | None = None
     highest: NextBestRecord | None = None
-    false_alarms: tuple[float, float] | None = None
+    false_alarms: Sequence[float] = ()
     uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
     mistakes: MistakesRecord | None = None
@@ -168,17 +168,15 @@ class Facts:
         return self.ladder[self.final_index]
 
     @property
-    def other_rows(self) -> list[NextBestRecord]:
-        """What might have been chosen instead."""
-        return [other for other in (self.next_best, self.highest) if other is not None]
-
-    @property
     def other_row_may_pay(self) -> bool:
         """Whether other samples often choose otherwise, or another row is better on the test data."""
-        is_beaten = False
-        for other in self.other_rows:
-            is_beaten |= any(finding.metric == AUROC and finding.kind in GAINS for finding in other.against_used)
-        return bool(self.uncertain) or is_beaten
+        for other in (self.next_best, self.highest):
+            better = set()
+            if other is not None:
+                better = {finding.metric for finding in other.against_used if finding.kind in GAINS}
+            if AUROC in better:
+                return True
+        return bool(self.uncertain)
 
     @property
     def free_alternative(self) -> str | None:
@@ -251,7 +249,7 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
     lines = [
         # The answer and its consequences.
         f"{_first_sentence(facts, answer, use)} {facts.uncertain}".strip(),
-        *(other.line for other in facts.other_rows),
+        *lines_on_rows([facts.next_best, facts.highest]),
         *_sentences_on_left_rungs(facts),
         rivals_ahead,
         # Other free scores were not fixed before the test, so that they did better may be chance.
@@ -400,9 +398,9 @@ def _fewer_false_alarms(facts: Facts) -> str:
     False alarms are ID samples that are flagged where 95 % of the OOD samples are.
     """
     fpr95 = facts.against_baseline.get(FPR95)
-    if facts.false_alarms is None or fpr95 is None or fpr95.kind not in GAINS:
+    if not facts.false_alarms or fpr95 is None or fpr95.kind not in GAINS:
         return ""
-    before, after = (f"{100 * share:.1f} %" for share in facts.false_alarms)
+    before, after = map(percent, facts.false_alarms)
     return f"false alarms fall from {before} to {after} of normal (ID) samples where 95 % of the OOD samples are found"
 
 
@@ -437,8 +435,13 @@ def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
         hardest = f" against the hardest, {against.hardest}" if len(against.rivals) > 1 else ""
         gain = f"it detects OOD samples {kind} than {_rivals_text(against)}, {difference}{hardest}"
         pays = f" It pays with {facts.against_hardest[ACCURACY]}." if answer == TRADES else ""
-        fewer = _fewer_false_alarms(facts)
-        plainly = f" Against the model as it is, with MSP, {fewer}." if fewer else ""
+        plainly = ""
+        if facts.false_alarms:
+            before, of_rival, after = map(percent, facts.false_alarms)
+            plainly = (
+                f" Where 95 % of the OOD samples are found, false alarms are {before} of normal (ID) samples with the "
+                f"model as it is, {of_rival} with {rival}, and {after} with this."
+            )
         return f"Use {name}: {gain}{cost}.{pays}{plainly}"
 
     # The test data cannot tell, or it is no better. A free score that was seen only afterwards may be as good, too.

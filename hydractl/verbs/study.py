@@ -12,7 +12,7 @@ from pathlib import Path
 from hydractl.data.opening import keeping_fingerprints
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
-from hydractl.files.atomic import Output, storing, write_json, write_with
+from hydractl.files.atomic import Output, storing, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.fingerprints import incomparable
@@ -23,8 +23,9 @@ from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.report.eval_files import write_bytes
 from hydractl.report.eval_html import render
-from hydractl.report.texts import duration_text
+from hydractl.report.texts import duration_text, ratio
 from hydractl.studies.choice import choose, mean_aurocs, validated_in_words
 from hydractl.studies.plan import Plan
 from hydractl.studies.request import StudyRequest
@@ -225,7 +226,7 @@ def _claim_folder(
         holds_files = any(not path.name.startswith(".") for path in folder.iterdir())
     if plan_file.exists():
         plan = _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets, source))
-        return plan, step_seconds(plan, len(source.sites))
+        return plan, step_seconds(plan, sets, len(source.sites))
     if holds_files:
         raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
 
@@ -294,7 +295,7 @@ def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -
     most_seconds = request.seconds()
     for scale in smaller(_asked_scale(request, source)):
         plan = _plan_study(sets, source, folder, scale)
-        seconds = step_seconds(plan, len(source.sites))
+        seconds = step_seconds(plan, sets, len(source.sites))
         if most_seconds is None or in_all(seconds) <= most_seconds:
             return plan, seconds
     # The last scale that was tried is the smallest.
@@ -480,7 +481,8 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
     commands = script(steps, folder, Path.cwd(), plan.request.in_memory())
-    _write_bytes(folder / "study.sh", commands.encode("utf-8", "surrogateescape"))
+    with Output(folder / "study.sh", force=True) as output:
+        write_bytes(output, commands.encode("utf-8", "surrogateescape"))
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_dict())
 
@@ -488,7 +490,8 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     if timing:
         # Times are added only for people: study.json can be reproduced.
         answer = answer.model_copy(update={"latency": _latency(BenchAnswer.read(str(timing[0])))})
-    _write_bytes(folder / "report.html", render(table, study=answer))
+    with Output(folder / "report.html", force=True) as output:
+        write_bytes(output, render(table, study=answer))
     names = ("best.st", "report.html", "study.json", "study.sh")
     return Outcome(answer, files=[folder / name for name in names])
 
@@ -500,13 +503,7 @@ def _latency(bench: BenchAnswer) -> list[TimeRatio]:
     for row in bench.results:
         if row.model == SINGLE:
             continue
-        memory, single_memory = row.peak_memory_bytes, of_single[row.batch_size]
-        ratio = memory / single_memory if memory and single_memory else None
-        latency.append(TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci, memory_ratio=ratio))
+        memory_ratio = ratio(row.peak_memory_bytes, of_single[row.batch_size])
+        times = TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci, memory_ratio=memory_ratio)
+        latency.append(times)
     return latency
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    """Write a file in one go; an existing file is replaced."""
-    with Output(path, force=True) as output:
-        write_with(output, lambda handle: handle.write(content))

@@ -11,15 +11,14 @@ import numpy as np
 from hydractl.circuit.plan import SearchPlan
 from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
-from hydractl.data import open_data
 from hydractl.distributed import processes
-from hydractl.expressions.data_sets import DataSpec
 from hydractl.log import Log
 from hydractl.metrics.bootstrap import resample
 from hydractl.metrics.samples import samples_of
 from hydractl.model.source import open_sources
 from hydractl.options.call import filled
 from hydractl.studies.plan import Plan, Row
+from hydractl.studies.sets import StudySets
 from hydractl.studies.steps import Step
 from hydractl.verbs.opening import opening_options
 
@@ -45,7 +44,7 @@ def in_all(seconds: StepSeconds) -> float:
     return sum(seconds.values()) + _AROUND
 
 
-def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
+def step_seconds(plan: Plan, sets: StudySets, blocks: int) -> StepSeconds:
     """Return about how many seconds of the processor each step of a study takes, by the files that it writes.
 
     They are those of a study in which every row runs on the test data.
@@ -55,6 +54,7 @@ def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
 
     Args:
         plan: the plan of the study.
+        sets: its data.
         blocks: the number of blocks in the model.
     """
     # Where no row needs a search, one is timed only for its speed.
@@ -68,31 +68,23 @@ def step_seconds(plan: Plan, blocks: int) -> StepSeconds:
         if step.outputs in searches:
             seconds[step.outputs] += searches[step.outputs].processor_seconds
         if step.command.verb == "finetune":
-            seconds[step.outputs] += _passes_of_training(step) * seconds_per_pass
+            seconds[step.outputs] += _passes_of_training(step, sets) * seconds_per_pass
 
     # Every row runs on the second halves of the validation data, on what its scores are fitted to, and on test data.
-    request = plan.request
-    validation = [request.val, *(ood_set.spec for ood_set in request.choosing_sets())]
-    choosing = sum(count_samples(spec) // 2 for spec in validation)
-    fitted_to = plan.fitted.get("train")
-    if isinstance(fitted_to, DataSpec):
-        choosing += count_samples(fitted_to, request.limit)
-    tested = [count_samples(spec, request.limit) for spec in (request.test, *(one.spec for one in request.ood))]
+    choosing = sum(sets.halves)
+    if "train" in plan.fitted and sets.fit is not None:
+        choosing += sets.fit.count
+    tested = [len(given_set.dataset) for given_set in sets.tested]
     for row, testing_step in zip(plan.rows, plan.testing_steps(plan.rows), strict=True):
         of_a_sample = _passes_of(row) * seconds_per_pass
         seconds[plan.choosing_step(row).outputs] += of_a_sample * choosing
         seconds[testing_step.outputs] += of_a_sample * sum(tested)
 
     # The test data are resampled for the table, for the best row, and for what the verdict compares.
-    resampling = request.bootstrap * _seconds_of_a_round(tested)
+    resampling = plan.request.bootstrap * _seconds_of_a_round(tested)
     seconds[plan.folder / "test.json",] += len(plan.rows) * resampling
     seconds[plan.folder / "best.json",] += (1 + _COMPARED) * resampling
     return seconds
-
-
-def count_samples(spec: DataSpec, limit: int | None = None) -> int:
-    """Return how many samples a data set has, at most ``limit``."""
-    return len(open_data(spec, limit=limit, ignore_labels=True))
 
 
 def _passes_of(row: Row) -> int:
@@ -102,12 +94,12 @@ def _passes_of(row: Row) -> int:
     return 1 if row.name == "single" else 2
 
 
-def _passes_of_training(step: Step) -> int:
+def _passes_of_training(step: Step, sets: StudySets) -> int:
     """Return how many forward passes of one sample take as long as a training; 0 for a posterior."""
-    if "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
+    if sets.train is None or "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
         return 0
     options = step.command.call(Log()).values
-    passes_of_epoch = _TRAINING_PASSES * count_samples(options["train"]) + count_samples(options["val"])
+    passes_of_epoch = _TRAINING_PASSES * len(sets.train.dataset) + sets.halves[0]
     return len(options["lr"]) * options["epochs"] * passes_of_epoch
 
 

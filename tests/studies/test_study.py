@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,14 @@ from rich.console import Console
 
 from hydractl.api.study import ROWS
 from hydractl.cli.app import main
+from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.batching import Batch
+from hydractl.data.overlap import GivenSet
 from hydractl.evaluation import inputs
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
+from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.log import Log, Progress
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -40,6 +44,7 @@ from hydractl.options.registry import VERBS
 from hydractl.report.terminal import render
 from hydractl.report.texts import program_words
 from hydractl.studies.rows import KINDS
+from hydractl.studies.sets import StudySets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.study_time import _passes_of_training
@@ -281,7 +286,7 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
     verdict = document["verdict"]
     for sentence in verdict["lines"]:
         assert page.count(f">{sentence}</p>") == 1
-    others = [verdict[key]["line"] for key in ("next_best", "highest") if verdict.get(key)]
+    others = StudyAnswer.of(document, "it").verdict.on_other_rows
     for sentence in [verdict["lines"][0], *others, *verdict["doubts"]]:
         assert sentence in " ".join(words)
     now = document["baseline_ci"]["id.nll"]
@@ -290,8 +295,8 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
     above.sort(key=lambda row: -row["common"]["ood_avg"]["auroc"])
     used_auroc = next(row["test"]["ood_avg"]["auroc"] for row in document["rows"] if row["used"])
     if above[0]["common"]["ood_avg"]["auroc"] > used_auroc:
-        named = verdict.get("highest") or verdict["next_best"]
-        assert named["row"] == above[0]["name"] and "ighest of all models" in named["line"]
+        named = verdict["highest"]
+        assert named["row"] == above[0]["name"] and named["line"].startswith("Highest of all models is ")
     flags = f"The threshold of best.st flags {100 * best['threshold']['id_flagged']:.1f} % of ID samples, "
     assert flags in page and flags in " ".join(words)
     for row in [document["baseline"], *(row["test"] for row in document["rows"])]:
@@ -784,7 +789,10 @@ def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kil
 def test_an_estimate_counts_every_learning_rate(copy: Path) -> None:
     def passes(rates: list[float]) -> int:
         options = {"epochs": 2, "lr": rates, "train": "train.npz", "val": "val.npz"}
-        return _passes_of_training(Step(Command("finetune", ("vit.st",), options), ()))
+        step = Step(Command("finetune", ("vit.st",), options), ())
+        train, val = (GivenSet("", open_data(DataSpec.of_option("", name))) for name in ("train.npz", "val.npz"))
+        request = SimpleNamespace(choosing_sets=list)
+        return _passes_of_training(step, StudySets(request, val, val, train))  # type: ignore[arg-type]
 
     assert passes([0.1, 0.01, 0.001]) == 3 * passes([0.1]) > 0
 

@@ -288,11 +288,13 @@ def test_the_headline_says_plainly_how_false_alarms_change_where_they_do() -> No
     plain = "false alarms fall from 34.7 % to 8.5 % of normal (ID) samples where 95 % of the OOD samples are found"
     score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline=fewer, false_alarms=(0.347, 0.085))
     assert lines(score)[0] == f"Use the single model with vim: {plain}, at the same mult-adds. {NO_OTHER}"
-    row = facts_of([BETTER, BETTER], {"msp": BETTER}, against_baseline=fewer, false_alarms=(0.347, 0.085))
-    assert lines(row)[0].endswith(f", at 1.14 times the mult-adds. Against the model as it is, with MSP, {plain}.")
     unsure = {AUROC: finding(BETTER), FPR95: finding((-0.02, (-0.07, 0.03)), FPR95)}
-    for tested in (score, row):
-        assert "false alarms" not in " ".join(lines(replace(tested, against_baseline=unsure)))
+    assert "false alarms" not in " ".join(lines(replace(score, against_baseline=unsure)))
+    row = facts_of([BETTER, BETTER], {"vim": BETTER}, against_baseline=fewer, false_alarms=(0.347, 0.09, 0.085))
+    assert lines(row)[0].endswith(
+        ", at 1.14 times the mult-adds. Where 95 % of the OOD samples are found, false alarms are 34.7 % of normal "
+        "(ID) samples with the model as it is, 9.0 % with the single model with vim, and 8.5 % with this."
+    )
 
 
 def test_the_row_that_is_highest_on_the_test_data_is_named_and_why_it_is_not_the_answer() -> None:
