@@ -169,12 +169,6 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     commands.clear()
     seeds.main()
     assert not commands
-    monkeypatch.setattr(sys, "argv", ["seeds", "data", "--seeds", "3,5", "-o", str(tmp_path)])
-    seeds.main()
-    assert [words[0] for words in commands] == ["finetune", "finetune", "eval"]
-    ensembles = [set(words[1].removeprefix("deep=").split("+")) for words in commands if words[0] == "eval"]
-    assert ensembles == [{"vit-3.st", "vit-103.st", "vit-203.st"}]
-    commands.clear()
     monkeypatch.setattr(seeds, "cut_cifar10", lambda data, images, folder: folder.mkdir(exist_ok=True))
     whole = str(tmp_path / "cifar10")
     monkeypatch.setattr(sys, "argv", ["seeds", "data", "--cifar10", "images", "--seeds", "1,2,3", "-o", whole])

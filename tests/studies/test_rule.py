@@ -51,6 +51,7 @@ SINGLE = candidate("single", 0.80)
         # The dearer row is better by more than the margin, significantly; or not significantly.
         ([candidate("a", 0.87, macs=300), candidate("b", 0.85, macs=130)], "a"),
         ([candidate("a", 0.87, macs=300, spread=0.05), candidate("b", 0.85, macs=130)], "b"),
+        ([candidate("a", 0.85, macs=130), candidate("b", 0.855, macs=200), candidate("c", 0.87, macs=300)], "c"),
         ([candidate("a", 0.85, macs=130, members=3), candidate("b", 0.85, macs=130, members=2)], "b"),
         ([candidate("a", 0.85, macs=130), candidate("b", 0.85, macs=130)], "a"),
         ([candidate("a", 0.86, macs=None), candidate("b", 0.86, macs=500)], "b"),
@@ -143,6 +144,11 @@ def test_a_score_that_harms_on_one_set_is_not_taken_whatever_it_gains_elsewhere(
 ) -> None:
     choice = decided(candidate("single", 0.8, 0.8, 0.8), candidate("single", *aurocs, spread=spread, score="gen"))
     assert (choice.chosen.score == "gen") is admissible
+
+
+def test_of_several_scores_the_one_with_the_highest_mean_over_sets_is_taken() -> None:
+    vim, gen = candidate("single", 0.90, 0.80, score="vim"), candidate("single", 0.86, 0.86, score="gen")
+    assert decided(candidate("single", 0.8, 0.8), vim, gen).chosen is gen
 
 
 def test_a_set_that_no_score_of_the_single_model_separates_has_no_vote() -> None:
