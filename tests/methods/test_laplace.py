@@ -24,7 +24,7 @@ from hydractl.methods import read_ensemble
 from hydractl.methods.laplace import LaplaceOptions, curvature
 from hydractl.methods.laplace.curvature import compared_factor, fit_classifier
 from hydractl.model.detection import read_features
-from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
+from hydractl.model.laplace import Posterior, last_layers
 from hydractl.model.runtime import HydraModel
 from hydractl.verbs.info import describe
 from tests.calls import training_request
@@ -244,35 +244,6 @@ def test_pairs_are_compared_in_parts_and_a_part_in_pieces(monkeypatch: pytest.Mo
     assert not torch.allclose(sum(halves) / 2, whole, rtol=1e-3)
 
 
-class _Cosines:
-    """Logits ``3 cos - 1``, as a family."""
-
-    @staticmethod
-    def logits(network: Any, outputs: Any) -> torch.Tensor:
-        return 3 * outputs[0] @ outputs[1].T - 1
-
-
-def test_the_moments_of_a_cosine() -> None:
-    """Against the formula with whole covariances."""
-    torch.manual_seed(0)
-    means = [torch.randn(2, 4).double(), torch.randn(3, 4).double()]
-    axes = [torch.linalg.qr(torch.randn(4, 4).double())[0] for _ in means]
-    spreads = [0.02 * torch.rand(len(mean), 4).double() for mean in means]
-    outputs = [
-        torch.cat([m / (n := m.norm(dim=1, keepdim=True)), s / n**2], 1) for m, s in zip(means, spreads, strict=True)
-    ]
-    posteriors = [Posterior(torch.eye(4), torch.ones(4, 4), axis) for axis in axes]
-    family: Any = _Cosines()
-    found = gaussian_logits(family, torch.nn.Module(), outputs, posteriors)
-    covariances = [[axis @ torch.diag(s) @ axis.T for s in own] for axis, own in zip(axes, spreads, strict=True)]
-    for i, (g, sg) in enumerate(zip(means[0], covariances[0], strict=True)):
-        for c, (h, sh) in enumerate(zip(means[1], covariances[1], strict=True)):
-            lengths = (g @ g + sg.trace()) * (h @ h + sh.trace())
-            mean = g @ h / lengths.sqrt()
-            variance = ((sg @ sh).trace() + g @ sh @ g + h @ sg @ h) / lengths
-            assert float(found[i, c]) == pytest.approx(float(3 * mean / (1 + math.pi / 8 * 9 * variance).sqrt() - 1))
-
-
 @pytest.mark.parametrize("variant", ["clip-bias", "hf-clip"])
 def test_projections_are_found_in_both_towers(variant: str) -> None:
     """Inputs times the weight, normalised, are the features of the library's own towers."""
@@ -332,11 +303,13 @@ def test_it_is_of_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--ensemble laplace takes one model, got 2" in capsys.readouterr().err
 
 
-def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curvature_of_pairs_and_the_logits_of_a_clip_with_a_bias(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a table of captions to probabilities, against what is written out on the library's own features."""
     monkeypatch.chdir(tmp_path)
     Path("clip").mkdir()
-    publish_clip(pico_clip("clip"), "clip", Path("clip"))
+    publish_clip(pico_clip("clip-bias"), "clip-bias", Path("clip"))
     draw, rows = np.random.default_rng(0), []
     for i in range(12):
         Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"{i}.png")
@@ -349,21 +322,25 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
         batch = plain.preprocess([Image.open(f"{i}.png") for i in range(3)])
         found = model.member_logits(batch)[0]
         assert plain.prompted is not None
-        stock: Any = pico_clip("clip")
+        stock: Any = pico_clip("clip-bias")
         given = {"visual": (plain.chain_of_samples, batch), "text": (plain.chain_of_labels, plain.prompted.inputs()[0])}
+        of_images, text_layer = stock.visual.proj.T.double(), stock.text_projection.double()
+        of_texts = torch.cat([text_layer.weight, text_layer.bias[:, None]], dim=1)
         moments = {}
         for tower, (chain, tensors) in given.items():
             x = chain.of_projection()(tensors)[0][:, 0].double()
-            weight = (stock.visual.proj if tower == "visual" else stock.text_projection).T.double()
+            if tower == "text":
+                x = F.pad(x, (0, 1), value=1.0)
+            weight = of_images if tower == "visual" else of_texts
             sigma = covariance(posterior_of(FileTensors(Path("b.st")), 0, tower))
             jacobians = [torch.kron(torch.eye(len(weight), dtype=torch.float64), row[None]) for row in x]
             moments[tower] = [(weight @ row, j @ sigma @ j.T) for row, j in zip(x, jacobians, strict=True)]
-        scale = float(stock.logit_scale.exp())
+        scale, bias = float(stock.logit_scale.exp()), float(stock.logit_bias)
         for i, (g, sg) in enumerate(moments["visual"]):
             for c, (h, sh) in enumerate(moments["text"]):
                 lengths = (g @ g + sg.trace()) * (h @ h + sh.trace())
                 variance = scale**2 * ((sg @ sh).trace() + g @ sh @ g + h @ sg @ h) / lengths
-                expected = scale * g @ h / lengths.sqrt() / (1 + math.pi / 8 * variance).sqrt()
+                expected = scale * g @ h / lengths.sqrt() / (1 + math.pi / 8 * variance).sqrt() + bias
                 assert float(found[i, c]) == pytest.approx(float(expected), rel=1e-3, abs=1e-4)
         assert float((found - plain.member_logits(batch)[0]).abs().max()) > 1e-2
         close(pickle.loads(pickle.dumps(model)).member_logits(batch)[0], found)
@@ -374,8 +351,9 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
             chain.of_projection()(tensors)[0][:, 0].double()
             for chain, tensors in ((plain.chain_of_samples, pixels), (plain.chain_of_labels, captions))
         )
-        g, h = x @ stock.visual.proj.double(), y @ stock.text_projection.double()
-        b = compared_factor(h, g, scale, 0.0, False)
+        y = F.pad(y, (0, 1), value=1.0)
+        g, h = x @ of_images.T, y @ of_texts.T
+        b = compared_factor(h, g, scale, bias, True)
         curvature = torch.kron(b, y.T @ y / 12)
         check_precision("b.st", 42 * curvature + 0.05 * torch.eye(len(curvature)))
     with pytest.raises(HydraError, match="pairs"):
