@@ -17,6 +17,7 @@ A table stands between ``<!-- KIND: NAME ... -->`` and ``<!-- end -->``:
     layers     ``layered-scores.json``, which ``benchmarks/layered_scores.py`` writes: what is ``said``, ``changes``,
                those of the ``hedge``; and the ``price``, of ``benchmarks/results/layers-price.json``
     paper      a table of the paper, of ``paper.json``
+    papercost  what its tables cost to make, of ``paper-cost.json``
 
 and of ``benchmarks/results/NAME.json`` those that ``hydractl bench`` writes (``bench``) and the scripts of benchmarks:
 ``memory`` (big_models), ``starting`` (start_up), ``making`` (ensemble_cost), ``files`` (eval_of_files) and ``gpu``
@@ -943,6 +944,88 @@ _NOT_SHOWN = ("Brier", "aECE", "OOD AUPR")
 """What the tables of the paper have besides; the script prints it."""
 
 
+def paper_cost(part: str) -> str:
+    """A table of ``paper-cost.json``, which ``examples/paper/cost.py`` has counted."""
+    document = json.loads((DOCS / "results/paper-cost.json").read_text(encoding="utf-8"))
+    return {"scripts": costs_of_scripts, "rows": costs_of_rows}[part](document[part])
+
+
+def costs_of_scripts(scripts: list[dict[str, Any]]) -> str:
+    """What each script takes, alone and after ``table1.sh``."""
+    made = []
+    for script in scripts:
+        after = script["after_table1"]
+        counts = [str(script["counts"][kind]) for kind in ("training", "search", "prediction")]
+        hours = [gpu_hours(one["operations"]) for one in (script, after)]
+        cells = [*counts, operations_text(script["operations"]), *hours]
+        made.append([f"`{script['script']}.sh`", *cells, gigabytes(script["memory"]), gigabytes(script["disk"])])
+    counted = ["trainings", "searches", "predictions", "operations"]
+    return markdown(["", *counted, "hours", "after `table1.sh`", "GPU memory", "disk"], made)
+
+
+def costs_of_rows(rows: list[dict[str, Any]]) -> str:
+    """What each row of Tables 1, 2 and 3 takes to make and to run."""
+    made = []
+    for row in rows:
+        weights = gigabytes(4 * row["parameters"])
+        run = [f"{row['parameters'] / 1e6:.0f} M", weights, f"{row['mac_ratio']:.2f}", measured_times(row)]
+        make = [str(row["trainings"]), operations_text(row["operations"]), gpu_hours(row["operations"])]
+        made.append([f"{_SETS[row['set']]}: {row['row']}", *run, *make, gigabytes(row["memory"])])
+    titles = ["", "parameters", "weights", "mult-adds", "time", "trainings", "operations", "hours", "GPU memory"]
+    return markdown(titles, made)
+
+
+_SETS = {"imagenet": "ImageNet-1K", "cifar100": "CIFAR-100", "sst2": "SST-2", "clip": "CLIP"}
+
+_MEASURED = {
+    "deep": "deep ensemble",
+    "taylor": "first member alone",
+    "circ-avg": "first member alone",
+    "hydra-taylor": "fused, 0 shared",
+    "hydra-circ": "fused, 0 shared",
+}
+"""Rows of ImageNet whose like was measured on a GPU."""
+
+
+def measured_times(row: dict[str, Any]) -> str:
+    """The measured times of a row over those of the single model, at batch 4 and 128; empty where there are none."""
+    if row["set"] != "imagenet" or row["row"] not in _MEASURED:
+        return ""
+    place = ("vit_base_patch16_224", "bfloat16", "eager", _MEASURED[row["row"]])
+    keys = ("arch", "dtype", "mode", "model")
+    like = {one["batch_size"]: one for one in gpu_rows("gpu-cost") if tuple(one[key] for key in keys) == place}
+    return f"{like[4]['ratio']:.2f}, {like[128]['ratio']:.2f}"
+
+
+def gpu_hours(operations: dict[str, float]) -> str:
+    """The hours of operations at the rates of the measured GPU, by number format; empty for none."""
+    place = ("vit_base_patch16_224", "eager", 128, "single")
+    keys = ("arch", "mode", "batch_size", "model")
+    hours = 0.0
+    for row in gpu_rows("gpu-cost"):
+        if tuple(row[key] for key in keys) == place:
+            a_second = 2 * row["macs"] * row["throughput_per_s"]
+            hours += operations.get(row["dtype"], 0) / a_second / 3600
+    if hours < 0.05:
+        return "< 0.1" if hours else ""
+    return f"{hours:.1f}" if hours < 10 else f"{hours:,.0f}"
+
+
+def operations_text(operations: dict[str, float]) -> str:
+    """The sum of operations, in 10^15; empty for none."""
+    total = sum(operations.values()) / 1e15
+    if total == 0:
+        return ""
+    return f"{total:.1f}" if total < 10 else f"{total:,.0f}"
+
+
+def gigabytes(count: int) -> str:
+    """A number of bytes; empty for none."""
+    if count == 0:
+        return ""
+    return f"{count / 1e9:.1f} GB" if count < 10e9 else f"{count / 1e9:.0f} GB"
+
+
 _CHANGES = {
     "": "`mahalanobis-layers`",
     "tokens: read": "the tokens that are read alone",
@@ -1050,6 +1133,7 @@ def hedge_with_layers(document: dict[str, Any]) -> str:
 
 KINDS = {
     "paper": paper,
+    "papercost": paper_cost,
     "study": study,
     "recipe": recipe,
     "curve": curve,

@@ -71,6 +71,66 @@ def test_tables_have_a_value_in_each_column() -> None:
             assert len(row["values"]) == len(table["columns"]), (name, row["name"])
 
 
+def test_what_steps_cost_is_counted_as_hydractl_counts() -> None:
+    cost = script(SCRIPTS / "cost.py")
+    measured = json.loads((ROOT / "benchmarks" / "results" / "gpu-cost.json").read_text(encoding="utf-8"))["rows"]
+    macs = {(row["arch"], row["model"]): row["macs"] for row in measured}
+    assert cost.VIT.macs() == macs["vit_base_patch16_224", "single"]
+    assert cost.Model(cost.VIT).with_heads(8).macs() == macs["vit_base_patch16_224", "first member alone"]
+    assert cost.BERT.macs() == macs["bert-base", "single"]
+    of_ten_classes = 10 * 512
+    assert cost.CLIP_IMAGE.macs() + of_ten_classes == macs["open_clip:ViT-B-32", "single"]
+
+
+@pytest.mark.parametrize("element", [2, 4])
+def test_a_block_keeps_as_much_as_torch_does(element: int) -> None:
+    """Of two models of which one has a block more, and two batches: what depends on both is a block's."""
+    cost = script(SCRIPTS / "cost.py")
+
+    def kept(depth: int, batch: int) -> int:
+        size = f"img_size=32&patch_size=4&embed_dim=128&depth={depth}&num_heads=2&num_classes=10"
+        module = hydractl.load(f"timm:vit_tiny_patch16_224?pretrained=0&{size}", device="cpu").train()
+        bytes_at: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            bytes_at[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=element == 2):
+            loss = module(torch.randn(batch, 3, 32, 32)).sum()
+        assert loss.requires_grad  # it holds what was kept
+        return sum(bytes_at.values())
+
+    of_four_samples = (kept(3, 8) - kept(3, 4)) - (kept(2, 8) - kept(2, 4))
+    tower = cost.Tower(128, 65, 2, stem=0, ends=0, table=0)
+    assert tower.kept_bytes(element) == pytest.approx(of_four_samples / 4, rel=0.02)
+
+
+def test_a_script_costs_the_sum_of_its_steps() -> None:
+    document = json.loads((ROOT / "docs" / "results" / "paper-cost.json").read_text(encoding="utf-8"))
+    operations = {step["name"]: step["operations"] for step in document["steps"]}
+    (table11,) = (one for one in document["scripts"] if one["script"] == "table11")
+    trainings = operations["ImageNet-1K: whole model, 20,000 steps"]
+    trainings += 3 * operations["ImageNet-1K: 8 of 12 heads, 120,000 steps"]
+    assert table11["operations"]["bfloat16"] == pytest.approx(trainings)
+    others = operations["ImageNet-1K: search of 48 of 144 heads, 3 objectives"]
+    others += operations["ImageNet-1K: predictions of the whole model"] * (1 + 2 * 3 * 14347737088 / 16348465152)
+    assert table11["operations"]["float32"] == pytest.approx(others)
+    assert table11["after_table1"]["counts"] == {"training": 0, "search": 0, "prediction": 1}
+    rows = {(row["set"], row["row"]): row for row in document["rows"]}
+    assert rows["imagenet", "hydra-circ"]["parameters"] == pytest.approx(116.31e6, rel=0.002)  # the paper's
+    assert rows["sst2", "hydra-circ"]["trainings"] == 3 and rows["sst2", "mc-dropout"]["mac_ratio"] == 10
+
+
+@pytest.mark.long
+def test_costs_are_those_of_the_scripts_of_today() -> None:
+    stored = json.loads((ROOT / "docs" / "results" / "paper-cost.json").read_text(encoding="utf-8"))
+    command = "run: python examples/paper/cost.py -o docs/results/paper-cost.json; make docs"
+    assert json.loads(json.dumps(script(SCRIPTS / "cost.py").counted())) == stored, command
+
+
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
