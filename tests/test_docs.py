@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.metrics import balanced_accuracy_score
 
+import hydractl
 from hydractl.cli.app import main
 from tests.pico import publish, stock
 from tests.pico_clip import pico_clip, publish_clip
@@ -182,6 +184,83 @@ def test_the_comparison_of_inputs_finds_those_that_have_changed(
     shutil.copy("known.jsonl", "new.jsonl")
     exec(comparison, scope)
     assert scope["scores"].pvalue == scope["shares"].pvalue == 1
+
+
+def block_of(page: str, language: str, text: str) -> str:
+    """The one block of a page that holds a text."""
+    (found,) = (block for block in blocks((DOCS / page).read_text(encoding="utf-8"), language) if text in block)
+    return found
+
+
+def test_another_threshold_leaves_temperature_and_score(workplace: Path, shell: Shell) -> None:
+    how = ["--temperature", "fit", "--ood-score", "energy", "--threshold", "id:0.5"]
+    assert main(["calibrate", "vit.st", "--val", "val/", *how, "-o", "best.st", "-q"]) == 0
+    (workplace / "val").rename(workplace / "recent")
+    shell(block_of("deploy.md", "sh", "stricter.st"), workplace)
+    before, after = (hydractl.open(name).description.extra for name in ("best.st", "stricter.st"))
+    assert after["calibration"]["temperature"] == before["calibration"]["temperature"] != 1
+    assert after["ood_score"] == before["ood_score"] == {"score": "energy"}
+    assert after["threshold"]["rule"] == "id:0.01"
+    assert after["threshold"]["value"] > before["threshold"]["value"]
+
+
+def test_classes_are_looked_at_one_by_one(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "vit.st", "--val", "val/", "--threshold", "id:0.5", "-o", "best.st", "-q"]) == 0
+    assert "`hydractl predict best.st test/ -o test.jsonl`" in (DOCS / "evaluating.md").read_text(encoding="utf-8")
+    assert main(["predict", "best.st", "test/", "-o", "test.jsonl", "-q"]) == 0
+    rows = [json.loads(line) for line in (workplace / "test.jsonl").read_text().splitlines()]
+    expected = balanced_accuracy_score([row["label"] for row in rows], [row["predicted"] for row in rows])
+    capsys.readouterr()
+    exec(block_of("evaluating.md", "py", "balanced accuracy"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["ant", "bee", "cat", "balanced accuracy"]
+    assert said[-1] == f"balanced accuracy: {expected:.3f}"
+
+
+def test_a_figure_is_found_again_from_single_samples(workplace: Path, shell: Shell) -> None:
+    (workplace / "vit.st").rename(workplace / "best.st")
+    shell(block_of("evaluating.md", "sh", "best.pred.st"), workplace)
+    scope: dict[str, Any] = {}
+    exec(block_of("evaluating.md", "py", "roc_auc_score"), scope)
+    document = json.loads((workplace / "eval.json").read_text())
+    assert scope["auroc"] == pytest.approx(document["models"][0]["ood"]["textures"]["auroc"], abs=1e-12)
+
+
+def test_one_table_becomes_three_parts(tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "bert").mkdir()
+    publish(stock("bert"), "bert", tmp_path / "bert")
+    rows = [f"a film {number} so fine,{number % 3}\n" for number in range(60)]
+    (tmp_path / "reviews.csv").write_text("body,stars\n" + "".join(rows))
+    commands = block_of("data.md", "sh", "fraction=0.9:1").replace("bert.st", "bert")
+    shell(commands.replace("--epochs 3", "--epochs 1"), tmp_path)
+    seen = hydractl.open(str(tmp_path / "tuned.st")).description.seen
+    assert [entry["n"] for entry in seen] == [48, 6]
+
+
+def test_a_folder_of_images_becomes_a_model_and_its_study(tmp_path: Path, shell: Shell) -> None:
+    random = np.random.default_rng(0)
+    for label in ("ant", "bee", "cat"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(40):
+            pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
+    first, rest = block_of("finetuning.md", "sh", "photos/?fraction").split("hydractl study")
+    first = first.replace("timm:vit_small_patch16_224.augreg_in21k", f"'{BASE}'").replace("--epochs 5", "--epochs 1")
+    study, rest = rest.split("hydractl predict")
+    # That such a study ends, and that its best.st has a threshold, is tested elsewhere.
+    shell(f"{first}\nhydractl study {study.strip()} --dry-run", tmp_path)
+    threshold = "--val 'photos/?fraction=0.6:0.8' --threshold id:0.05 -o best.st"
+    predict = rest.replace("runs/vit/best.st new/", "best.st photos/ant/")
+    shell(f"hydractl calibrate vit.st {threshold}\nhydractl predict {predict}", tmp_path)
+
+
+def test_the_table_of_heads(workplace: Path, shell: Shell) -> None:
+    shell(block_of("circuits.md", "sh", "scores.json").replace("--budget 24", "--budget 4"), workplace)
+    exec(block_of("circuits.md", "py", "heads.csv"), {})
+    lines = (workplace / "heads.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 12
+    steps = [line.rpartition(",")[2] for line in lines[1:]]
+    assert sorted(step for step in steps if step) == ["1", "2", "3", "4"]
 
 
 SAMPLE = ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "eva02_base_patch16_clip_224", "cait_xxs24_224"]

@@ -61,7 +61,7 @@ def test_shards_become_a_file_of_images(tmp_path: Path, monkeypatch: pytest.Monk
         for image in (2 * number, 2 * number + 1):
             members |= {f"{image}.png": png(image), f"{image}.cls": str(3 - image).encode()}
         shard(f"shards/val-{number}.tar", members)
-    _, _, section = TEXT.partition("**WebDataset shards**")
+    _, _, section = TEXT.partition("### WebDataset shards")
     snippet, _, _ = section.partition("```python\n")[2].partition("```")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     exec(snippet, {})
