@@ -64,7 +64,7 @@ class BenchCost(Record):
     params: PositiveCount
     """Number of stored parameters of all members."""
     macs: PositiveCount
-    """Multiply-adds of one sample."""
+    """Mult-adds of one sample."""
     bytes: Count | None = None
     """Size of the stored weights."""
     params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
@@ -93,7 +93,7 @@ class BenchRow(BenchCost, TimedFigures, BenchSetting):
     """One model at one batch size and dtype."""
 
     peak_share: Number = None
-    """Rate of multiply-adds over that of the machine at its best."""
+    """Rate of mult-adds over that of the machine at its best."""
 
 
 class MachineRecord(Record):
@@ -107,7 +107,7 @@ class MachineRecord(Record):
     device_name: str | None = None
     """Name of the accelerator; null on a CPU."""
     peak_macs_per_s: Mapping[str, Number] | None = optional(
-        "By dtype the best rate of a large matrix product, multiply-adds a second."
+        "By dtype the best rate of a large matrix product, mult-adds a second."
     )
 
 

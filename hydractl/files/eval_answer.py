@@ -275,14 +275,14 @@ class EvalRow(RowMetrics, EvaluatedModel):
 
     @property
     def macs(self) -> int | None:
-        """The multiply-adds of one sample; None if unknown."""
+        """The mult-adds of one sample; None if unknown."""
         if self.cost is None:
             return None
         return self.cost.macs
 
     @property
     def single_macs(self) -> int | None:
-        """The multiply-adds of one sample in the model with all its heads; None if unknown."""
+        """The mult-adds of one sample in the model with all its heads; None if unknown."""
         if self.cost is None:
             return None
         return self.cost.single_macs

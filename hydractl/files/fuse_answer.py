@@ -87,9 +87,9 @@ class FusedSizes(Record):
     """All members run separately."""
     fused: ModelSize
     """The fused model."""
-    dense_macs: Count | None = optional("Multiply-adds of the model with all heads.")
+    dense_macs: Count | None = optional("Mult-adds of the model with all heads.")
     dense_params: Count | None = optional("Parameters of the model with all heads.")
-    mac_ratio: Number = optional("Multiply-adds of the fused model over those of the model with all heads.")
+    mac_ratio: Number = optional("Mult-adds of the fused model over those of the model with all heads.")
 
 
 class SharedTower(Record):

@@ -79,15 +79,15 @@ class CostRecord(Record):
     """Number of stored parameters."""
     params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
     macs: Count | None = None
-    """Multiply-adds of one sample."""
-    single_macs: Count | None = optional("Multiply-adds of the model with all its heads.")
+    """Mult-adds of one sample."""
+    single_macs: Count | None = optional("Mult-adds of the model with all its heads.")
 
 
 class ModelSize(Record):
     """What a model takes."""
 
     params: Count | None = optional("Number of stored parameters.")
-    macs: Count | None = optional("Multiply-adds of one sample.")
+    macs: Count | None = optional("Mult-adds of one sample.")
     bytes: Count | None = optional("Size of the stored weights.")
     params_nonzero: Count | None = optional("Those that are not zero, where single weights were pruned.")
 

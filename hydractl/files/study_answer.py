@@ -198,7 +198,7 @@ class AnyRowRecord(Record):
     members: Count
     """Number of members."""
     macs: Count | None = None
-    """Multiply-adds of one sample."""
+    """Mult-adds of one sample."""
     params: Count | None = None
     """Number of stored parameters."""
     mac_ratio: Number = None

@@ -62,7 +62,7 @@ class TrainingPlan(Record):
     steps: Count
     """Number of steps."""
     cost: Mapping[str, Count]
-    """What the model takes: parameters, multiply-adds of a sample, bytes."""
+    """What the model takes: parameters, mult-adds of a sample, bytes."""
     files_: Sequence[TrainedFile] | None = optional("The files, where the training has several.")
     val_left_out: Count | None = optional("Validation samples that are left out, as they are training data.")
 

@@ -78,11 +78,6 @@ class Tested(Chosen):
     # --- comparisons --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _figures(self) -> list[Resampled]:
-        """The metrics of each rung of the ladder."""
-        return [self._on_resamples(rung) for rung in self.ladder]
-
-    @cached_property
     def _baseline(self) -> Resampled:
         """The metrics of the single model as it is, with MSP and no temperature."""
         request = self.plan.request
@@ -91,11 +86,7 @@ class Tested(Chosen):
     @cached_property
     def _differences_to_next(self) -> list[Findings]:
         """For each rung of the ladder except the last, its differences to the next rung, by metric."""
-        differences = []
-        rungs = zip(self.ladder, self._figures, strict=True)
-        for (upper, figures), (lower, figures_of_lower) in pairwise(rungs):
-            differences.append(self._findings(figures, figures_of_lower, upper.row == lower.row))
-        return differences
+        return [self._differences(upper, lower) for upper, lower in pairwise(self.ladder)]
 
     @property
     def _final_index(self) -> int:
@@ -114,10 +105,6 @@ class Tested(Chosen):
         is_single = used.row == SINGLE
         figures = self._on_resamples(used)
 
-        def findings_against(score: str) -> Findings:
-            """Return the differences of the rung to use to the single model with a score, by metric."""
-            return self._findings(figures, self._on_resamples(Rung(SINGLE, score)), is_single)
-
         # Compare the rung to use with the single model under each of its scores ("free": they cost no further
         # computation).
         aurocs_of_used = self._aurocs(used.row, [used.score])[used.score]
@@ -128,13 +115,13 @@ class Tested(Chosen):
         against_hardest: Findings = {}
         by_test_set: Findings = {}
         if against.hardest is not None:
-            against_hardest = findings_against(against.hardest)
+            against_hardest = self._differences(used, Rung(SINGLE, against.hardest))
             by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
 
         # The same with the best of the other scores, where the rung does not beat that one for certain.
         against_unbeaten: Findings = {}
         if against.unbeaten is not None and not is_single:
-            against_unbeaten = findings_against(against.unbeaten)
+            against_unbeaten = self._differences(used, Rung(SINGLE, against.unbeaten))
 
         # What an operator notices of it: how many false alarms there are.
         compared = [self._baseline, figures]
@@ -157,7 +144,9 @@ class Tested(Chosen):
             against_hardest=against_hardest,
             against_unbeaten=against_unbeaten,
             by_test_set=by_test_set,
-            against_baseline=self._findings(figures, self._baseline, is_single),
+            against_baseline=judge_all(
+                paired_differences(self._baseline, figures), self._samples_by_metric, same_row=is_single
+            ),
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
             has_ood_val=request.has_ood_val,
@@ -196,8 +185,8 @@ class Tested(Chosen):
         if other is None:
             return None
         rung = Rung(other.row, other.score)
-        findings = self._findings(self._on_resamples(rung), self._on_resamples(self.used), same_row=False)
-        return record_of_other(place, rung, self._mac_ratio(self.tested[rung.row]), findings, self.used, why_not)
+        ratio_of_macs = self._mac_ratio(self.tested[rung.row])
+        return record_of_other(place, rung, ratio_of_macs, self._differences(rung, self.used), self.used, why_not)
 
     def _tested_auroc(self, rung: Rung | Candidate) -> float:
         """Return the mean AUROC of a row with a score on the test data."""
@@ -222,14 +211,10 @@ class Tested(Chosen):
         """What :meth:`_on_resamples` has measured, by rung."""
         return {}
 
-    def _findings(self, figures: Resampled, other: Resampled, same_row: bool) -> Findings:
-        """Return the findings for the paired differences ``figures`` minus ``other``, by metric.
-
-        Args:
-            figures, other: the metrics of two rungs on the same resamples.
-            same_row: whether the rungs have the same row.
-        """
-        return judge_all(paired_differences(other, figures), self._samples_by_metric, same_row)
+    def _differences(self, rung: Rung, other: Rung) -> Findings:
+        """Return the findings for the paired differences of a rung minus another one, by metric."""
+        paired = paired_differences(self._on_resamples(other), self._on_resamples(rung))
+        return judge_all(paired, self._samples_by_metric, same_row=rung.row == other.row)
 
     def _against_single(self, aurocs_of_used: Resampled, aurocs_of_single: Mapping[str, Resampled]) -> AgainstSingle:
         """Compare the mean AUROC of the rung to use with that of the single model under each of its scores.

@@ -358,15 +358,9 @@ def _first_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
     """Return what to use, then what that brings and costs, then whether anything else would pay."""
     if answer == BLIND:
         return _blind_sentence(facts)
-    if answer not in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
-        return _ensemble_sentence(facts, answer, use)
-    sentence = _single_sentence(facts, answer)
-    if not facts.has_other_rows:
-        return sentence
-    paying = f"which takes a gain of more than {AUROC_MARGIN:g} of AUROC"
-    if facts.other_row_may_pay:
-        return f"{sentence} On validation data no other model is worth its cost, {paying}."
-    return f"{sentence} No other model is worth its cost here, {paying}."
+    if answer in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
+        return _single_sentence(facts, answer)
+    return _ensemble_sentence(facts, answer, use)
 
 
 def _blind_sentence(facts: Facts) -> str:
@@ -405,16 +399,23 @@ def _fewer_false_alarms(facts: Facts) -> str:
 
 
 def _single_sentence(facts: Facts, answer: str) -> str:
-    """Return the sentence that states the answer of a study that ends with the single model."""
-    name = name_of(facts.rung)
-    if answer == NOTHING_HELPS:
-        if facts.final_index == 0:
-            return f"Use {name}: on validation data no other score beats it without harm."
-        return f"Use {name}."
+    """Return the sentences that state the answer of a study that ends with the single model."""
+    sentence = f"Use {name_of(facts.rung)}."
     if answer == SCORE_HELPS:
-        return f"Use {name}: {_gain_of_score(facts)}."
-    difference = _detection(facts.differences_to_next[facts.final_index])
-    return f"Use {name} or MSP: which of them is better the test data cannot tell: {difference}."
+        sentence = f"Use {name_of(facts.rung)}: {_gain_of_score(facts)}."
+    elif answer == SCORE_UNCLEAR:
+        difference = _detection(facts.differences_to_next[facts.final_index])
+        unclear = f"which of them is better the test data cannot tell: {difference}"
+        sentence = f"Use {name_of(facts.rung)} or MSP: {unclear}."
+    elif facts.final_index == 0:
+        sentence = f"Use {name_of(facts.rung)}: on validation data no other score beats it without harm."
+
+    if not facts.has_other_rows:
+        return sentence
+    judged = "No other model is worth its cost here"
+    if facts.other_row_may_pay:
+        judged = "On validation data no other model is worth its cost"
+    return f"{sentence} {judged}, which takes a gain of more than {AUROC_MARGIN:g} of AUROC."
 
 
 def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
