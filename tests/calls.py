@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from hydractl.expressions.models import ModelRef
 from hydractl.log import Log
-from hydractl.options.call import Call, gather, gather_arguments
+from hydractl.options.call import Call, gather
 from hydractl.options.option import Raw
 from hydractl.options.verbs import declared
 from hydractl.studies.request import StudyRequest
@@ -48,7 +48,7 @@ def values_when_ready(call: Call) -> dict[str, Any]:
 
 def ran(verb: str, values: Mapping[str, object], log: Log | None = None) -> Outcome:
     """Run a verb with typed values as the command line runs it, and return what it would print."""
-    call = gather_arguments(declared(verb), values)
+    call = gather(declared(verb), values, of_program=True)
     call.from_python = False
     call.log = log or Log()
     outcome: Outcome = call.run().outcome
@@ -67,12 +67,12 @@ def training_request(**arguments: Any) -> TrainingRequest:
     """Return what a program that calls ``finetune`` with these arguments asks for; it has ``model`` and ``train``."""
     asked: list[TrainingRequest] = []
 
-    def run(request: TrainingRequest, log: Log) -> Outcome:
+    def train(request: TrainingRequest, log: Log) -> Outcome:
         asked.append(request)
         return Outcome(result_of({"schema": "test/1"}))
 
-    with patch("hydractl.verbs.finetune.run", run):
-        call = gather_arguments(declared("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments})
+    with patch("hydractl.verbs.finetune.train", train):
+        call = gather(declared("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments}, of_program=True)
         call.from_python = False  # no model is opened afterwards
         call.sources = dict.fromkeys(call.sources, "default")  # messages name none
         call.run()

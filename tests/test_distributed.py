@@ -73,7 +73,7 @@ def interrupted(group):
 
 CASES = {"gather": (3, 20), "killed": (2, 30), "failed": (2, 30), "silent": (2, 2), "interrupted": (2, 30)}
 
-def run(*arguments, log, **options):
+def run(call):
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     group = processes(CASES[case][1])
     begun = time.monotonic()

@@ -26,9 +26,6 @@ from hydractl.api.values import Texts
 from hydractl.api.verb import verb
 from hydractl.options.call import (
     checking,
-    current,
-    filled,
-    log,
 )
 from hydractl.options.signature import opt
 
@@ -107,34 +104,10 @@ def bench(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    values = current().values
-    with checking() as problems:
+    with checking() as call:
         if compile_mode is not None and not compile:
-            problems.of("compile_mode", "needs --compile")
+            call.of("compile_mode", "needs --compile")
 
-    from hydractl.api.results import Benchmark
-    from hydractl.benchmark.measuring import BenchOptions
     from hydractl.verbs.bench import run
-    from hydractl.verbs.opening import opening_options
 
-    outcome = run(
-        values["model"],
-        opening_options(values),
-        filled(
-            BenchOptions,
-            values,
-            batch_sizes=values["batch_size"],
-            dtypes=values["dtype"],
-            compile_mode=(compile_mode or "default") if compile else None,
-        ),
-        compare=values["compare"],
-        unequal_inputs=unequal_inputs,
-        whole_last_block=whole_last_block,
-        requirements=values["require"],
-        device=device,
-        output=values["output"],
-        force=force,
-        dry_run=dry_run,
-        log=log(),
-    )
-    return outcome.returned(Benchmark)
+    return run(call).returned()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from hydractl.api.making import Calibrated, made, place_for_model
 from hydractl.api.options import (
     AnyModel,
     Arch,
@@ -45,14 +45,8 @@ from hydractl.metrics.ood_scores import ON_FEATURES, needs_training_data
 from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
 from hydractl.options.call import (
     checking,
-    current,
-    filled,
-    log,
 )
 from hydractl.options.signature import opt
-
-if TYPE_CHECKING:
-    from hydractl.api.making import Calibrated
 
 HEADING = "Calibrating"
 calibrating = partial(opt, group=HEADING)
@@ -128,13 +122,11 @@ def calibrate(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    call = current()
-    values = call.values
-    scores = values["ood_score"]
-    with checking() as problems:
-        add_problems_of_validation(problems)
+    with checking() as call:
+        scores = call.values["ood_score"]
+        add_problems_of_validation(call)
         if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal", "calibration"))):
-            problems.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")
+            call.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")
 
         # Of several scores one is chosen by the data.
         if len(scores) > 1 or ALL_SCORES in scores:
@@ -144,25 +136,12 @@ def calibrate(
                     option = call.label(needed)
                     if needed == "ood_val":
                         option += " (auto makes some)"
-                    problems.add(f"--ood-score {as_written} needs {option}, to choose one of them on")
-        add_problems_of_scores(problems, scores)
+                    call.add(f"--ood-score {as_written} needs {option}, to choose one of them on")
+        add_problems_of_scores(call, scores)
 
-    from hydractl.api.making import Calibrated, made, place_of_model
-    from hydractl.evaluation.options import EvalOptions
-    from hydractl.files.calibrate_answer import CalibrateAnswer
     from hydractl.verbs.calibrate import run
-    from hydractl.verbs.opening import opening_options
 
-    path, folder = place_of_model("calibrated.st")
-    options = filled(EvalOptions, values, test=None, tests=False, output=path)
-    outcome = run(
-        values["model"][0],
-        opening_options(values),
-        options,
-        note=note,
-        dry_run=dry_run,
-        log=log(),
-    )
-    answer = outcome.returned(CalibrateAnswer)
+    folder = place_for_model(call, "calibrated.st")
+    outcome = run(call)
     is_json = any(file.suffix == ".json" for file in outcome.files)
-    return Calibrated(None if is_json else made(outcome, folder), answer)
+    return Calibrated(None if is_json else made(call, outcome, folder), outcome.returned())

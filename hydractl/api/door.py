@@ -18,7 +18,7 @@ from hydractl.expressions.models import ModelRef
 from hydractl.files.inputs import reading
 from hydractl.files.results import Result
 from hydractl.jsonio import Document, json_bytes, parse_json
-from hydractl.options.call import gather_arguments
+from hydractl.options.call import gather
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
 from hydractl.options.registry import function_of
@@ -67,7 +67,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 
     try:
         taken = {name: value_for_option(declared.by_name[name], value) for name, value in values.items()}
-        verb_call = gather_arguments(declared, taken)
+        verb_call = gather(declared, taken, of_program=True)
         verb_call.log = PythonLog(said, further.get("on_log"))
         with ExitStack() as while_it_works:
 
@@ -81,7 +81,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
             outcome = result.outcome or Outcome(result)
             if outcome.lines is not None:
                 rows = list(outcome.lines)
-                result = outcome.returned(type(result)).with_rows(rows)
+                result = outcome.returned().with_rows(rows)
     except HydraError as error:
         error.reword(said)
         if error.hint == f"hydractl {declared.verb} --help":

@@ -54,17 +54,12 @@ from hydractl.expressions.data_sets import (
     PHOTOGRAPHS,
     SEVERITIES,
     OodSet,
-    corruptions_asked_for,
 )
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
-from hydractl.metrics.requested import ALL_SCORES, Threshold, check_ood_score
+from hydractl.metrics.requested import ALL_SCORES, PASSES, Threshold, check_ood_score
 from hydractl.options.call import (
     Call,
     checking,
-    current,
-    filled,
-    log,
-    where,
 )
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
@@ -75,8 +70,6 @@ if TYPE_CHECKING:
 HEADING = "Evaluation"
 evaluating = partial(opt, group=HEADING)
 dropping = partial(opt, group="MC dropout")
-
-_PASSES = 10
 
 
 def _check_ood(ood_set: OodSet) -> None:
@@ -167,7 +160,7 @@ def evaluate(
         at_least=0,
         below=1,
     ),
-    passes: int | None = dropping(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2),
+    passes: int | None = dropping(f"Passes with --mc-dropout [passes; default: {PASSES}]", at_least=2),
     test: Data | None = io(f"The data set that is tested on: {SPEC_FORMS}", often=True),
     output: Figures = None,
     limit: Limit = None,
@@ -200,69 +193,49 @@ def evaluate(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    call = current()
-    values = call.values
-    scores = values["ood_score"]
-    keeps_logits = (values["predictions"] or "").endswith(".st")
-    with checking() as problems:
-        add_problems_of_validation(problems)
-        problems.goes_with("passes", "mc_dropout")
+    keeps_logits = str(predictions or "").endswith(".st")
+    with checking() as call:
+        values = call.values
+        scores = values["ood_score"]
+        add_problems_of_validation(call)
+        call.goes_with("passes", "mc_dropout")
 
         # Scores, and the data that they are fitted to.
         if call.given("train") and not fits_to_training_data(scores):
-            problems.add(f"--train needs an --ood-score on features: {', '.join(ON_FEATURES)}", "ood_score")
-        add_problems_of_scores(problems, scores)
+            call.add(f"--train needs an --ood-score on features: {', '.join(ON_FEATURES)}", "ood_score")
+        add_problems_of_scores(call, scores)
 
         # Further data sets.
-        _add_problems_of_corruptions(problems, values["corruptions"])
+        _add_problems_of_corruptions(call, values["corruptions"])
 
         # Only an .st file keeps logits, which a later command can resume.
         if resume and not keeps_logits:
-            problems.add("--resume needs --predictions F.st, which keeps what has been computed")
+            call.add("--resume needs --predictions F.st, which keeps what has been computed")
 
         # Without --test the test sets are those of a predictions file. --limit also applies to validation data.
         for name in ("ood", "corruptions", "train"):
-            problems.goes_with(name, "test")
+            call.goes_with(name, "test")
         if not call.given("val") and not call.given("ood_val"):
-            problems.goes_with("limit", "test")
+            call.goes_with("limit", "test")
 
-    from hydractl.api.results import Evaluation
-    from hydractl.evaluation.options import EvalOptions
-    from hydractl.files.model_records import DropoutRecord
     from hydractl.verbs.eval import run
-    from hydractl.verbs.opening import opening_options
 
-    dropout = None if mc_dropout is None else DropoutRecord(p=mc_dropout, passes=passes or _PASSES, seed=seed)
-    options = filled(
-        EvalOptions,
-        values,
-        dropout=dropout,
-        corruptions=corruptions_asked_for(values["corruptions"], with_frost=photographs is not None),
-    )
-    outcome = run(
-        values["model"],
-        opening_options(values),
-        options,
-        dry_run=dry_run,
-        log=log(),
-    )
-    return outcome.returned(Evaluation)
+    return run(call).returned()
 
 
-def _add_problems_of_corruptions(problems: Call, names: Sequence[str]) -> None:
+def _add_problems_of_corruptions(call: Call, names: Sequence[str]) -> None:
     """Add the problems of ``--corruptions``, ``--photographs`` and ``--severities`` with each other.
 
     Severities from a file are no problem without corruptions: they may be meant for another command.
     """
-    call = current()
     if ALL_CORRUPTIONS in names and len(names) > 1:
-        problems.add(f"--corruptions {ALL_CORRUPTIONS} names every corruption: leave out the others", "corruptions")
+        call.add(f"--corruptions {ALL_CORRUPTIONS} names every corruption: leave out the others", "corruptions")
     has_photographs = call.given("photographs")
     may_have_frost = FROST in names or ALL_CORRUPTIONS in names  # all includes frost if there are photographs
     if FROST in names and not has_photographs:
         needed = PHOTOGRAPHS.format("the folder of photographs of frost")
-        problems.add(f"--corruptions {FROST}{where('corruptions')} needs --photographs, {needed}")
+        call.add(f"--corruptions {FROST}{call.where('corruptions')} needs --photographs, {needed}")
     if has_photographs and not may_have_frost:
-        problems.of("photographs", f"needs --corruptions {FROST}, or {ALL_CORRUPTIONS}")
+        call.of("photographs", f"needs --corruptions {FROST}, or {ALL_CORRUPTIONS}")
     if call.sources["severities"] == "flag" and not call.given("corruptions"):
-        problems.of("severities", "needs --corruptions")
+        call.of("severities", "needs --corruptions")

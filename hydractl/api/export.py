@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hydractl.api.options import Arch, Config, DryRun, Force, Labels, MaxLength, OneModel, Output, Prompt, Seed
 from hydractl.api.verb import verb
-from hydractl.options.call import checking, current, log
+from hydractl.options.call import checking
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -62,23 +62,11 @@ def export(
         UsageError, InputError: the model cannot be exported, or the ending names no format.
         OutputError: a file exists, and ``force`` is not set.
     """
-    values = current().values
-    with checking():
+    with checking() as call:
         pass  # all rules are of single options
 
-    from hydractl.api.results import Exports
     from hydractl.verbs.export import run
-    from hydractl.verbs.opening import opening_options
 
-    outcome = run(
-        values["model"][0],
-        opening_options(values, bodies=True),
-        formats=values["format"],
-        graph_input=input,
-        output=values["output"] if path is None else os.fspath(path),
-        seed=seed,
-        force=force,
-        dry_run=dry_run,
-        log=log(),
-    )
-    return outcome.returned(Exports)
+    if path is not None:
+        call.values["output"] = os.fspath(path)
+    return run(call).returned()

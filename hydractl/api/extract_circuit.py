@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.api.heads import AUTO, DROP, OTHER_BASE, count_of_drop
+from hydractl.api.heads import AUTO, DROP, OTHER_BASE, approx_option, count_of_drop
+from hydractl.api.making import place_for_model
 from hydractl.api.options import (
     Arch,
     BatchSize,
@@ -30,10 +31,6 @@ from hydractl.api.values import JsonDocument, ManyData
 from hydractl.api.verb import verb
 from hydractl.options.call import (
     checking,
-    current,
-    filled,
-    log,
-    to_stdout,
 )
 from hydractl.options.signature import opt
 
@@ -93,12 +90,10 @@ def extract_circuit(
         "Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
         default="greedy",
     ),
-    approx: str | None = search(
+    approx: str | None = approx_option(
         "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient "
         "suggests [default: exact]",
-        metavar="lazy:N",
-        pattern=r"lazy:[1-9][0-9]{0,8}",
-        example="lazy:4",
+        group="Search",
         often=True,
     ),
     paired: bool = expert(
@@ -156,63 +151,45 @@ def extract_circuit(
     Raises:
         UsageError, InputError: an option, a file, a data set or the model is wrong.
     """
-    given = current().given
-    values = current().values
     is_headmap = algorithm == "headmap"
-    objectives = values["objective"] or ["nll" if is_headmap else "avg"]
-    val_sets = values["val"]
-    ood_val_sets = values["ood_val"]
-    with checking() as problems:
+    with checking() as call:
+        given, values = call.given, call.values
+        objectives = values["objective"] or ["nll" if is_headmap else "avg"]
+        val_sets = values["val"]
+        ood_val_sets = values["ood_val"]
         if is_headmap:  # a single pass
-            problems.unused("approx", "max_drop", because="algorithm")
-        problems.needs("val")
-        problems.at_most_one("start_mask", "share_from")
+            call.unused("approx", "max_drop", because="algorithm")
+        call.needs("val")
+        call.at_most_one("start_mask", "share_from")
         if paired and not 1 < len(val_sets) == len(ood_val_sets):
             counts = f"{len(ood_val_sets)} and {len(val_sets)}"
-            problems.add(f"--paired needs as many --ood-val as --val, two or more, not {counts}")
+            call.add(f"--paired needs as many --ood-val as --val, two or more, not {counts}")
 
         # A budget or a number of heads ends the search. Accuracy can end it too, but not with --share-from: accuracy
         # counts only the removals of this search.
         if given("max_drop") and not given("share_from"):
-            problems.at_most_one("budget", "keep")
+            call.at_most_one("budget", "keep")
         else:
-            problems.exactly_one("budget", "keep")
+            call.exactly_one("budget", "keep")
         of_ood_data = [one for one in objectives if one in ("ood", "avg")]
         if of_ood_data:
-            problems.needs("ood_val", f"--objective {of_ood_data[0]}")
+            call.needs("ood_val", f"--objective {of_ood_data[0]}")
         if output == "-" and len(objectives) > 1:
-            problems.add(f"--output - takes one --objective, not {len(objectives)}", "objective")
-        problems.goes_with("share_from", "share_sites")
-        problems.goes_with("share_sites", "share_from")
+            call.add(f"--output - takes one --objective, not {len(objectives)}", "objective")
+        call.goes_with("share_from", "share_sites")
+        call.goes_with("share_sites", "share_from")
         if allow_other_base and not (given("start_mask") or given("share_from")):
-            problems.of("allow_other_base", "needs --start-mask or --share-from")
+            call.of("allow_other_base", "needs --start-mask or --share-from")
         if resume and output == "-":
-            problems.add("--resume needs an output file: a search that goes to standard output keeps no journal")
-        problems.one_from_stdin("start_mask", "share_from")
+            call.add("--resume needs an output file: a search that goes to standard output keeps no journal")
+        call.one_from_stdin("start_mask", "share_from")
 
-    from hydractl.api.making import place_of_model
-    from hydractl.api.results import Circuit, Circuits
-    from hydractl.circuit.scope import SearchOptions
     from hydractl.verbs.extract_circuit import run
-    from hydractl.verbs.opening import opening_options
 
+    values["objective"] = objectives
     # Several circuits are always written to files; for a program that names none, to a folder that is removed here.
-    path, folder = values["output"], None
-    if len(objectives) > 1:
-        path, folder = place_of_model("circuit.json")
-    options = filled(SearchOptions, values, objective=objectives)
-    outcome = run(
-        values["model"][0],
-        opening_options(values),
-        options,
-        timeout=timeout,
-        output=path,
-        to_stdout=to_stdout() and folder is None,
-        dry_run=dry_run,
-        log=log(),
-    )
+    folder = place_for_model(call, "circuit.json") if len(objectives) > 1 else None
+    outcome = run(call)
     if folder is not None:
         outcome.files = []
-    if isinstance(outcome.result, Circuits):
-        return outcome.returned(Circuits)
-    return outcome.returned(Circuit)
+    return outcome.returned()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from hydractl.api.making import made, place_for_model
 from hydractl.api.options import (
     SPEC_FORMS,
     Arch,
@@ -33,7 +33,7 @@ from hydractl.api.verb import verb
 from hydractl.errors import UsageError
 from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
 from hydractl.methods.base import FinetuneRequest
-from hydractl.options.call import Call, checking, current, filled, where
+from hydractl.options.call import Call, checking, filled
 from hydractl.options.option import Option
 from hydractl.options.signature import opt
 from hydractl.options.sources import RECIPE, Given
@@ -101,7 +101,7 @@ def _settle(call: Call) -> None:
     if not call.given("epochs") and not call.given("steps"):
         call.values["epochs"] = 3
     for names, because in _without_effect(call):
-        call.problems += call.set_aside(names, because)
+        call.unused(*names, because=because)
 
 
 def _take_recipe(call: Call, recipe: str) -> None:
@@ -350,84 +350,49 @@ def finetune(
         NonFiniteError: the loss or a weight is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    call = current()
-    values = call.values
-    models = values["model"]
-    method: MethodOptions | None = values["ensemble"]
-    trainings = len(models) * (1 if method is None else method.trainings)
-    new_head = reset_head or init == "head"
-    if trainings > 1 and on_log is not None:
-        raise UsageError("on_log is of one training, and these are several", hint="train one after another")
-    with checking() as problems:
-        problems.needs("train")
-        problems.at_most_one("epochs", "steps")
+    with checking() as call:
+        values = call.values
+        models = values["model"]
+        method: MethodOptions | None = values["ensemble"]
+        trainings = len(models) * (1 if method is None else method.trainings)
+        if trainings > 1 and on_log is not None:
+            raise UsageError("on_log is of one training, and these are several", hint="train one after another")
+        call.needs("train")
+        call.at_most_one("epochs", "steps")
         if trainings > 1 and log not in (None, "-", "beside"):
-            problems.add(f"several trainings have a log each: --log beside, not {log}", "log")
+            call.add(f"several trainings have a log each: --log beside, not {log}", "log")
         if len(models) > 1 and output is not None and not str(output).endswith("/"):
-            problems.add(f"of several MODELs --output names their folder, as in out/, not {output}", "output")
+            call.add(f"of several MODELs --output names their folder, as in out/, not {output}", "output")
         if method is None or method.trains:
-            _check_captions(problems, train, loss)
+            _check_captions(call, train, loss)
         if str(val or "").startswith(CAPTIONS):
-            problems.add(f"--val {val}{where('val')}: validation is by zero-shot accuracy, on labelled images")
+            call.add(f"--val {val}{call.where('val')}: validation is by zero-shot accuracy, on labelled images")
         if method is not None:
             for problem in method.conflicts(_asked(call)):
-                problems.add(problem)
-        problems.goes_with("patience", "val")
-        if classes is not None and not new_head:
-            problems.of("classes", "needs --reset-head or --init head")
+                call.add(problem)
+        call.goes_with("patience", "val")
+        if classes is not None and not reset_head and init != "head":
+            call.of("classes", "needs --reset-head or --init head")
         if len(values["lr"]) > 1 and not call.given("val"):
-            problems.add(f"several values of --lr{where('lr')} need --val, which selects among them")
+            call.add(f"several values of --lr{call.where('lr')} need --val, which selects among them")
         if len(betas) != 2:
-            problems.add(f"betas takes two numbers, not {len(betas)}", "betas")
+            call.add(f"betas takes two numbers, not {len(betas)}", "betas")
         kinds = [item.partition(":")[0] for item in values["augment"]]
         repeated = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if repeated:
-            problems.add(f"--augment lists {', '.join(repeated)} twice", "augment")
+            call.add(f"--augment lists {', '.join(repeated)} twice", "augment")
 
-    from hydractl.api.making import made, place_of_model
-    from hydractl.files.verb_answers import RecipeSetting
-    from hydractl.training.course import ScheduleOptions
     from hydractl.verbs.finetune import run
-    from hydractl.verbs.finetune_request import TrainingRequest
-    from hydractl.verbs.opening import opening_options
 
-    # The names of --labels are those of a new classifier, and not of the model that is opened.
-    opening = opening_options(values, bodies=method is None or method.trains)
-    names_of_new_head = None
-    if new_head:
-        names_of_new_head = tuple(opening.labels or ()) or None
-        opening = replace(opening, labels=None)
-    first_beta, second_beta = betas
-    in_effect = {}
-    for option in recipe_options():
-        value = values[option.name]
-        value = str(value) if isinstance(value, MethodOptions) else value
-        in_effect[option.name] = RecipeSetting(value=value, source=call.sources[option.name])
-    path, folder = place_of_model("" if len(models) > 1 else "tuned.st")
-    request = filled(
-        TrainingRequest,
-        values,
-        models=models,
-        opening=opening,
-        lr=tuple(values["lr"]),
-        epochs=values["epochs"] or 0,
-        labels=names_of_new_head,
-        lenient=call.rank("freeze") == RECIPE,
-        betas=(first_beta, second_beta),
-        schedule=filled(ScheduleOptions, values, shape=schedule, floor=lr_floor),
-        output=path,
-        recipe=in_effect,
-        notes=call.notes,
-    )
-    return made(run(request, log=call.log), folder, files=None)
+    folder = place_for_model(call, "" if len(models) > 1 else "tuned.st")
+    return made(call, run(call, recipe_options()), folder)
 
 
-def _check_captions(problems: Call, train: object, loss: str) -> None:
+def _check_captions(call: Call, train: object, loss: str) -> None:
     """Add a problem if captions are trained without the contrastive loss, or this loss without captions."""
-    call = current()
     spec = str(train or "")
     has_captions = spec.startswith(CAPTIONS)
     if has_captions and loss != "contrastive" and "loss" not in call.wrong:
-        problems.add(f"--train {spec}{where('train')}: captions need --loss contrastive")
+        call.add(f"--train {spec}{call.where('train')}: captions need --loss contrastive")
     if spec and loss == "contrastive" and not has_captions:
-        problems.add(f"--loss contrastive{where('loss')} needs pairs of images and captions: --train {CAPTIONS}FILE")
+        call.add(f"--loss contrastive{call.where('loss')} needs pairs of images and captions: --train {CAPTIONS}FILE")

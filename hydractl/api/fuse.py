@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from hydractl.api.making import made, place_for_model
 from hydractl.api.options import Arch, Config, Device, DryRun, Force, Labels, MaxLength, Members, Output, Prompt, Seed
 from hydractl.api.verb import verb
-from hydractl.options.call import checking, current, log
+from hydractl.options.call import checking
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -55,28 +56,14 @@ def fuse(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    values = current().values
-    parts = values["merge"]
-    with checking() as problems:
+    with checking() as call:
+        parts = call.values["merge"]
         for word in ("none", "auto"):
             if word in parts and len(parts) > 1:
-                problems.add(f"--merge {word} stands alone, not with the others: {','.join(parts)}", "merge")
+                call.add(f"--merge {word} stands alone, not with the others: {','.join(parts)}", "merge")
                 break
 
-    from hydractl.api.making import made, place_of_model
     from hydractl.verbs.fuse import run
-    from hydractl.verbs.opening import opening_options
 
-    path, folder = place_of_model("hydra.st")
-    outcome = run(
-        values["model"],
-        opening_options(values, bodies=True),
-        merge=[] if parts == ["none"] else parts,
-        output=path,
-        seed=seed,
-        device=device,
-        force=force,
-        dry_run=dry_run,
-        log=log(),
-    )
-    return made(outcome, folder)
+    folder = place_for_model(call, "hydra.st")
+    return made(call, run(call), folder)

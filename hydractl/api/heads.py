@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal
+
+from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
     from hydractl.options.call import Call
@@ -14,6 +17,7 @@ SAMPLES = "Calibration samples, drawn by --seed without replacement"
 OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
 DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
 MAX_DROP = 0.01
+approx_option = partial(opt, metavar="lazy:N", pattern=r"lazy:[1-9][0-9]{0,8}", example="lazy:4")
 AUTO = f"auto: as many as --max-drop allows, {MAX_DROP:g} where that is not given"
 
 

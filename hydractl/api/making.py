@@ -5,57 +5,50 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from hydractl.api.results import Result
 from hydractl.errors import UsageError
 from hydractl.expressions.models import ModelRef
-from hydractl.files.calibrate_answer import CalibrateAnswer
-from hydractl.options.call import current
+from hydractl.files.temporary import Folder
+from hydractl.options.call import Call
 from hydractl.verbs.outcome import Outcome
 
 if TYPE_CHECKING:
-    from hydractl.api.models import Folder, Model
+    from hydractl.api.models import Model
+    from hydractl.files.calibrate_answer import CalibrateAnswer
 
 
-def place_of_model(name: str) -> tuple[str | None, Folder | None]:
-    """Return where a verb that makes a model writes it: a program that names no place gets a temporary folder.
+def place_for_model(call: Call, name: str) -> Folder | None:
+    """Give a verb a temporary folder to write to, if a program names no output; return it, or None.
 
     Args:
-        name: the name of the file in the temporary folder; empty for the folder itself.
-
-    Returns:
-        The path, None for that of the command line, which names it after the model; and the folder, if there is one.
+        call: the call of the verb, which then has an output.
+        name: the name of the file in the folder; empty for the folder itself.
     """
-    path: str | None = current().values["output"]
-    if path is not None or not current().from_python:
-        return path, None
-    folder: Folder = _models().Folder()
-    return f"{folder.path}/{name}", folder
+    if call.values["output"] is not None or not call.from_python:
+        return None
+    folder = Folder()
+    call.values["output"] = f"{folder.path}/{name}"
+    return folder
 
 
-def made(outcome: Outcome, folder: Folder | None, *, files: int | None = 1) -> Model:
-    """Return the model that a verb made.
+def made(call: Call, outcome: Outcome, folder: Folder | None) -> Model:
+    """Return the model that a verb made, or several.
 
     On the command line only the answer is printed. So nothing is opened again, and the module that could is not
-    imported: what is returned is the document.
+    imported, as it is heavy: what is returned is the document.
 
     Args:
-        outcome: the answer, with the files that were written.
+        call: the call of the verb.
+        outcome: the answer, with the files that were written: models, and perhaps the JSON of a mask.
         folder: the temporary folder of the files, which lives as long as the model.
-        files: how many of the files are models: the first ones, each opened as a model; None for all.
     """
-    result = outcome.returned(Result)
-    if not current().from_python:
-        return cast("Model", result)
-    models = _models()
-    opened = [ModelRef(str(file), models.open_source(str(file)), folder) for file in outcome.files[:files]]
-    return models.Model(opened, result)
-
-
-def _models() -> Any:
-    """Return the module of models, which is heavy, and of no use to the command line."""
-    return import_module("hydractl.api.models")
+    result = outcome.returned()
+    if not call.from_python:
+        return result
+    models = import_module("hydractl.api.models")
+    files = [str(file) for file in outcome.files if file.suffix != ".json"]
+    return models.Model([ModelRef(file, models.open_source(file), folder) for file in files], result)
 
 
 @dataclass(repr=False)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
-import tempfile
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +26,7 @@ from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_c
 from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import CHECKPOINT_SCHEMA
+from hydractl.files.temporary import Folder
 from hydractl.files.verb_answers import InfoAnswer
 from hydractl.model.laplace import KEY
 from hydractl.model.loading import load_source
@@ -36,16 +34,9 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite_weights
 from hydractl.options.call import name_for_weights
+from hydractl.options.wording import in_python
 from hydractl.verbs.info import with_model
 from hydractl.verbs.outcome import Outcome
-
-
-class Folder:
-    """A temporary folder, removed when nothing refers to it any more."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="hydractl-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @dataclass(repr=False)
@@ -171,7 +162,7 @@ def open(
             source = open_source(ref, ModelOptions(arch, seed))
         except HydraError as error:
             if error.hint is not None:
-                error.hint = error.hint.replace("--arch ", "arch=")
+                error.hint = in_python(error.hint)
                 error.add_note(f"hint: {error.hint}")  # which a traceback shows
             raise
 

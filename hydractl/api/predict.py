@@ -26,7 +26,7 @@ from hydractl.api.options import (
 )
 from hydractl.api.values import Path, Texts
 from hydractl.api.verb import verb
-from hydractl.options.call import checking, current, filled, log
+from hydractl.options.call import checking
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -105,38 +105,24 @@ def predict(
         RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    values = current().values
-    models = values["model"]  # a command line has the INPUTs behind the MODEL
-    inputs = [item.text for item in models[1:]]
-    path = values["output"]
-    if path == "-":
-        path = None
-    with checking() as problems:
-        if inputs and current().of_this_verb("data"):
-            problems.add("give only one of INPUT, --data", "data")
+    path = None if output == "-" else output
+    with checking() as call:
+        models = call.values["model"]  # a command line has the INPUTs behind the MODEL
+        inputs = [item.text for item in models[1:]]
+        if inputs and call.of_this_verb("data"):
+            call.add("give only one of INPUT, --data", "data")
         elif models and not inputs and data is None:
-            problems.add("predict needs an INPUT: a folder, a file, - for standard input, or --data SPEC")
+            call.add("predict needs an INPUT: a folder, a file, - for standard input, or --data SPEC")
         elif inputs.count("-") > 1:
-            problems.add("standard input can be read once, and - is given twice")
-        if path is not None and not path.lower().endswith(LINE_FILES):
+            call.add("standard input can be read once, and - is given twice")
+        if path is not None and not str(path).lower().endswith(LINE_FILES):
             endings = ", ".join(LINE_FILES)
-            problems.add(f"--output {path}: predictions are written to {endings}", "output")
+            call.add(f"--output {path}: predictions are written to {endings}", "output")
         if flagged and path is not None:
-            problems.add("--flagged is for what is printed: the file of --output holds every sample, with is_ood")
+            call.add("--flagged is for what is printed: the file of --output holds every sample, with is_ood")
         if resume and path is None:
-            problems.add("--resume needs --output: what was printed is not kept")
+            call.add("--resume needs --output: what was printed is not kept")
 
-    from hydractl.api.results import Predictions
-    from hydractl.evaluation.options import PredictOptions
-    from hydractl.verbs.opening import opening_options
     from hydractl.verbs.predict import run
 
-    outcome = run(
-        models[0],
-        inputs or [values["data"]],
-        opening_options(values),
-        filled(PredictOptions, values, output=path),
-        dry_run=dry_run,
-        log=log(),
-    )
-    return outcome.returned(Predictions)
+    return run(call).returned()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +14,7 @@ from hydractl.api.heads import (
     Order,
     count_of_drop,
 )
+from hydractl.api.making import made, place_for_model
 from hydractl.api.options import (
     Arch,
     BatchSize,
@@ -45,7 +45,7 @@ from hydractl.criteria import (
     read_any_criterion,
 )
 from hydractl.criteria.weights import WEIGHT_CRITERIA
-from hydractl.options.call import Call, checking, current, filled, log
+from hydractl.options.call import Call, checking
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -172,112 +172,78 @@ def prune(
         NonFiniteError: a weight or a score is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    given = current().given
     criterion = method if isinstance(method, AnyCriterion) else None
     reads_data = criterion is not None and criterion.needs_data
     reads_no_data = criterion is not None and not criterion.needs_data
-    values = current().values
-    with checking() as problems:
+    with checking() as call:
+        given = call.given
         # What decides, and which options then have no effect.
         decisive = next(filter(given, _UNUSED), None)
         if decisive is not None:
-            problems.unused(*_UNUSED[decisive], because=decisive)
+            call.unused(*_UNUSED[decisive], because=decisive)
             if decisive == "weights" and reads_no_data:  # the scores are the same in every step
-                problems.unused("weight_steps", because="method")
+                call.unused("weight_steps", because="method")
         elif given("method"):
-            problems.unused("sample_from", because="method")
+            call.unused("sample_from", because="method")
             if reads_no_data:
-                problems.unused("max_length", because="method")
+                call.unused("max_length", because="method")
             if not given("with_mask"):  # no file is read that could be of another base
-                problems.unused("allow_other_base", because="method")
+                call.unused("allow_other_base", because="method")
             if isinstance(criterion, Decider):  # it says how many heads stay, and where
-                problems.unused("keep", "remove", "max_drop", "val", "scope", "order", because="method")
+                call.unused("keep", "remove", "max_drop", "val", "scope", "order", because="method")
             elif scope == "global" and order == "sequential":
-                problems.unused("order", because="scope")
+                call.unused("order", because="scope")
 
         # What is needed.
         if given("weights"):
-            _check_criterion_of_weights(problems, criterion, dtype)
+            _check_criterion_of_weights(call, criterion, dtype)
         elif criterion is not None and not isinstance(criterion, Criterion):
-            problems.goes_with("method", "weights")
+            call.goes_with("method", "weights")
         else:
-            problems.exactly_one("method", "scores", "circuit", "mask")
+            call.exactly_one("method", "scores", "circuit", "mask")
             ranks_heads = given("method") and not isinstance(criterion, Decider)
             if given("scores") or ranks_heads:
-                problems.exactly_one("keep", "remove", "max_drop")
+                call.exactly_one("keep", "remove", "max_drop")
             elif given("circuit"):
-                problems.at_most_one("keep", "remove", "max_drop")
+                call.at_most_one("keep", "remove", "max_drop")
                 if given("sample_from") and not (given("keep") or given("remove")):
-                    problems.of("sample_from", "needs one of --keep, --remove")
+                    call.of("sample_from", "needs one of --keep, --remove")
             if reads_data:
-                problems.needs("data", f"--method {criterion}")
+                call.needs("data", f"--method {criterion}")
 
             # Accuracy is measured on the samples that chose the heads, if there are any, else on --val.
             if given("max_drop"):
                 if given("share_sites"):
-                    problems.add("--max-drop cannot be given with --share-sites")
+                    call.add("--max-drop cannot be given with --share-sites")
                 if given("scores") or reads_no_data:
                     chosen_by = "--scores" if given("scores") else f"--method {criterion}"
-                    problems.needs("val", f"--max-drop with {chosen_by}")
+                    call.needs("val", f"--max-drop with {chosen_by}")
                 # The accuracies in a circuit of another base are those of other weights.
                 if given("circuit") and allow_other_base:
-                    problems.needs("val", "--max-drop with --allow-other-base")
-            problems.goes_with("share_sites", "with_mask")
-            problems.goes_with("with_mask", "share_sites")
-            problems.goes_with("val", "max_drop")
-            problems.one_from_stdin("scores", "circuit", "mask", "with_mask")
-        problems.goes_with("weight_steps", "weights")
+                    call.needs("val", "--max-drop with --allow-other-base")
+            call.goes_with("share_sites", "with_mask")
+            call.goes_with("with_mask", "share_sites")
+            call.goes_with("val", "max_drop")
+            call.one_from_stdin("scores", "circuit", "mask", "with_mask")
+        call.goes_with("weight_steps", "weights")
 
-    from hydractl.api.making import made, place_of_model
-    from hydractl.verbs.choosing import Selection, WeightSelection
-    from hydractl.verbs.opening import opening_options
-    from hydractl.verbs.prune import run as prune_heads
-    from hydractl.verbs.prune_weights import run as prune_weights
+    from hydractl.verbs.prune import run
 
-    # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
-    opening = replace(opening_options(values, bodies=True), max_length=None)
-    path, folder = place_of_model("pruned.st")
-    if weights is not None:
-        assert criterion is not None
-        wanted_weights = filled(WeightSelection, values, verb="prune", method=criterion.name)
-        outcome = prune_weights(
-            values["model"][0],
-            opening,
-            wanted_weights,
-            output=path,
-            force=force,
-            dry_run=dry_run,
-            log=log(),
-        )
-        return made(outcome, folder)
-
-    heads = criterion if isinstance(criterion, Criterion) else None
-    wanted = filled(Selection, values, verb="prune", criterion=heads, reads_weights=not dry_run)
-    outcome = prune_heads(
-        values["model"][0],
-        opening,
-        wanted,
-        layout=layout,
-        output=path,
-        force=force,
-        dry_run=dry_run,
-        log=log(),
-    )
-    return made(outcome, folder)
+    folder = place_for_model(call, "pruned.st")
+    return made(call, run(call), folder)
 
 
-def _check_criterion_of_weights(problems: Call, criterion: AnyCriterion | None, dtype: str) -> None:
+def _check_criterion_of_weights(call: Call, criterion: AnyCriterion | None, dtype: str) -> None:
     """Add the problems of the criterion of single weights: there is none, or it lacks what it needs."""
     if criterion is None:
-        problems.needs("method", "--weights")
+        call.needs("method", "--weights")
         return
     if criterion.name not in WEIGHT_CRITERIA:
-        where = current().where("method")
-        problems.add(f"--method {criterion} scores heads, --weights takes {OF_WEIGHTS}{where}")
+        call.add(f"--method {criterion} scores heads, --weights takes {OF_WEIGHTS}", "method")
         return
     if not WEIGHT_CRITERIA[criterion.name].needs_data:
         return
     # OBA is the only one that reads data. Its gradients need 32 bits or more.
     if dtype not in ("float32", "float64"):
-        problems.add("--method oba needs --dtype float32 or float64")
-    problems.needs("data", f"--method {criterion}")
+        call.add("--method oba needs --dtype float32 or float64")
+    call.needs("data", f"--method {criterion}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from hydractl.api.options import Config, DryRun, Force, Output, io, requiring
 from hydractl.api.values import JsonDocument, Path, Texts
 from hydractl.api.verb import verb
-from hydractl.options.call import checking, current, filled, log
+from hydractl.options.call import checking
 from hydractl.options.option import ends_in
 from hydractl.options.signature import opt
 
@@ -67,22 +67,10 @@ def make_report(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    values = current().values
-    with checking() as problems:
+    with checking() as call:
         if output is not None and over is None:
-            problems.of("output", "needs --over: only means are a new document")
+            call.of("output", "needs --over: only means are a new document")
 
-    from hydractl.api.results import Result
-    from hydractl.report.eval_files import ReportOptions
     from hydractl.verbs.report import run
 
-    outcome = run(
-        values["model"],
-        filled(ReportOptions, values),
-        over=over,
-        requirements=values["require"],
-        output=values["output"],
-        dry_run=dry_run,
-        log=log(),
-    )
-    return outcome.returned(Result)
+    return run(call).returned()

@@ -27,7 +27,7 @@ from hydractl.api.options import (
 )
 from hydractl.api.verb import verb
 from hydractl.criteria import CRITERIA, Criterion, Decider, arguments_help, read_criterion
-from hydractl.options.call import checking, current, filled, log, to_stdout
+from hydractl.options.call import checking
 from hydractl.options.signature import opt
 
 if TYPE_CHECKING:
@@ -76,46 +76,32 @@ def score(
         UsageError, InputError: an option, a file, a data set or the model is wrong.
         NonFiniteError: a score is not finite.
     """
-    values = current().values
     criterion = method if isinstance(method, Criterion) else None
     reads_no_data = criterion is not None and not criterion.needs_data
-    with checking() as problems:
+    with checking() as call:
         if reads_no_data:
-            problems.unused("max_length", because="method")
+            call.unused("max_length", because="method")
 
         # Scores without data do not depend on the heads that were removed before, so a number of heads has no effect.
         if isinstance(criterion, Decider):
-            problems.unused("order", "keep", "remove", because="method")
+            call.unused("order", "keep", "remove", because="method")
             order = None
         elif order == "one-shot":
-            problems.unused("keep", "remove", because="order")
+            call.unused("keep", "remove", because="order")
         elif order is None and reads_no_data:
-            problems.unused("keep", "remove", because="method")
+            call.unused("keep", "remove", because="method")
         # The scores at a number of heads are those of ``prune --method`` at this number.
         elif order is None:
-            has_count = current().given("keep") or current().given("remove")
+            has_count = call.given("keep") or call.given("remove")
             order = "sequential" if has_count else "one-shot"
 
-        problems.needs("method")
+        call.needs("method")
         if criterion is not None and criterion.needs_data:
-            problems.needs("data", f"--method {criterion}")
+            call.needs("data", f"--method {criterion}")
         if order == "sequential":
-            problems.exactly_one("keep", "remove")
+            call.exactly_one("keep", "remove")
 
-    from hydractl.api.results import Scores
-    from hydractl.verbs.choosing import Scoring
-    from hydractl.verbs.opening import opening_options
     from hydractl.verbs.score import run
 
-    assert criterion is not None
-    outcome = run(
-        values["model"][0],
-        opening_options(values, bodies=True),
-        filled(Scoring, values, verb="score", criterion=criterion, order=order or "one-shot"),
-        output=values["output"],
-        to_stdout=to_stdout(),
-        force=force,
-        dry_run=dry_run,
-        log=log(),
-    )
-    return outcome.returned(Scores)
+    call.values["order"] = order or "one-shot"
+    return run(call).returned()

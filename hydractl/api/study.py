@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hydractl.api.heads import approx_option
 from hydractl.api.options import (
     Arch,
     BatchSize,
@@ -28,13 +29,11 @@ from hydractl.api.options import (
 )
 from hydractl.api.values import Data, NamedData, Texts
 from hydractl.api.verb import verb
-from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.metrics.requested import Threshold
-from hydractl.options.call import checking, current, filled, log
+from hydractl.options.call import checking
 from hydractl.options.signature import opt
-from hydractl.studies.plan import SHARED
-from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
+from hydractl.studies.request import ood_val_of_study
 from hydractl.studies.rows import KINDS
 
 if TYPE_CHECKING:
@@ -98,12 +97,7 @@ def study(
     search_samples: int | None = in_study(
         "Samples of each set in the search [samples; default: half of the validation data]", at_least=2
     ),
-    approx: str | None = in_study(
-        "Approximate the search, as in extract-circuit [default: exact]",
-        metavar="lazy:N",
-        pattern=r"lazy:[1-9][0-9]{0,8}",
-        example="lazy:4",
-    ),
+    approx: str | None = approx_option("Approximate the search, as in extract-circuit [default: exact]", group="Study"),
     fit_samples: int = in_study(
         "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
         default=5000,
@@ -164,28 +158,10 @@ def study(
     Raises:
         OutputError: the folder belongs to another study.
     """
-    values = current().values
-    with checking() as problems:
-        problems.needs("val")
-        problems.needs("test")
+    with checking() as call:
+        call.needs("val")
+        call.needs("test")
 
-    from hydractl.api.results import Study
-    from hydractl.verbs.opening import opening_options
     from hydractl.verbs.study import run
 
-    # Without OOD data some are made of the ID data, and the score is chosen blind.
-    made_of_test = values["test"].with_setting(f"ood={AUTO}").under(f"--ood {AUTO}")
-    request = filled(
-        StudyRequest,
-        values,
-        model=values["model"][0],
-        ood_val=values["ood_val"] or [ood_val_of_study("--ood-val", AUTO)],
-        ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
-        has_ood_val=bool(values["ood_val"]),
-        has_ood=bool(values["ood"]),
-        decisive=decisive_settings(values),
-        given={name: values[name] for name in SHARED if current().rank(name)},
-    )
-    opening = opening_options(values)
-    outcome = run(request, opening, output=values["output"], dry_run=dry_run, log=log())
-    return outcome.returned(Study)
+    return run(call).returned()

@@ -13,7 +13,7 @@ from hydractl.api.values import Data, NamedData, Path
 from hydractl.expressions.data_sets import AUTO, OodSet, ood_val_set
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.requested import ALL_SCORES, Temperature, Threshold
-from hydractl.options.call import Call, current
+from hydractl.options.call import Call
 from hydractl.options.signature import opt
 
 VALIDATION = "Validation data"
@@ -91,10 +91,10 @@ def drop_unused_training_data(call: Call) -> None:
         call.drop_shared("train")
 
 
-def add_problems_of_validation(problems: Call) -> None:
+def add_problems_of_validation(call: Call) -> None:
     """Add the problems between options that choose something on validation data."""
     # What is chosen needs data. Of several choices that lack --val only the first is reported.
-    values = current().values
+    values = call.values
     temperature: Temperature | None = values["temperature"]
     threshold: Threshold | None = values["threshold"]
     ood_val: Sequence[OodSet] = values["ood_val"]
@@ -107,19 +107,18 @@ def add_problems_of_validation(problems: Call) -> None:
     elif values["conformal"] is not None:
         chosen_on_val = "--conformal"
     if lacks_val and chosen_on_val is not None:
-        problems.add(f"{chosen_on_val} needs --val, data to choose on that is not tested on")
-    if threshold is not None and threshold.side == "ood" and not current().given("ood_val"):
-        problems.add(f"--threshold {threshold} needs --ood-val, data to choose on that is not tested on")
+        call.add(f"{chosen_on_val} needs --val, data to choose on that is not tested on")
+    if threshold is not None and threshold.side == "ood" and not call.given("ood_val"):
+        call.add(f"--threshold {threshold} needs --ood-val, data to choose on that is not tested on")
     is_made = any(ood_set.spec.text == AUTO for ood_set in ood_val)
     if lacks_val and is_made:
-        problems.add("--ood-val auto needs --val, of whose samples it is made")
+        call.add("--ood-val auto needs --val, of whose samples it is made")
 
 
-def add_problems_of_scores(problems: Call, ood_score: Sequence[str]) -> None:
+def add_problems_of_scores(call: Call, ood_score: Sequence[str]) -> None:
     """Add the problems of ``--ood-score``: ``all`` beside other names, and ``--negative-words`` that none uses."""
-    call = current()
     if ALL_SCORES in ood_score and len(set(ood_score)) > 1:
-        problems.add(f"--ood-score {ALL_SCORES} names every score: leave out the others", "ood_score")
+        call.add(f"--ood-score {ALL_SCORES} names every score: leave out the others", "ood_score")
     on_words = [name for name, needed in ON_FEATURES.items() if needed == "words"]
     if call.given("negative_words") and {ALL_SCORES, *on_words}.isdisjoint(ood_score):
-        problems.of("negative_words", f"needs --ood-score {' or '.join(on_words)}")
+        call.of("negative_words", f"needs --ood-score {' or '.join(on_words)}")

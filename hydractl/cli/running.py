@@ -184,8 +184,7 @@ def _print_rows(outcome: Outcome, call: Call, answer: Answer) -> bool:
         return True
     first = list(islice(outcome.lines, _MOST_SHOWN))
     deque(outcome.lines, maxlen=0)  # the others are computed, too
-    if outcome.result is not None:
-        outcome.result = outcome.result.model_copy(update={"first": first})
+    outcome.result = outcome.result.model_copy(update={"first": first})
     return False
 
 
@@ -206,12 +205,10 @@ def _print_answer(outcome: Outcome, call: Call, answer: Answer, *, has_printed_r
     only_paths = is_for_script and bool(outcome.files) and not as_json
     if only_paths and not has_printed_rows:
         answer.paths(outcome.files)
-        if call.verb == "calibrate" and outcome.result is not None:  # only here it says what it chose
+        if VERBS[call.verb].logs_table:
             for line in table_text(outcome.result).splitlines():
                 call.log.info(line)
     else:
-        if outcome.result is None:  # who reads the rows left before the last one was computed
-            return
         if not has_printed_rows and as_json:
             answer.document(outcome.result.to_dict())
         elif not has_printed_rows:

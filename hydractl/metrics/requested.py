@@ -17,6 +17,9 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 ALL_SCORES = "all"
 """The word that stands for every score in ``--ood-score``."""
 
+PASSES = 10
+"""How often a model runs with MC dropout, where ``--passes`` does not say it."""
+
 
 @dataclass(frozen=True)
 class Temperature:

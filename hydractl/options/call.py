@@ -7,7 +7,7 @@ key there, and this over the default. A Python program gives arguments in place 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -124,28 +124,6 @@ class Call:
         self.sources[name] = f"default, as {self.label(because)} sets aside {source_before}"
         del self.ranks[name]
 
-    def set_aside(self, names: Iterable[str], because: str) -> list[str]:
-        """Put options back to their defaults that have no effect because of another one; return the problems.
-
-        An option is a problem if it was given to this verb, in a source that ranks as high as that of the other.
-        """
-        if because in self.wrong:
-            return []  # the misspelt value is reported by itself, and that is enough
-        problems = []
-        for name in names:
-            rank = self.rank(name)
-            if not rank:
-                continue
-            if rank >= VERB_KEY and rank >= self.rank(because):
-                if name in self.wrong:
-                    continue
-                value = self.values[because]
-                cause = self.label(because) if value is True else f"{self.label(because)} {value_text(value)}"
-                problems.append(f"{self.label(name)} has no effect with {cause}{self.where(name)}")
-            else:
-                self.put_back(name, because)
-        return problems
-
     def lines(self) -> list[str]:
         """Return each option with its value and the source of the value, for ``-v``."""
         lines = []
@@ -194,13 +172,23 @@ class Call:
             self.add(f"give only one of {', '.join(given)}")
 
     def unused(self, *names: str, because: str) -> None:
-        """Say that options have no effect because of another one.
+        """Put options back to their defaults that have no effect because of another one.
 
         It is a problem for an option that was given to this verb, in a source that ranks as high as that of the other.
-        An option that a file sets for all verbs is meant for the verbs and modes that have a use for it. In any case
-        the body has to pass over the value.
+        An option that a file sets for all verbs is meant for the verbs and modes that have a use for it.
         """
-        self.between += self.set_aside(names, because)
+        if because in self.wrong:
+            return  # the misspelt value is reported by itself, and that is enough
+        for name in names:
+            rank = self.rank(name)
+            if not rank:
+                continue
+            if rank < VERB_KEY or rank < self.rank(because):
+                self.put_back(name, because)
+            elif name not in self.wrong:
+                value = self.values[because]
+                cause = self.label(because) if value is True else f"{self.label(because)} {value_text(value)}"
+                self.add(f"{self.label(name)} has no effect with {cause}", name)
 
     def one_from_stdin(self, *names: str) -> None:
         """Add a problem if more than one of these options is ``-``: standard input can be read only once."""
@@ -275,26 +263,11 @@ def current() -> Call:
     return _CALL.get()
 
 
-def log() -> Log:
-    """Return the log of the call that runs."""
-    return current().log
-
-
-def where(name: str) -> str:
-    """Return `` (source)`` of an option of the call that runs, for messages; empty for a default."""
-    return current().where(name)
-
-
-def to_stdout() -> bool:
-    """Return whether the JSON of the call that runs goes to standard output, or to the program, instead of a file."""
-    return current().writes_to_stdout()
-
-
 def gather(
     declared: Declared,
-    flags: Mapping[str, object],
-    environ: Mapping[str, str],
-    folder: Path | None,
+    given: Mapping[str, object],
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
     *,
     of_program: bool = False,
 ) -> Call:
@@ -302,38 +275,30 @@ def gather(
 
     Args:
         declared: the verb.
-        flags: the values of the command line, or the arguments of a program, by the name of the option; None means "not
+        given: the values of the command line, or the arguments of a program, by the name of the option; None means "not
             given".
-        environ: the environment variables.
+        environ: the environment variables; None for none, as a program has arguments alone.
         folder: the working directory, where ``hydra.yaml`` is looked for; None means that it is not looked for.
         of_program: whether they are arguments.
 
     Raises:
         UsageError: the file of defaults cannot be read.
     """
+    environ = environ or {}
     # The file of defaults: named by the flag or argument, else by the variable, else hydra.yaml. Each option has its
     # value from one source only.
-    named = flags.get("config") or environ.get(CONFIG)
+    named = given.get("config") or environ.get(CONFIG)
     config = find_config(folder, None if named is None else str(named))
-    call = Call(declared, problems=list(config.problems))
+    call = Call(declared, problems=list(config.problems), from_python=of_program)
     for option in declared.options:
         call.values[option.name] = option.fresh_default()
         call.sources[option.name] = "default"  # a value that is added replaces this
         if option.flag_only and environ.get(option.variable):
             call.problems.append(not_a_default(option.variable, option.key))
-        text = deciding_text(option, declared.verb, flags, environ, config)
+        text = deciding_text(option, declared.verb, given, environ, config)
         if text is not None:
             call.take(option, text, of_program=of_program and text.rank == FLAG)
             call.problems += paths_out_of_folder(option, text, call.values[option.name], config)
-    return call
-
-
-def gather_arguments(declared: Declared, arguments: Mapping[str, object]) -> Call:
-    """Return the call of a verb by a Python program: as :func:`gather`, but no variable is read, and no file of
-    defaults but what the argument ``config`` names.
-    """
-    call = gather(declared, arguments, {}, None, of_program=True)
-    call.from_python = True
     return call
 
 
@@ -362,11 +327,12 @@ def checking() -> Iterator[Call]:
     At the end of the block all problems are raised at once; without any, the work may start.
     """
     call = current()
+    _check_models(call)
+    _check_output(call)
+    if call.values["quiet"] and call.values["verbose"]:
+        call.add(f"--quiet{call.where('quiet')} and --verbose{call.where('verbose')} exclude each other")
     yield call
-    problems = [*call.problems, *chain.from_iterable(call.wrong.values())]
-    problems += _model_problems(call)
-    problems += _output_problems(call)
-    problems += call.between
+    problems = [*call.problems, *chain.from_iterable(call.wrong.values()), *call.between]
     hint = f"hydractl {call.verb} --help"
     if len(problems) == 1:
         raise UsageError(problems[0], hint=hint)
@@ -375,41 +341,34 @@ def checking() -> Iterator[Call]:
     call.ready()
 
 
-def _model_problems(call: Call) -> list[str]:
-    """Return a problem if no MODEL is named, or several are and the verb takes one."""
+def _check_models(call: Call) -> None:
+    """Add a problem if no MODEL is named, or several are and the verb takes one."""
     option = call.declared.model
     if option.name in call.wrong:
-        return []
+        return
     models = call.values[option.name]
     if not models:
         wanted = "document that eval, bench or study wrote" if option.kind == "documents" else option.label
-        return [f"{call.verb} needs a {wanted}"]
-    if len(models) > 1 and option.kind in ("model", "file"):
-        return [f"{call.verb} takes one MODEL, not {len(models)}{call.where(option.name)}"]
-    return []
+        call.add(f"{call.verb} needs a {wanted}")
+    elif len(models) > 1 and option.kind in ("model", "file"):
+        call.add(f"{call.verb} takes one MODEL, not {len(models)}", option.name)
 
 
-def _output_problems(call: Call) -> list[str]:
-    """Return the problems of ``--output`` for weights, and of ``--quiet`` together with ``--verbose``."""
-    problems = []
+def _check_output(call: Call) -> None:
+    """Add a problem if ``--output`` is no name for what the verb writes."""
     verb, writes = call.verb, call.declared.writes
     output = call.values.get("output")
-    if output is not None and writes != "json":
-        stem, ending = os.path.splitext(output)
-        problem = None
-        if output == "-":
-            problem = f"- is for JSON, {verb} writes {'a folder' if writes == 'folder' else 'weights'}"
-        elif writes == "folder" and ending in (".json", ".st", ".html"):
-            problem = f"{output}: {verb} writes a folder, so name it {stem}"
-        elif writes == "weights" and not (call.declared.or_json and ending == ".json"):
-            advice = name_for_weights(output)  # for a name that ends like a file of another kind, e.g. a.onnx
-            problem = None if advice is None else f"{output}: {verb} writes safetensors, so {advice}"
-        if problem is not None:
-            problems.append(f"--output {problem}{call.where('output')}")
-
-    if call.values["quiet"] and call.values["verbose"]:
-        problems.append(f"--quiet{call.where('quiet')} and --verbose{call.where('verbose')} exclude each other")
-    return problems
+    if output is None or writes == "json":
+        return
+    stem, ending = os.path.splitext(output)
+    if output == "-":
+        call.add(f"--output - is for JSON, {verb} writes {'a folder' if writes == 'folder' else 'weights'}", "output")
+    elif writes == "folder" and ending in (".json", ".st", ".html"):
+        call.add(f"--output {output}: {verb} writes a folder, so name it {stem}", "output")
+    elif writes == "weights" and not (call.declared.or_json and ending == ".json"):
+        advice = name_for_weights(output)  # for a name that ends like a file of another kind, e.g. a.onnx
+        if advice is not None:
+            call.add(f"--output {output}: {verb} writes safetensors, so {advice}", "output")
 
 
 def name_for_weights(name: str) -> str | None:

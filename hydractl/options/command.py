@@ -8,7 +8,7 @@ from typing import Any
 
 from hydractl.expressions.models import ModelRef
 from hydractl.log import Log
-from hydractl.options.call import Call, gather_arguments
+from hydractl.options.call import Call, gather
 from hydractl.options.verbs import declared
 
 
@@ -28,7 +28,7 @@ class Command:
 
     def call(self, log: Log) -> Call:
         """Return the call as the command line makes it: no file of defaults and no variable is read."""
-        call = gather_arguments(declared(self.verb), {"model": list(self.models), **self.arguments})
+        call = gather(declared(self.verb), {"model": list(self.models), **self.arguments}, of_program=True)
         call.from_python = False
         call.log = log
         return call

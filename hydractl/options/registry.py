@@ -19,6 +19,8 @@ class Verb(NamedTuple):
         examples: comments and commands, as they are printed.
         prints_table: whether the answer is the table itself and not a file, so that it is printed on any kind of
             output.
+        logs_table: whether the log has the table where standard output gets the names of files alone: what was chosen
+            is said nowhere else.
         signature: its function, as ``MODULE:NAME``, from whose signature the options come.
     """
 
@@ -27,6 +29,7 @@ class Verb(NamedTuple):
     about: str = ""
     examples: str = ""
     prints_table: bool = False
+    logs_table: bool = False
     signature: str = ""
 
 
@@ -161,6 +164,7 @@ VERBS: dict[str, Verb] = {
   # the score that tells OOD validation data best, and a threshold that flags 95 % of them
   hydractl calibrate hydra.st --val val.npz --ood-val auto --ood-score msp,energy,mi --threshold ood:0.95
 """,
+        logs_table=True,
     ),
     "predict": Verb(
         signature="hydractl.api.predict:predict",

@@ -47,14 +47,14 @@ def with_sources(call: Call, text: str) -> str:
     return text
 
 
-def in_python(text: str, options: Sequence[Option], arguments: Mapping[str, Any]) -> str:
+def in_python(text: str, options: Sequence[Option] = (), arguments: Mapping[str, Any] | None = None) -> str:
     """Return a message in terms of Python: ``--data cal.npz`` becomes ``data='cal.npz'``.
 
     A command to type at its end stays as it is.
 
     Args:
         text: the message.
-        options: the options of the verb.
+        options: the options of the verb; none for a function of Python alone.
         arguments: what the call gave, by name.
     """
     message, command, command_line = text.partition(_COMMAND)
@@ -65,10 +65,11 @@ def in_python(text: str, options: Sequence[Option], arguments: Mapping[str, Any]
     argument_by_flag = {}
     for option in options:
         argument_by_flag[option.flag] = option.name
-        for value in _items(option, arguments.get(option.name)):
+        for value in _items(option, (arguments or {}).get(option.name)):
             if isinstance(value, str | int | float) and not isinstance(value, bool):
                 message = _with_words(message, re.escape(f"{option.flag} {value}"), f"{option.name}={value!r}")
-    # A flag may belong to another verb.
+    # A flag may belong to another verb. Only hints name an architecture, one that may be given.
+    message = message.replace("--arch ", "arch=")
     message = _FLAG.sub(lambda flag: argument_by_flag.get(flag[0], flag[0][2:].replace("-", "_")), message)
     message = _MODEL.sub("model", message)
     return f"{message}{command}{command_line}"

@@ -7,21 +7,17 @@ models alike; ratios are taken within a round (paired) before their median.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.benchmark.measuring import BenchOptions, measure_rows
 from hydractl.benchmark.rows import bench_rows, on_one_input, with_ratios
 from hydractl.errors import UsageError
-from hydractl.expressions.conditions import Requirement
-from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchRow
-from hydractl.log import Log
 from hydractl.model.cost import COUNTED_PRODUCTS
 from hydractl.model.loading import find_models, resolve_device
-from hydractl.model.source import ModelOptions
-from hydractl.verbs.opening import announce_reading
+from hydractl.options.call import Call, filled
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -50,61 +46,39 @@ CONVENTIONS = {
 }
 
 
-def run(
-    models: Sequence[ModelRef],
-    opening: ModelOptions,
-    options: BenchOptions,
-    *,
-    compare: Sequence[str],
-    unequal_inputs: bool,
-    whole_last_block: bool,
-    requirements: Sequence[Requirement],
-    device: str,
-    output: str | None,
-    force: bool,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
-    """Measure every model at every batch size and number format, write the figures, and check requirements on them.
+def run(call: Call) -> Outcome:
+    """Measure every model at every batch size and number format, write the figures, and check requirements on them."""
+    values, log = call.values, call.log
+    compile_mode = (values["compile_mode"] or "default") if values["compile"] else None
+    options = filled(
+        BenchOptions, values, batch_sizes=values["batch_size"], dtypes=values["dtype"], compile_mode=compile_mode
+    )
+    requirements = values["require"]
 
-    Args:
-        models: the MODELs.
-        opening: how they are opened.
-        options: how they are measured.
-        compare: the baselines that become further rows.
-        unequal_inputs: whether each model runs on its own input where they differ.
-        whole_last_block: whether the last block runs for all tokens.
-        requirements: what has to hold of the rows.
-        device: the device, or ``auto``.
-        output: the file; None or ``-`` for no file.
-        force: whether the file may be replaced.
-        dry_run: whether only to plan.
-        log: the log.
-    """
     # The rows: the models and what they are compared with. Requirements are checked against their names.
-    runs_on = resolve_device(device)
+    runs_on = resolve_device(values["device"])
     if options.compile_mode == "reduce-overhead" and runs_on.type != "cuda":
         raise UsageError(
             f"--compile-mode reduce-overhead has no effect on a {runs_on.type} device: it is CUDA graphs",
             hint="leave it out, or use --device cuda",
         )
-    found = find_models(models, opening)
-    if not unequal_inputs:
+    found = find_models(values["model"], opening_options(values))
+    if not values["unequal_inputs"]:
         found = on_one_input(found, log)
-    rows = bench_rows(found, compare, whole_last_block=whole_last_block)
+    rows = bench_rows(found, values["compare"], whole_last_block=values["whole_last_block"])
 
     # Check the requirements and the output path before anything is measured.
     row_names = [row.name for row in rows]
     exempt = {rows[0].name, *(row.name for row in rows if row.kind in COMPARED)}
     check_known(requirements, row_names, ROW_KEYS, exempt)
-    path = json_path(output)
+    path = json_path(values["output"])
     costs = with_ratios([row.cost() for row in rows])
     with contextlib.ExitStack() as stack:
         # Claim the output file, then measure.
         output_file = None
         if path is not None:
-            output_file = stack.enter_context(Output(path, force=force))
-        if dry_run:
+            output_file = stack.enter_context(Output(path, force=values["force"]))
+        if values["dry_run"]:
             # The cost of each row, and how many times models would be called in all.
             results = []
             for row, cost in zip(rows, costs, strict=True):

@@ -20,41 +20,27 @@ from hydractl.evaluation.plausibility import (
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import open_rows_and_sets, row_scores
 from hydractl.evaluation.sets import TRAIN, fitted_entries, option_of
-from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import (
     CalibrateAnswer,
     CalibratedModelRecord,
 )
-from hydractl.log import Log
-from hydractl.model.source import ModelOptions
+from hydractl.options.call import Call, filled
+from hydractl.verbs.opening import opening_options
 from hydractl.verbs.outcome import Outcome
 
 
-def run(
-    ref: ModelRef,
-    opening: ModelOptions,
-    options: EvalOptions,
-    *,
-    note: str | None,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
+def run(call: Call) -> Outcome:
     """Choose temperature, threshold and OOD score on validation data, and write the checkpoint with them.
 
     For a model that is no single checkpoint, or where the output ends in ``.json``, the answer is written instead.
-
-    Args:
-        ref: the MODEL.
-        opening: how it is opened.
-        options: the options of an evaluation on the same validation data, without test data. Without an output the
-            file is named after the model.
-        note: a text that the checkpoint keeps; None for none.
-        dry_run: whether to stop after the checks.
-        log: receives warnings and what was chosen.
     """
+    values, log = call.values, call.log
+    (ref,) = values["model"]
+    options = filled(EvalOptions, values, test=None, tests=False)
+
     # Open and check the model, the data sets and the output paths before any work.
-    (model,), sets = open_rows_and_sets([ref], opening, options, log)
+    (model,), sets = open_rows_and_sets([ref], opening_options(values), options, log)
     checkpoint = model if isinstance(model, RunningModel) and len(model.argument.sources) == 1 else None
     ending = "calibration.json" if checkpoint is None else "calibrated.st"
     path = file_path(options.output or f"{model.name}.{ending}")
@@ -64,7 +50,7 @@ def run(
         text = f"{ref} is not one checkpoint: what is chosen for it is written as JSON, for eval --calibration"
         raise UsageError(text, hint="-o FILE.json")
     log.warn_all(findings_before([model], sets, options))
-    if dry_run:
+    if values["dry_run"]:
         log.warn_all(findings_of_samples([model], sets, options))
         check_outputs([path], force=options.force)
         samples = {dataset.name: len(dataset) for dataset in sets}
@@ -102,7 +88,7 @@ def run(
             score = fitted.score
         if checkpoint is not None:
             log.warn_all([_left_out(checkpoint, fitted, options)])
-            write_calibrated(checkpoint, fitted, score, sets, note, output)
+            write_calibrated(checkpoint, fitted, score, sets, values["note"], output)
         report_skipped_samples(sets, log)
         records = records_of_sets(sets, options, all_used=bool(fitted.compared))
         del records["test"]  # there are none
@@ -116,7 +102,7 @@ def run(
             compared=fitted.compared or None,
             near_ties=list(fitted.near_ties) or None,
             **records,
-            note=note,
+            note=values["note"],
             warnings=log.warnings,
         )
         if checkpoint is None:

@@ -7,44 +7,42 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.errors import Interrupted, UsageError
+from hydractl.evaluation.answer import conventions, known_keys, records_of_sets
+from hydractl.evaluation.fitting import unused_sets
+from hydractl.evaluation.measuring import Measuring
+from hydractl.evaluation.options import EvalOptions
+from hydractl.evaluation.plausibility import findings_before, findings_of_samples, report_skipped_samples
 from hydractl.evaluation.predictions.reading import is_predictions
+from hydractl.evaluation.providers.interface import LogitsProvider
+from hydractl.evaluation.rows import check_writable, open_rows_and_sets
+from hydractl.evaluation.sets import EvalSet, Seen, option_of, seen_samples
+from hydractl.expressions.data_sets import corruptions_asked_for
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, json_path, named_apart, write_json
-from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow
+from hydractl.files.model_records import DropoutRecord
 from hydractl.log import Log
+from hydractl.metrics.requested import PASSES
+from hydractl.model.source import ModelOptions
+from hydractl.options.call import Call, filled
+from hydractl.verbs.opening import opening_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
-if TYPE_CHECKING:
-    from hydractl.evaluation.options import EvalOptions
-    from hydractl.evaluation.providers.interface import LogitsProvider
-    from hydractl.evaluation.sets import EvalSet, Seen
-    from hydractl.model.source import ModelOptions
 
-
-def run(
-    models: Sequence[ModelRef],
-    opening: ModelOptions,
-    options: EvalOptions,
-    *,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
-    """Evaluate every MODEL on the same data.
-
-    Args:
-        models: the MODELs.
-        opening: how they are opened.
-        options: what is measured, and how, and the files.
-        dry_run: whether to stop when everything is checked.
-        log: receives notes, warnings and progress.
-    """
-    plan = plan_of(models, opening, options, log)
-    if dry_run:
+def run(call: Call) -> Outcome:
+    """Evaluate every MODEL on the same data."""
+    values, log = call.values, call.log
+    dropout = None
+    if values["mc_dropout"] is not None:
+        dropout = DropoutRecord(p=values["mc_dropout"], passes=values["passes"] or PASSES, seed=values["seed"])
+    has_photographs = values["photographs"] is not None
+    corruptions = corruptions_asked_for(values["corruptions"], with_frost=has_photographs)
+    options = filled(EvalOptions, values, dropout=dropout, corruptions=corruptions)
+    plan = plan_of(values["model"], opening_options(values), options, log)
+    if values["dry_run"]:
         _compare(plan, log)
         files = plan.files()
         for file in files:
@@ -64,16 +62,11 @@ def run(
 def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> Plan:
     """Find the models and the data, and check everything that can be checked before any work.
 
-    Notes on the data, and what is odd about them, are logged here. The arguments are those of :func:`run`.
+    Notes on the data, and what is odd about them, are logged here.
 
     Raises:
         HydraError: models, data sets, options or output paths do not fit together.
     """
-    with importing():
-        from hydractl.evaluation.answer import known_keys
-        from hydractl.evaluation.plausibility import findings_before
-        from hydractl.evaluation.rows import check_writable, open_rows_and_sets
-
     rows, sets = open_rows_and_sets(models, opening, options, log)
     if options.keep_logits:
         check_writable(rows)
@@ -151,12 +144,6 @@ def _measure(plan: Plan, log: Log) -> Outcome:
     Returns:
         The answer, the files that were written, with the answer first, and the requirements that are not met.
     """
-    from hydractl.evaluation.answer import conventions, records_of_sets
-    from hydractl.evaluation.fitting import unused_sets
-    from hydractl.evaluation.measuring import Measuring
-    from hydractl.evaluation.plausibility import report_skipped_samples
-    from hydractl.evaluation.sets import option_of
-
     with ExitStack() as stack:
         # Claim every output before anything is computed. With --resume, finished predictions are read instead of made.
         outputs: dict[Path, Output] = {}
@@ -212,8 +199,5 @@ def _compare(plan: Plan, log: Log) -> Seen:
     Raises:
         InputError: sets that must be apart share samples, or there are seen samples that are not allowed.
     """
-    from hydractl.evaluation.plausibility import findings_of_samples
-    from hydractl.evaluation.sets import seen_samples
-
     log.warn_all(findings_of_samples(plan.models, plan.sets, plan.options))
     return seen_samples(plan.models, plan.sets, allow=plan.options.allow_seen)

@@ -8,52 +8,33 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.exports.formats import FORMATS
 from hydractl.exports.targets import plan_exports, write_exports
-from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import check_outputs, file_path
 from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.header import PICKLES
-from hydractl.log import Log
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model
-from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources
-from hydractl.options.call import EXPORTED, where
-from hydractl.verbs.opening import announce_reading
+from hydractl.model.source import Source, need_classifier, open_sources
+from hydractl.options.call import EXPORTED, Call
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
 
-def run(
-    model: ModelRef,
-    opening: ModelOptions,
-    *,
-    formats: Sequence[str],
-    graph_input: str,
-    output: str | None,
-    seed: int,
-    force: bool,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
+def run(call: Call) -> Outcome:
     """Write one model in every format that was asked for, and check each file against the model.
 
-    Args:
-        model: the MODEL.
-        opening: how it is opened.
-        formats: the formats; empty for the one that the ending of ``output`` names, else ONNX.
-        graph_input: what the graph of an image model takes: ``float32`` or ``uint8``.
-        output: the file; None to name it after the model.
-        seed: of the inputs on which files are compared with the model.
-        force: whether files may be replaced.
-        dry_run: whether only to plan.
-        log: the log.
+    Without a format it is the one that the ending of ``output`` names, else ONNX.
     """
+    values, log = call.values, call.log
+    formats, output = values["format"], values["output"]
+    takes_uint8 = values["input"] == "uint8"
     if not formats:
         endings = [kind for ending, kind in EXPORTED.items() if (output or "").lower().endswith(ending)]
         formats = endings or ["onnx"]
-    (source,) = open_sources([model], opening)
+    (source,) = open_sources(values["model"], opening_options(values, bodies=True))
     need_classifier(source)
-    if graph_input == "uint8" and source.description.reads != "image":
+    if takes_uint8 and source.description.reads != "image":
         raise UsageError(
-            f"--input uint8{where('input')} is for images, and {source.name} reads texts",
+            f"--input uint8{call.where('input')} is for images, and {source.name} reads texts",
             hint="leave it out: a graph of texts takes the numbers of tokens",
         )
 
@@ -61,14 +42,14 @@ def run(
     stem = _path_without_ending(output, formats, source)
     targets = plan_exports(formats, stem, source.description, source.tensors)
     files = [target.path for target in targets]
-    check_outputs(files, force=force)
+    check_outputs(files, force=values["force"])
     plan = ExportAnswer(
         model=source.name,
         arch=source.description.arch,
         members=len(source.description.masks),
         exports=[ExportedFileRecord(format=target.kind, path=str(target.path)) for target in targets],
     )
-    if dry_run:
+    if values["dry_run"]:
         plan = plan.model_copy(update={"dry_run": True, "warnings": log.warnings})
         return Outcome(plan)
 
@@ -81,10 +62,10 @@ def run(
         lambda: build_model(source),
         fused_from or [source.sha256],
         macs,
-        seed=seed,
-        force=force,
+        seed=values["seed"],
+        force=values["force"],
         log=log,
-        uint8=graph_input == "uint8",
+        uint8=takes_uint8,
     )
     answer = plan.model_copy(update={"sha256": source.sha256, "exports": exports, "warnings": log.warnings})
     return Outcome(answer, files=files)

@@ -13,67 +13,49 @@ from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
-from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
-from hydractl.files.circuit_answer import CircuitsAnswer, SearchEstimate
+from hydractl.files.circuit_answer import CircuitAnswer, CircuitsAnswer, SearchEstimate
 from hydractl.log import Log
 from hydractl.model.matching import only_one
-from hydractl.model.source import ModelOptions, open_sources
-from hydractl.verbs.opening import announce_reading
+from hydractl.model.source import open_sources
+from hydractl.options.call import Call, filled
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
 
-def run(
-    model: ModelRef,
-    opening: ModelOptions,
-    options: SearchOptions,
-    *,
-    timeout: float,
-    output: str | None,
-    to_stdout: bool,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
+def run(call: Call) -> Outcome:
     """Search one ranking of heads for each objective, and write a circuit file for each.
-
-    Args:
-        model: the MODEL.
-        opening: how it is opened.
-        options: what is searched, and how.
-        timeout: how many seconds the processes of a distributed search wait for each other.
-        output: the file, from which those of several objectives are named; None to name it after the model.
-        to_stdout: whether no file is written.
-        dry_run: whether only to plan.
-        log: the log.
 
     Raises:
         UsageError: several circuits cannot go to standard output.
         Interrupted: a signal stopped the search; the journal has what was found.
     """
-    with processes(timeout) as team:
-        log = team.quieted(log)
-        source = only_one(open_sources([model], opening), "extract-circuit")
+    values = call.values
+    options = filled(SearchOptions, values)
+    with processes(values["timeout"]) as team:
+        log = team.quieted(call.log)
+        source = only_one(open_sources(values["model"], opening_options(values)), "extract-circuit")
         scope = scope_of(source, options, log)
 
         # The files: a circuit for each objective, and a journal of the unfinished search. A circuit that goes to
         # standard output has neither.
         paths: dict[str, Path] = {}
         journal: Path | None = None
-        if not to_stdout:
+        if not call.writes_to_stdout():
             # The file is named after the model, with the seed if samples are drawn.
             drawn_by = seed_mark(options.seed) if options.limit else ""
-            path = file_path(output or f"{source.name}.circuit{drawn_by}.json")
+            path = file_path(values["output"] or f"{source.name}.circuit{drawn_by}.json")
             paths = circuit_paths(path, options.objective)
             journal = path.with_name(f"{path.name}.journal")
         elif len(options.objective) > 1:
             raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
 
-        if dry_run:
+        if values["dry_run"]:
             may_replace = options.force or options.resume
             check_outputs(paths.values(), force=may_replace)
             plan = Session(scope, options, log, team).probe()
             if team.rank:
-                return Outcome(None, silent=True)
+                return Outcome(SearchEstimate.partly(), silent=True)
             costs = {**asdict(plan), "seconds": round(plan.seconds, 1)}
             estimate = SearchEstimate(
                 dry_run=True,
@@ -153,7 +135,7 @@ def _search_and_write(
         session = Session(scope, options, log, team)
         circuits = session.search(journal)
         if team.rank:
-            return Outcome(None, silent=True)
+            return Outcome(CircuitAnswer.partly(), silent=True)
 
         # Write each circuit to its file.
         answers = list(circuits.values())

@@ -6,7 +6,7 @@ import gc
 import random
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +19,17 @@ from hydractl.distributed import alone, processes, restarted
 from hydractl.errors import HydraError, Interrupted, OutputError, UsageError, failure_of
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import seed_mark
-from hydractl.files.verb_answers import FinetuneAnswer, FinetunesAnswer, TrainedMember, TrainingPlan
+from hydractl.files.verb_answers import FinetuneAnswer, FinetunesAnswer, RecipeSetting, TrainedMember, TrainingPlan
 from hydractl.log import Log, PassedOn, SayOnce
+from hydractl.methods import MethodOptions
 from hydractl.methods.laplace import LaplaceOptions
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
+from hydractl.options.call import Call, filled
+from hydractl.options.option import Option
+from hydractl.options.sources import RECIPE
 from hydractl.training.checkpointing import Interruptions
+from hydractl.training.course import ScheduleOptions
 from hydractl.training.outputs import numbered
 from hydractl.verbs.finetune_posterior import fit_posterior
 from hydractl.verbs.finetune_request import TrainingRequest
@@ -36,10 +41,48 @@ from hydractl.verbs.finetune_training import (
     prepare,
     train_one_model,
 )
+from hydractl.verbs.opening import opening_options
 from hydractl.verbs.outcome import Outcome
 
 
-def run(request: TrainingRequest, log: Log) -> Outcome:
+def run(call: Call, of_recipe: Iterable[Option]) -> Outcome:
+    """Train models as the options say.
+
+    Args:
+        call: the options.
+        of_recipe: those that a recipe may decide; the answer has their values and the sources of these.
+    """
+    values = call.values
+    method: MethodOptions | None = values["ensemble"]
+    # The names of --labels are those of a new classifier, and not of the model that is opened.
+    opening = opening_options(values, bodies=method is None or method.trains)
+    names_of_new_head = None
+    if values["reset_head"] or values["init"] == "head":
+        names_of_new_head = tuple(opening.labels or ()) or None
+        opening = replace(opening, labels=None)
+    in_effect = {}
+    for option in of_recipe:
+        value = values[option.name]
+        value = str(value) if isinstance(value, MethodOptions) else value
+        in_effect[option.name] = RecipeSetting(value=value, source=call.sources[option.name])
+    request = filled(
+        TrainingRequest,
+        values,
+        models=values["model"],
+        opening=opening,
+        lr=tuple(values["lr"]),
+        epochs=values["epochs"] or 0,
+        labels=names_of_new_head,
+        lenient=call.rank("freeze") == RECIPE,
+        betas=tuple(values["betas"]),
+        schedule=filled(ScheduleOptions, values, shape=values["schedule"], floor=values["lr_floor"]),
+        recipe=in_effect,
+        notes=call.notes,
+    )
+    return train(request, call.log)
+
+
+def train(request: TrainingRequest, log: Log) -> Outcome:
     """Train one model in this process or in those that ``torchrun`` started, or several models one after another.
 
     With ``--ensemble laplace`` no model is trained: one gets a posterior.

@@ -117,7 +117,7 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     is_first = team.rank == 0
     if request.dry_run:
         if not is_first:
-            return Outcome(None, silent=True)
+            return Outcome(FinetuneAnswer.partly(), silent=True)
         files = prepared.request.files
         may_replace = request.force or request.resume
         check_outputs(paths, force=may_replace, folder=files.folder)
@@ -312,7 +312,7 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
 
         # Write the models.
         if not is_first:
-            return Outcome(None, silent=True)
+            return Outcome(FinetuneAnswer.partly(), silent=True)
         digests = write_all(outputs, prepared, prepared.decisive, trained)
         state.remove()
 

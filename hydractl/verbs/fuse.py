@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hydractl.expressions.models import ModelRef
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, file_path
 from hydractl.files.checkpoint import write_checkpoint
@@ -26,10 +25,11 @@ from hydractl.metrics.rows import little_diversity
 from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, size_of, total_cost
 from hydractl.model.loading import resolve_device
 from hydractl.model.matching import refuse_posterior
-from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.model.source import Source, open_sources
+from hydractl.options.call import Call
 from hydractl.report.fuse_words import averaging_words, warning_of_averaging
 from hydractl.report.texts import count_text
-from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
 _UNDECIDED = (
@@ -38,43 +38,24 @@ _UNDECIDED = (
 _AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
 
 
-def run(
-    models: Sequence[ModelRef],
-    opening: ModelOptions,
-    *,
-    merge: Sequence[str],
-    output: str | None,
-    seed: int,
-    device: str,
-    force: bool,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
+def run(call: Call) -> Outcome:
     """Fuse several models into one file, and check it.
 
-    Everything that the headers of the files tell is checked first.
-
-    Args:
-        models: the texts of the members.
-        opening: how they are opened.
-        merge: the parts to average, any of ``mlp``, ``norm`` and ``embed``; or :data:`hydractl.fusion.averaging.AUTO`.
-        output: the path of the fused model; None names it by what was averaged.
-        seed: draws the inputs of the check.
-        device: the value of ``--device``.
-        force: whether a file that exists is replaced.
-        dry_run: whether to stop after what the headers tell.
-        log: receives what was measured.
+    Everything that the headers of the files tell is checked first. Without an output the file is named by what was
+    averaged.
     """
-    torch_device = resolve_device(device)
-    sources = open_sources(models, opening)
+    values, log = call.values, call.log
+    merge = [] if values["merge"] == ["none"] else values["merge"]
+    torch_device = resolve_device(values["device"])
+    sources = open_sources(values["model"], opening_options(values, bodies=True))
     refuse_posterior(sources, "fuse")
 
     # Plan the fusion from the headers alone, with the largest set of parts that may be averaged, and check the output.
-    path = file_path(output or ("hydra.st" if merge else "hydra.unmerged.st"))
+    path = file_path(values["output"] or ("hydra.st" if merge else "hydra.unmerged.st"))
     parts_to_merge = MERGEABLE if merge == AUTO else merge
     plan_from_headers = plan_fusion(sources, parts_to_merge, headers_only=True)
-    with Output(path, force=force) as file:
-        if dry_run:
+    with Output(path, force=values["force"]) as file:
+        if values["dry_run"]:
             # With --merge auto the headers do not tell whether members are averaged. The answer then shows the averaged
             # model, and its note the number of parameters of the other. Equal weights, which are stored once, are only
             # found when weights are read.
@@ -89,8 +70,8 @@ def run(
 
         # Read the weights, fuse them, and check the result.
         announce_reading(sources, log)
-        checked = plan_checked(sources, merge, torch_device, seed, log)
-        return _report_and_write(checked, sources, seed, file, log)
+        checked = plan_checked(sources, merge, torch_device, values["seed"], log)
+        return _report_and_write(checked, sources, values["seed"], file, log)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hydractl.files.results import Result
-
-Kind = TypeVar("Kind", bound="Result")
 
 
 @dataclass(eq=False)  # a result that is compared with another one holds its outcome, and the outcome the result
@@ -18,7 +16,7 @@ class Outcome:
     """The outcome of one command.
 
     Attributes:
-        result: the result; None if another process gives it, or as long as ``lines`` are not read.
+        result: the result; of it nothing is known if another process gives it, or as long as ``lines`` are not read.
         files: the files that were written, in the order a person should read them; empty after ``--dry-run``.
         unmet: the ``--require`` expressions that are not met, each with the value found.
         silent: whether nothing is printed because another process gives the answer.
@@ -26,13 +24,12 @@ class Outcome:
             all; only then are ``result``, ``files`` and ``unmet`` complete. None if there are no rows.
     """
 
-    result: Result | None
+    result: Result
     files: list[Path] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
     silent: bool = False
     lines: Iterator[dict[str, object]] | None = None
 
-    def returned(self, kind: type[Kind]) -> Kind:
-        """Return the result to a Python program, which finds its files in it; nothing is known of a silent one."""
-        result = kind.partly() if self.result is None else self.result
-        return cast(Kind, result).with_outcome(self)
+    def returned(self) -> Any:
+        """Return the result, in which a Python program finds the files."""
+        return self.result.with_outcome(self)

@@ -45,7 +45,8 @@ from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
 from hydractl.model.loading import ModelArgument, find_models, resolve_device
 from hydractl.model.source import ModelOptions, Source
-from hydractl.verbs.opening import announce_reading
+from hydractl.options.call import Call, filled
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -99,24 +100,8 @@ class _Plan:
         return stack.enter_context(Output(self.report, force=force, resumed=self.options.resume))
 
 
-def run(
-    model: ModelRef,
-    inputs: Sequence[str | DataSpec],
-    opening: ModelOptions,
-    options: PredictOptions,
-    *,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
+def run(call: Call) -> Outcome:
     """Predict every input: into a file, or line by line as the caller takes the lines of the outcome.
-
-    Args:
-        model: the MODEL.
-        inputs: the INPUTs, or a data set.
-        opening: how the model is opened.
-        options: how it runs, what is written about each input, and the files.
-        dry_run: whether only to plan.
-        log: receives messages, warnings and progress.
 
     Returns:
         The summary. Without an output file nothing is predicted yet: the ``lines`` of the outcome predict while they
@@ -125,8 +110,12 @@ def run(
     if not alone():
         hint = "give each process a part of its own: hydractl predict MODEL 'SPEC?part=1/4' -o 1.jsonl"
         raise UsageError("predict is one process, and torchrun has started several", hint=hint)
-    plan = _plan(model, inputs, opening, options, log)
-    if dry_run:
+    values, log = call.values, call.log
+    model, *inputs = values["model"]
+    options = filled(PredictOptions, values, output=None if values["output"] == "-" else values["output"])
+    texts = [item.text for item in inputs]
+    plan = _plan(model, texts or [values["data"]], opening_options(values), options, log)
+    if values["dry_run"]:
         check_outputs(plan.paths, force=options.force)
         names = [str(path) for path in plan.paths]
         record = PredictingModelRecord.partly(name=plan.model.name)
@@ -134,7 +123,7 @@ def run(
 
     announce_reading([plan.source], log)
     if plan.lines is None:
-        outcome = Outcome(None)
+        outcome = Outcome(PredictAnswer.partly())
         outcome.lines = _predict_line_by_line(plan, outcome, log)
         return outcome
     try:
@@ -285,7 +274,7 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
         # Write the output, and the summary.
         tally = PredictionTally()
         write_rows(output, tally.counted(windows_in(unfinished_path)), plan.fields)
-        outcome = Outcome(None)
+        outcome = Outcome(PredictAnswer.partly())
         _sum_up(plan, tally, report_output, outcome, log)
         unfinished_path.unlink(missing_ok=True)
     return outcome

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from hydractl.criteria import Decider
+from hydractl.criteria import Criterion, Decider
 from hydractl.errors import InputError, UsageError
-from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, file_path, seed_mark, write_json
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.circuit_answer import MaskRecord
@@ -35,13 +34,15 @@ from hydractl.jsonio import Document, json_bytes, shown
 from hydractl.log import Log
 from hydractl.model.cost import size_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
-from hydractl.model.source import ModelOptions, Source, open_sources, pruned, with_max_length, write_folder
+from hydractl.model.source import Source, open_sources, pruned, with_max_length, write_folder
 from hydractl.model.stored import check_finite_weights
+from hydractl.options.call import Call, filled
 from hydractl.report.texts import signed_change
 from hydractl.verbs.choosing import Selection
 from hydractl.verbs.max_drop import HeadChoice, choose_within, removals_of_circuit
-from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.prune_weights import prune_weights
 from hydractl.verbs.score import check_criterion, score_source, site_paths
 
 _MASK_IN_FOLDER = "hydractl.mask.json"
@@ -50,39 +51,28 @@ Fixed = dict[str, tuple[int, ...]]
 """By the path of a site (attention module): the heads to keep there, at the sites where ``--with-mask`` decides."""
 
 
-def run(
-    model: ModelRef,
-    opening: ModelOptions,
-    wanted: Selection,
-    *,
-    layout: str | None,
-    output: str | None,
-    force: bool,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
-    """Choose the heads, slice the weights, and write the checkpoint or folder and its mask.
-
-    Args:
-        model: the MODEL.
-        opening: how it is opened.
-        wanted: how the heads are chosen.
-        layout: ``sliced`` or ``zeroed``; None for what the output has by default.
-        output: the checkpoint, or with a slash at its end the folder; None to name it after the model.
-        force: whether it may be replaced.
-        dry_run: whether only to plan.
-        log: the log.
+def run(call: Call) -> Outcome:
+    """Choose the heads, slice the weights, and write the checkpoint or folder and its mask; or prune single weights.
 
     Returns:
         The mask with what was saved, and the files; for a dry run, what is known without reading data.
     """
-    source = only_one(open_sources([model], opening), "prune")
+    values = call.values
+    # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
+    opening = replace(opening_options(values, bodies=True), max_length=None)
+    source = only_one(open_sources(values["model"], opening), "prune")
+    if values["weights"] is not None:
+        return prune_weights(source, call)
+    method = values["method"]
+    criterion = method if isinstance(method, Criterion) else None
+    wanted = filled(Selection, values, verb="prune", criterion=criterion, reads_weights=not values["dry_run"])
     wanted = settled(source, wanted)
     with_max_length(source, wanted.max_length)  # raises an error for a length that the model cannot take
 
     # The outputs: a folder holds its mask; a checkpoint has it in a file beside.
-    output = output or default_name(source, wanted)
+    output = values["output"] or default_name(source, wanted)
     as_folder = output.endswith("/")
+    layout = values["layout"]
     if as_folder:
         layout = layout or "zeroed"
         if layout == "sliced":
@@ -96,13 +86,13 @@ def run(
 
     # Claim the outputs before anything is computed.
     with ExitStack() as stack:
-        target = stack.enter_context(Output(path, force=force, folder=as_folder))
+        target = stack.enter_context(Output(path, force=values["force"], folder=as_folder))
         mask_output = None
         if not as_folder:
-            mask_output = stack.enter_context(Output(mask_path, force=force))
-        if dry_run:
+            mask_output = stack.enter_context(Output(mask_path, force=values["force"]))
+        if values["dry_run"]:
             return Outcome(_plan(source, wanted, layout, [path, mask_path]))
-        return _write(source, wanted, layout, target, mask_output, log)
+        return _write(source, wanted, layout, target, mask_output, call.log)
 
 
 def default_name(source: Source, wanted: Selection) -> str:

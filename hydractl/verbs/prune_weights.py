@@ -11,7 +11,6 @@ from torch import Tensor
 from hydractl.criteria import Calibration
 from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, lowest_weights, prunable
 from hydractl.errors import NonFiniteError, UsageError
-from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, file_path, seed_mark
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import provenance
@@ -20,9 +19,10 @@ from hydractl.files.verb_answers import PruneAnswer, PrunedWeights, SizeChange
 from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters, parameters, size_of
 from hydractl.model.loading import build_model
-from hydractl.model.matching import asked_classes, only_one, sites_of
-from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources, with_max_length, write_model
+from hydractl.model.matching import asked_classes, sites_of
+from hydractl.model.source import Source, need_classifier, with_max_length, write_model
 from hydractl.model.stored import check_finite_weights
+from hydractl.options.call import Call, filled
 from hydractl.verbs.choosing import WeightSelection
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
@@ -53,40 +53,24 @@ class _WeightPlan:
         return self.wanted.weight_steps or self.criterion.steps
 
 
-def run(
-    model: ModelRef,
-    opening: ModelOptions,
-    wanted: WeightSelection,
-    *,
-    output: str | None,
-    force: bool,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
+def prune_weights(source: Source, call: Call) -> Outcome:
     """Score the weights, write the model with the lowest of them set to zero, and return what that cost.
 
     The answer of a dry run is how many weights would be removed.
-
-    Args:
-        model: the MODEL.
-        opening: how it is opened.
-        wanted: how the weights are chosen.
-        output: the checkpoint, or with a slash at its end the folder; None to name it after the model.
-        force: whether it may be replaced.
-        dry_run: whether only to plan.
-        log: the log.
     """
-    source = only_one(open_sources([model], opening), "prune")
+    values, log = call.values, call.log
+    wanted = filled(WeightSelection, values, verb="prune", method=values["method"].name)
     if WEIGHT_CRITERIA[wanted.method].needs_data:
         need_classifier(source)
     # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
-    output = output or f"{source.name}.{wanted.method}-weights{wanted.weights:g}{seed_mark(wanted.seed)}.st"
+    default_name = f"{source.name}.{wanted.method}-weights{wanted.weights:g}{seed_mark(wanted.seed)}.st"
+    output = values["output"] or default_name
     as_folder = output.endswith("/")
     path = Path(output) if as_folder else file_path(output)
     plan = _plan_weights(source, wanted)
     answer = PruneAnswer(model=source.name, arch=source.description.arch, weights=plan.counts)
-    with Output(path, force=force, folder=as_folder) as target:
-        if dry_run:
+    with Output(path, force=values["force"], folder=as_folder) as target:
+        if values["dry_run"]:
             return Outcome(answer.model_copy(update={"dry_run": True, "files_": [str(path)]}))
         announce_reading([source], log)
         cost, digest = _write(source, plan, target, log)

@@ -15,8 +15,8 @@ from hydractl.files.atomic import Output, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
-from hydractl.jsonio import Document, shown
-from hydractl.log import Log
+from hydractl.jsonio import shown
+from hydractl.options.call import Call, filled
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
@@ -25,32 +25,15 @@ Documents = Mapping[str, Any]
 """The documents as they were read, by path."""
 
 
-def run(
-    files: Sequence[Document],
-    options: ReportOptions,
-    *,
-    over: str | None,
-    requirements: Sequence[Requirement],
-    output: str | None,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
+def run(call: Call) -> Outcome:
     """Report on documents of one kind: a single one, or the means of several evals.
-
-    Args:
-        files: the documents; ``-`` is standard input.
-        options: which files show them.
-        over: what means are taken over: ``seed`` or ``data``; None to show a single document.
-        requirements: what has to hold of the rows.
-        output: the file of the means; ``-`` is standard output. None: they are not kept.
-        dry_run: whether only to claim the files.
-        log: the log.
 
     Raises:
         UsageError: there are several documents that no report can show together.
         InputError: there are no reports on documents of this kind.
     """
-    documents = {file.text: file.content for file in files}
+    over, requirements = call.values["over"], call.values["require"]
+    documents = {file.text: file.content for file in call.values["model"]}
     schemas = {_schema_of(document, path) for path, document in documents.items()}
     has_several = len(documents) > 1
 
@@ -62,8 +45,8 @@ def run(
         eval_answer = next(iter(answers.values()))
         if over is not None:
             eval_answer = means(answers, over)
-            log.warn_all(eval_answer.warnings)
-        return _report_on_eval(eval_answer, options, requirements, output, dry_run=dry_run)
+            call.log.warn_all(eval_answer.warnings)
+        return _report_on_eval(eval_answer, call)
 
     # The others are shown one at a time, and have no use for the options of evals.
     if has_several:
@@ -77,14 +60,9 @@ def run(
     else:
         verb, hint = "study", "the folder of a study holds test.json, the eval of all its rows"
         answer = StudyAnswer.of(document, origin)
-    of_evals = {
-        "--html": options.html,
-        "--over": over,
-        "--plots": options.plots,
-    }
-    for flag, value in of_evals.items():
-        if value is not None:
-            raise UsageError(f"{flag} is of an eval, and {origin} is of {verb}", hint=hint)
+    for name in ("html", "over", "plots"):
+        if call.given(name):
+            raise UsageError(f"{call.label(name)} is of an eval, and {origin} is of {verb}", hint=hint)
     if isinstance(answer, BenchAnswer):
         return Outcome(answer, unmet=_unmet_of_bench(answer, requirements))
     rows = [(row.name, row.to_dict()) for row in answer.rows]
@@ -121,36 +99,28 @@ def _origin(path: str) -> str:
 # --- evals ------------------------------------------------------------------------------------------------------------
 
 
-def _report_on_eval(
-    answer: EvalAnswer,
-    options: ReportOptions,
-    requirements: Sequence[Requirement],
-    output: str | None,
-    *,
-    dry_run: bool,
-) -> Outcome:
+def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
     """Show an eval, or the mean of several, and write the reports that are asked for.
 
     Every file is claimed before the first is written. A dry run claims the files, and writes none.
 
     Args:
         answer: the eval.
-        options: which files show it.
-        requirements: what has to hold of its rows.
-        output: the file of the document; ``-`` is standard output. None: it is not kept.
-        dry_run: whether only to claim the files.
+        call: which files show it, and what has to hold of its rows; without ``output`` the document is not kept.
     """
+    values = call.values
+    options = filled(ReportOptions, values)
     rows = [(row.name, row.to_dict()) for row in answer.models]
-    unmet = unmet_in(rows, requirements)
+    unmet = unmet_in(rows, values["require"])
 
     files: list[Path] = []
     with ExitStack() as stack:
         output_file = None
-        path = json_path(output)
+        path = json_path(values["output"])
         if path is not None:
             output_file = stack.enter_context(Output(path, force=options.force))
         reports = stack.enter_context(claimed_reports(options))
-        if not dry_run:
+        if not values["dry_run"]:
             if output_file is not None:
                 files.append(write_json(output_file, answer.to_dict()))
             files += write_reports(answer, reports)

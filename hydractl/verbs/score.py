@@ -17,7 +17,6 @@ from hydractl.data.base import left_out_warnings, one_class_warning, orientation
 from hydractl.data.part import dataset_part
 from hydractl.data.text import cut_warning
 from hydractl.errors import NonFiniteError
-from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, file_path, seed_mark, write_json
 from hydractl.files.circuit_answer import ScoresAnswer
 from hydractl.files.description import provenance
@@ -28,48 +27,30 @@ from hydractl.log import Log
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
 from hydractl.model.matching import asked_classes, known, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.source import ModelOptions, Source, need_classifier, open_sources
+from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite_weights
+from hydractl.options.call import Call, filled
 from hydractl.verbs.choosing import Measuring, Scoring
-from hydractl.verbs.opening import announce_reading, open_labelled
+from hydractl.verbs.opening import announce_reading, open_labelled, opening_options
 from hydractl.verbs.outcome import Outcome
 
 
-def run(
-    model: ModelRef,
-    opening: ModelOptions,
-    scoring: Scoring,
-    *,
-    output: str | None,
-    to_stdout: bool,
-    force: bool,
-    dry_run: bool,
-    log: Log,
-) -> Outcome:
-    """Score every head of one model; return the scores, and the file they are written to, if any.
-
-    Args:
-        model: the MODEL.
-        opening: how it is opened.
-        scoring: how its heads are scored.
-        output: the file; None to name it after the model.
-        to_stdout: whether no file is written.
-        force: whether a file may be replaced.
-        dry_run: whether only to plan.
-        log: the log.
-    """
-    source = only_one(open_sources([model], opening), "score")
-    assert scoring.criterion is not None
-    default_name = f"{source.name}.{scoring.criterion.name}{seed_mark(scoring.seed)}.scores.json"
-    path = file_path(output or default_name)
+def run(call: Call) -> Outcome:
+    """Score every head of one model; return the scores, and the file they are written to, if any."""
+    values, log = call.values, call.log
+    criterion: Criterion = values["method"]
+    scoring = filled(Scoring, values, verb="score", criterion=criterion)
+    source = only_one(open_sources(values["model"], opening_options(values, bodies=True)), "score")
+    default_name = f"{source.name}.{criterion.name}{seed_mark(scoring.seed)}.scores.json"
+    path = file_path(values["output"] or default_name)
     with ExitStack() as stack:
         target = None
-        if not to_stdout:
-            target = stack.enter_context(Output(path, force=force))
-        if dry_run:
-            check_criterion(source, scoring.criterion, scoring.tower)
+        if not call.writes_to_stdout():
+            target = stack.enter_context(Output(path, force=values["force"]))
+        if values["dry_run"]:
+            check_criterion(source, criterion, scoring.tower)
             heads = source.description.mask.counts()
-            plan = ScoresAnswer.planned(model=source.name, output=str(path), heads=heads, method=str(scoring.criterion))
+            plan = ScoresAnswer.planned(model=source.name, output=str(path), heads=heads, method=str(criterion))
             return Outcome(plan)
         announce_reading([source], log)
         scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())

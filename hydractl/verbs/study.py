@@ -12,6 +12,7 @@ from pathlib import Path
 from hydractl.data.opening import keeping_fingerprints
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
+from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.files.atomic import Output, storing, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
@@ -22,20 +23,21 @@ from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.model.matching import only_one, sites_of
-from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.model.source import Source, open_sources
+from hydractl.options.call import Call, filled
 from hydractl.report.eval_files import write_bytes
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text, ratio
 from hydractl.studies.choice import choose, mean_aurocs, validated_in_words
-from hydractl.studies.plan import Plan
-from hydractl.studies.request import StudyRequest
+from hydractl.studies.plan import SHARED, Plan
+from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
 from hydractl.studies.rows import KINDS, asked_for
 from hydractl.studies.rule import SINGLE
 from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step, script
 from hydractl.studies.tested import test_rows
-from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.study_time import StepSeconds, in_all, step_seconds
 
@@ -50,22 +52,29 @@ _KEPT_BYTES = 1 << 30
 
 
 @keeping_fingerprints()
-def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry_run: bool, log: Log) -> Outcome:
+def run(call: Call) -> Outcome:
     """Run the steps of a study that are not done yet, and return its verdict.
-
-    Args:
-        request: what is asked of the study.
-        opening: how the model is opened.
-        output: the folder; None to name it after the model.
-        dry_run: whether only to plan.
-        log: the log.
 
     Raises:
         Interrupted: a signal has come; the same command goes on.
         OutputError: the folder holds other files, or a study with other settings or data.
     """
-    source = only_one(open_sources([request.model], opening), "study")
-    folder = Path(output or f"{source.name}.study")
+    values, log = call.values, call.log
+    # Without OOD data some are made of the ID data, and the score is chosen blind.
+    made_of_test = values["test"].with_setting(f"ood={AUTO}").under(f"--ood {AUTO}")
+    request = filled(
+        StudyRequest,
+        values,
+        model=values["model"][0],
+        ood_val=values["ood_val"] or [ood_val_of_study("--ood-val", AUTO)],
+        ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
+        has_ood_val=bool(values["ood_val"]),
+        has_ood=bool(values["ood"]),
+        decisive=decisive_settings(values),
+        given={name: values[name] for name in SHARED if call.rank(name)},
+    )
+    source = only_one(open_sources(values["model"], opening_options(values)), "study")
+    folder = Path(values["output"] or f"{source.name}.study")
     sets = study_sets(request, source)
     for note in sets.notes:
         log.info(note)
@@ -73,7 +82,7 @@ def run(request: StudyRequest, opening: ModelOptions, *, output: str | None, dry
 
     # What was said about the data here is not repeated by each step.
     log_once = SayOnce(log, sets.warnings)
-    if dry_run:
+    if values["dry_run"]:
         plan, seconds = _plan_within_time(sets, source, folder, log_once)
         # The commands, with the last row in place of the best one.
         commands = [step.command.words() for step in plan.outline()]

@@ -197,7 +197,7 @@ def test_results_are_objects_with_tables() -> None:
     assert repr(result) == "<EvalAnswer hydractl.eval/2>"
     with pytest.raises(KeyError, match="the rows are one, two"):
         result.row("three")
-    assert str(result).startswith("in distribution (n = 20), OOD averages\nmodel     acc     nll")
+    assert str(result).startswith("in distribution (n = 20), OOD averages\nmodel     acc     NLL")
     page = result._repr_html_()
     assert page.startswith("<pre") and "OOD averages" in page and "\x1b" not in page
     frame = result.to_pandas()

@@ -16,7 +16,7 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import InputError
-from hydractl.options.call import current
+from hydractl.options.call import Call
 from hydractl.options.registry import engine_of
 from hydractl.verbs.outcome import Outcome
 from tests.answers import AnyAnswer, result_of
@@ -64,20 +64,16 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def install(verb: str, run: Callable[..., Any] | None = None) -> list[Any]:
         seen: list[Any] = []
 
-        def record(*arguments: Any, **keywords: Any) -> Outcome:
-            seen.append(SimpleNamespace(**current().values, sources=current().sources))
+        def record(call: Call, *_: Any) -> Outcome:
+            seen.append(SimpleNamespace(**call.values, sources=call.sources))
             return (
-                run(seen[-1], keywords["log"])
-                if run is not None
-                else Outcome(result_of({"schema": "test/1", "answer": 42}))
+                run(seen[-1], call.log) if run is not None else Outcome(result_of({"schema": "test/1", "answer": 42}))
             )
 
         module = types.ModuleType(engine_of(verb))
         module.__spec__ = ModuleSpec(module.__name__, None)
         module.run = record  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, engine_of(verb), module)
-        if verb == "prune":  # it has two engines
-            monkeypatch.setitem(sys.modules, "hydractl.verbs.prune_weights", module)
         return seen
 
     return install

@@ -32,7 +32,8 @@ class Answer(Result, extra="allow"):
     def to_dict(self):
         return self.model_dump(exclude_unset=True)
 
-def run(*arguments, log, **options):
+def run(call):
+    log = call.log
 {body}
 
 module = types.ModuleType("hydractl.verbs.report")  # for which nothing imports torch

@@ -12,7 +12,7 @@ import pytest
 from hydractl.api.finetune import recipe_options
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
-from hydractl.options.call import gather_arguments
+from hydractl.options.call import gather
 from hydractl.options.verbs import declared, options_of_verb
 from hydractl.options.yaml_files import RECIPES, recipe_names
 from tests.calls import checked, values_when_ready
@@ -46,7 +46,9 @@ PAPER: dict[str, dict[str, Any]] = {
 def settings(**arguments: Any) -> Any:
     """The values in effect of a call by a program, with its notes."""
     given = {"model": ["x.st"], "train": "d", "val": "v", **arguments}
-    call = gather_arguments(declared("finetune"), {name: value for name, value in given.items() if value is not None})
+    call = gather(
+        declared("finetune"), {name: value for name, value in given.items() if value is not None}, of_program=True
+    )
     return SimpleNamespace(**values_when_ready(call), notes=call.notes)
 
 
