@@ -105,6 +105,13 @@ def _frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: an empty one of this test alone."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real data sets and checkpoints that ``HYDRACTL_DATA`` names; the test is skipped without it."""

@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors, TensorSource
+from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
 from hydractl.heads.mask import Head, HeadMask
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source, pruned, with_labels
@@ -558,6 +558,13 @@ def same_tensors(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.T
 def tensors_of(source: TensorSource) -> dict[str, torch.Tensor]:
     """All tensors of a file, or of what stands for one."""
     return {name: source.read(name) for name in source.names()}
+
+
+def write_stored(stored: Any, path: Path, **changed: Any) -> Path:
+    """A checkpoint of a source or a plan for fusing, with some keys of its description changed."""
+    with open(path, "wb") as file:
+        write_tensors(file, stored.tensors, stored.description.to_json() | changed)
+    return path
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:

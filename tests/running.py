@@ -40,6 +40,11 @@ def answer(*arguments: str | Path) -> Any:
     return json.loads(printed.getvalue())
 
 
+def read_json(path: str) -> Any:
+    """The document in a file of the working directory."""
+    return json.loads(Path(path).read_text())
+
+
 def evaluated(*arguments: str) -> Any:
     """The document of ``eval`` with these arguments."""
     return answer("eval", *arguments)

@@ -31,7 +31,7 @@ from hydractl.metrics.ood import OOD_SCORES
 from hydractl.model.runtime import HydraModel
 from hydractl.options.verbs import options_of_verb
 from tests.circuit import naive
-from tests.circuit.searching import Kept, evaluator_of, resumes, searched, shared_by_two
+from tests.circuit.searching import Kept, resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS, samples
 from tests.pico import logits, source_of, stock, zero_columns
 from tests.spread import marked_long, marked_release
@@ -243,13 +243,3 @@ def test_it_goes_on_where_it_was() -> None:
 
 def test_two_processes_share_the_work() -> None:
     shared_by_two(LAZY, stock("clip"), "clip", naive.data("clip", draw=1), ["acc", "avg"], 3, by_batch=True)
-
-
-def test_little_memory_changes_nothing() -> None:
-    reference, data = stock("class-token"), naive.data(inside=19, outside=13)
-    expected, _ = searched(LAZY, reference, "class-token", data, ["avg"], 2)
-    _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=20_000)
-    assert len(evaluator.chunks) > 1
-    found = LAZY(evaluator, HEADS).run(["avg"], 2)
-    evaluator.close()
-    assert found == expected

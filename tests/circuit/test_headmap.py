@@ -18,6 +18,7 @@ from tests.circuit import naive
 from tests.circuit.searching import resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS, model_of, names, samples
 from tests.pico import mask_of, prune_source, source_of, stock, without_heads
+from tests.running import refused
 from tests.spread import marked_long
 
 
@@ -123,7 +124,6 @@ def test_a_budget_from_sites_of_unequal_size() -> None:
     ],
 )
 def test_what_cannot_be(keep: int | None, budget: int | None, message: str, hint: str | None) -> None:
-    with pytest.raises(UsageError) as caught:
-        kept_at_sites(HEADS, keep, budget)
-    assert message in caught.value.message
-    assert hint is None or (caught.value.hint or "").endswith(hint)
+    caught = refused(UsageError, kept_at_sites, HEADS, keep, budget)
+    assert message in caught.message
+    assert hint is None or (caught.hint or "").endswith(hint)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
-from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVE_BY_NAME, EvaluationCounts
 from hydractl.circuit.samples import SearchBatch
@@ -20,7 +17,7 @@ from hydractl.circuit.search import GreedySearch, ObjectiveRanking
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
-from tests.pico import prune_source, source_of, stock, zero_columns
+from tests.pico import prune_source, source_of, stock
 from tests.spread import marked_long, marked_release
 
 HEADS = [(site, head) for site in range(3) for head in range(3)]
@@ -91,28 +88,6 @@ def test_rankings_equal_the_naive_algorithm(variant: str, budget: int) -> None:
         assert rankings["acc"].base.score("avg") == pytest.approx(base_score, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("objectives", "memory", "at_once"),
-    [(["acc"], sys.maxsize, 1), (["ood"], 30_000, 2), (["acc", "ood", "avg"], 0, 1)],
-)
-@pytest.mark.long
-def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
-    objectives: list[str], memory: int, at_once: int
-) -> None:
-    data = naive.data(inside=31, outside=23)
-    model = model_of(stock("class-token"), "class-token")
-    plain = Evaluator(model, samples(data))
-    # Another number of candidates at once is another shape of the matrix products, and rounds otherwise.
-    expected = GreedySearch(plain, HEADS, bounds=False, at_once=at_once).run(objectives, 3)
-    plain.close()
-    evaluator = Evaluator(model, samples(data), memory_bytes=memory, lanes=3)
-    assert (len(evaluator.chunks) > 1) == (memory < sys.maxsize)
-    search = GreedySearch(evaluator, HEADS, at_once=at_once)
-    assert search.run(objectives, 3) == expected
-    if memory == sys.maxsize and at_once == 1:
-        assert evaluator.work < plain.work
-
-
 @pytest.mark.parametrize(("tower", "draw"), [("visual", 1), ("text", 0)])
 def test_the_heads_of_one_tower(tower: str, draw: int) -> None:
     """Here more classes than run at once make several passes of the text tower, and removed heads lie in both."""
@@ -137,40 +112,6 @@ def test_the_heads_of_one_tower(tower: str, draw: int) -> None:
     assert names(model, ranking, kept) == [(path, head) for path, head, _ in expected]
     for step, (_, _, score) in zip(ranking.steps, expected, strict=True):
         assert step.counts.score("avg") == pytest.approx(float(score), abs=1e-12)
-
-
-@pytest.mark.long
-def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
-    data = naive.data()
-    idle = [("blocks.0.attn", 2), ("blocks.1.attn", 0), ("blocks.1.attn", 1), ("blocks.2.attn", 1)]
-    reference = zero_columns(stock("class-token"), idle)
-    model = model_of(reference, "class-token")
-    paths = [site.path for site in model.sites]
-    naive_rankings = naive.rankings(reference, data, list(OBJECTIVE_BY_NAME), 6, paths)
-    rankings = {}
-    for at_once, together in ((1, ["acc", "avg", "brier"]), (2, ["ood", "nll"])):
-        evaluator = Evaluator(model, samples(data))
-        rankings |= GreedySearch(evaluator, HEADS, at_once=at_once).run(together, 6)
-        evaluator.close()
-
-    def with_idle_alike(heads: list[tuple[str, int]]) -> list[tuple[str, int] | str]:
-        return ["idle" if head in idle else head for head in heads]
-
-    for objective, expected_steps in naive_rankings.items():
-        ranking = rankings[objective]
-        for step in ranking.steps:
-            if step.rivals:
-                # Nothing but idle heads is a matter of rounding: a product may round otherwise without their zeros.
-                candidates = [step.head, *[rival.head for rival in step.rivals]]
-                assert {(paths[site], head) for site, head in candidates} <= set(idle)
-        removed = names(model, ranking)
-        expected = [(path, head) for path, head, _ in expected_steps]
-        if any(step.rivals for step in ranking.steps):
-            assert with_idle_alike(removed) == with_idle_alike(expected)
-            continue
-        assert removed == expected
-        places_of_idle = [removed.index(head) for head in idle if head in removed]
-        assert places_of_idle == sorted(places_of_idle)
 
 
 def test_objectives_share_what_they_have_in_common() -> None:
@@ -209,14 +150,6 @@ def test_the_best_case_is_reached_and_never_exceeded() -> None:
         done = EvaluationCounts(1 + right, 3, 3 + unseen, 2, 5, 7)
         assert all(done.key(o) <= best.key(o) for o in OBJECTIVE_BY_NAME)
     assert EvaluationCounts(2, 3, 3 + 8, 2, 5, 7) == best
-
-
-def test_tally_counts_pairs_of_what_it_has_seen() -> None:
-    tally = Tally()
-    tally.add(0, Values(True, np.array([-0.9, -0.5]), correct=1))
-    assert tally.counts().two_u is None
-    tally.add(3, Values(False, np.array([-0.5, -0.2])))
-    assert tally.counts() == EvaluationCounts(1, 2, 2 + 1 + 2 + 2, 2)
 
 
 def test_the_model_is_whole_after_a_search() -> None:

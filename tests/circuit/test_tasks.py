@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -19,6 +19,7 @@ from tests.circuit.test_search import HEADS, model_of, names, samples
 from tests.pico import stock
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import quiet as run
+from tests.running import read_json
 
 DRAW = 4
 
@@ -37,22 +38,6 @@ def naive_removals(objective: str, budget: int, tasks: Sequence[naive.Data]) -> 
     return [(path, head) for path, head, _ in steps]
 
 
-@pytest.mark.parametrize("objective", ["acc", "avg"])
-@pytest.mark.long
-def test_two_tasks_are_searched_as_the_naive_algorithm_does(objective: str) -> None:
-    tasks = [naive.data(inside=11, outside=7, draw=1), naive.data(inside=6, outside=5, draw=3)]
-    batches = []
-    for number, task in enumerate(tasks):
-        batches += [replace(batch, tasks=(number,)) for batch in samples(task)]
-    model = model_of(stock("class-token"), "class-token")
-    expected = naive_removals(objective, 3, tasks)
-    for bounds in (True, False):
-        evaluator = Evaluator(model, batches, tasks=2)
-        ranking = GreedySearch(evaluator, HEADS, bounds=bounds).run([objective], 3)[objective]
-        evaluator.close()
-        assert names(model, ranking) == expected
-
-
 def test_one_id_set_against_two_ood_sets_runs_it_once() -> None:
     first = naive.data(inside=11, outside=7, draw=1)
     second = naive.data(inside=6, outside=5, draw=DRAW)
@@ -61,20 +46,20 @@ def test_one_id_set_against_two_ood_sets_runs_it_once() -> None:
     for number, task in enumerate(tasks):
         batches += [replace(batch, tasks=(number,)) for batch in samples(task) if batch.labels is None]
     model = model_of(stock("class-token"), "class-token")
-    evaluator = Evaluator(model, batches, tasks=2)
-    ranking = GreedySearch(evaluator, HEADS).run(["avg"], 3)["avg"]
-    assert names(model, ranking) == naive_removals("avg", 3, tasks)
-    assert evaluator.size == 11 + 7 + 5
+    expected = naive_removals("avg", 3, tasks)
+    for bounds in (True, False):
+        evaluator = Evaluator(model, batches, tasks=2)
+        ranking = GreedySearch(evaluator, HEADS, bounds=bounds).run(["avg"], 3)["avg"]
+        evaluator.close()
+        assert names(model, ranking) == expected
+        assert evaluator.size == 11 + 7 + 5
     scores = [Fraction(naive.score(stock("class-token"), "avg", task)) for task in tasks]
     assert ranking.base.score("avg") == pytest.approx(float(sum(scores) / 2), abs=1e-12)
 
 
-def test_each_id_set_of_a_zero_shot_model_has_classes_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    publish_clip(pico_clip(), "clip", tmp_path / "model")
+def test_each_id_set_of_a_zero_shot_model_has_classes_of_its_own(here: Path) -> None:
+    (here / "model").mkdir()
+    publish_clip(pico_clip(), "clip", here / "model")
     draw = np.random.default_rng(0)
     for name, classes in (("a", ["cat", "dog", "owl"]), ("b", ["car", "ship", "cat", "tree"])):
         id_pixels = draw.integers(0, 256, (9, 16, 16, 3), dtype=np.uint8)
@@ -82,12 +67,18 @@ def test_each_id_set_of_a_zero_shot_model_has_classes_of_its_own(
         np.savez(f"{name}.npz", x=id_pixels, y=np.arange(9) % len(classes), classes=np.array(classes))
         np.savez(f"{name}.ood.npz", x=ood_pixels)
 
-    def base_score(name: str, *sets: str) -> float:
+    def searched(name: str, *sets: str) -> Any:
         run("extract-circuit", "./model", *sets, "--tower", "visual", "--budget", "1", "-o", f"{name}.json")
-        score: float = json.loads(Path(f"{name}.json").read_text())["base"]["score"]
-        return score
+        return read_json(f"{name}.json")
 
     set_a = ["--val", "a.npz", "--ood-val", "a.ood.npz"]
     set_b = ["--val", "b.npz", "--ood-val", "b.ood.npz"]
-    mean = (base_score("a", *set_a) + base_score("b", *set_b)) / 2
-    assert base_score("both", *set_a, *set_b, "--paired") == pytest.approx(mean, abs=1e-12)
+    mean = (searched("a", *set_a)["base"]["score"] + searched("b", *set_b)["base"]["score"]) / 2
+    both = searched("both", *set_a, *set_b, "--paired")
+    assert both["base"]["score"] == pytest.approx(mean, abs=1e-12)
+    tasks = both["source"]["settings"]["tasks"]
+    assert [(task["val"]["spec"], task["ood_val"]["spec"], task["weight"]) for task in tasks] == [
+        ("a.npz", "a.ood.npz", 1),
+        ("b.npz", "b.ood.npz", 1),
+    ]
+    assert Counter(one["as"] for one in both["seen"]) == {"id": 2, "ood": 2}

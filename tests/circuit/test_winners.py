@@ -104,15 +104,6 @@ def test_who_contends_hangs_on_no_order() -> None:
         assert contenders("acc", order) == expected
 
 
-def test_shares_of_a_round_come_to_the_same_winner() -> None:
-    """As processes do: each sends its contenders, and the winner is chosen of these."""
-    trials = [trial(site, head, 8 - site, fewer=head, more=site) for site in range(3) for head in range(3)]
-    expected = winner_of("acc", trials)
-    for cut in range(len(trials) + 1):
-        gathered = contenders("acc", trials[:cut]) + contenders("acc", trials[cut:])
-        assert winner_of("acc", gathered) == expected
-
-
 # --- the limit of a drop ----------------------------------------------------------------------------------------------
 
 

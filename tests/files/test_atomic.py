@@ -18,6 +18,7 @@ from filelock import lock_descriptor
 
 from hydractl.errors import OutputError, StorageError
 from hydractl.files.atomic import Output, storage_error, write_json, write_with
+from tests.running import refused
 
 
 def listing(folder: Path) -> list[str]:
@@ -117,15 +118,6 @@ def test_writing_again_starts_from_the_beginning(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"second"
 
 
-@pytest.mark.fault(12)
-def test_the_input_may_be_the_output(tmp_path: Path) -> None:
-    path = tmp_path / "a.st"
-    path.write_bytes(b"old")
-    with Output(path, force=True) as output, open(path, "rb") as source:
-        write_with(output, lambda handle: handle.write(source.read() + b" and new") and None)
-    assert path.read_bytes() == b"old and new"
-
-
 @pytest.mark.fault(35)
 def test_strange_names(tmp_path: Path) -> None:
     for name in ("ein Ort – ünïcode.st", "-o", "a\nb", "x" * 230):
@@ -139,11 +131,10 @@ def test_strange_names(tmp_path: Path) -> None:
 def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     path.write_bytes(b"old")
-    with pytest.raises(OutputError) as caught:
-        Output(path)
-    assert caught.value.message == f"the output exists: {path}"
-    assert caught.value.hint == "add --force to replace it, or choose another name"
-    assert caught.value.exit_code == 5
+    caught = refused(OutputError, Output, path)
+    assert caught.message == f"the output exists: {path}"
+    assert caught.hint == "add --force to replace it, or choose another name"
+    assert caught.exit_code == 5
     assert (path.read_bytes(), listing(tmp_path)) == (b"old", ["a.st"])
     write(path, force=True)
     assert path.read_bytes() == b"new"
@@ -151,22 +142,19 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
 
 @pytest.mark.fault(10)
 def test_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(OutputError) as caught:
-        Output(tmp_path / "no" / "a.st")
-    assert caught.value.message == f"the folder of the output does not exist: {tmp_path / 'no'}"
-    assert caught.value.hint == f"mkdir -p {tmp_path / 'no'}"
-    with pytest.raises(OutputError) as caught:
-        Output(tmp_path / "a space" / "a.st")
-    assert caught.value.hint == f"mkdir -p '{tmp_path / 'a space'}'"
+    caught = refused(OutputError, Output, tmp_path / "no" / "a.st")
+    assert caught.message == f"the folder of the output does not exist: {tmp_path / 'no'}"
+    assert caught.hint == f"mkdir -p {tmp_path / 'no'}"
+    caught = refused(OutputError, Output, tmp_path / "a space" / "a.st")
+    assert caught.hint == f"mkdir -p '{tmp_path / 'a space'}'"
 
 
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_where_a_file_should_be(force: bool, tmp_path: Path) -> None:
     (tmp_path / "a.st").mkdir()
-    with pytest.raises(OutputError) as caught:
-        Output(tmp_path / "a.st", force=force)
-    assert caught.value.message == f"the output is a folder: {tmp_path / 'a.st'}"
+    caught = refused(OutputError, Output, tmp_path / "a.st", force=force)
+    assert caught.message == f"the output is a folder: {tmp_path / 'a.st'}"
     with pytest.raises(OutputError, match=r"^the output is a folder: "):
         Output("", force=force)
 
@@ -225,20 +213,13 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_second_process_is_refused_and_the_first_finishes(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     with holder(path) as first:
-        with pytest.raises(OutputError) as caught:
-            Output(path)
-        assert caught.value.message == f"another process is writing {path}"
+        caught = refused(OutputError, Output, path)
+        assert caught.message == f"another process is writing {path}"
         with pytest.raises(OutputError, match="another process is writing"):
             Output(tmp_path / "." / "a.st", force=True)
         assert first.communicate("go on\n", timeout=30)[1] == ""
     assert path.read_bytes() == b"half of the result"
     assert listing(tmp_path) == ["a.st"]
-
-
-def test_the_same_output_twice_in_one_process(tmp_path: Path) -> None:
-    with Output(tmp_path / "a.st"), pytest.raises(OutputError, match="another process is writing"):
-        Output(tmp_path / "a.st")
-    assert listing(tmp_path) == []
 
 
 @pytest.mark.fault(6, 11)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from hydractl.cli.app import main
+from tests.running import run
 
 MODEL = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1"
@@ -20,7 +20,7 @@ MODEL = (
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model that knows its class names."""
     path = tmp_path_factory.mktemp("model") / "vit.st"
-    assert main(["finetune", MODEL, "--train", "builtin:digits/val", "--steps", "1", "-q", "-o", str(path)]) == 0
+    run("finetune", MODEL, "--train", "builtin:digits/val", "--steps", "1", "-q", "-o", str(path))
     return path
 
 
@@ -73,30 +73,3 @@ def test_predictions_of_several_models_need_a_file_name(here: Path, capsys: pyte
     assert main(command) in (2, 5)
     assert "internal" not in capsys.readouterr().err
     assert files(here) == ["vit.st"]
-
-
-def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hydractl.files.results import value_at
-    from hydractl.metrics.rows import row_keys
-
-    command = [
-        "eval",
-        "vit.st",
-        "--test",
-        "builtin:digits/test",
-        "--ood",
-        "l.1:near=builtin:letters",
-        "--limit",
-        "60",
-        "--json",
-    ]
-    assert main(command) == 0
-    row = json.loads(capsys.readouterr().out)["models"][0]
-    keys = row_keys(["l.1"])
-    assert all(value_at(row, key) is None or value_at(row, key) >= 0 for key in keys)
-    numbers = {f"{a}.{b}" for a in ("id", "errors", "near_avg", "far_avg", "ood_avg") for b in row[a]}
-    numbers |= {f"{a}.{n}.{b}" for a in ("ood", "diversity") for n in row[a] for b in row[a][n]}
-    numbers |= {f"id.accuracy_at.{share}" for share in row["id"]["accuracy_at"]}
-    no_numbers = {"id.accuracy_at", "ood.l.1.group", "diversity.id.pairs", "diversity.l.1.pairs"}
-    assert set(keys) == numbers - no_numbers
-    assert main([*command, "--require", "ood.l.1.auroc>=2"]) == 4

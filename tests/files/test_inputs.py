@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.errors import OutputError
 from hydractl.files.atomic import Output
 from hydractl.files.inputs import InputFile, reading
 from tests.pico import SMALL
+from tests.running import run
 
 VIT = f"timm:vit_tiny_patch16_224?{SMALL}"
 
@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in range(2):
         made = folder / f"m{seed}.st"
         words = ["prune", str(folder / "vit.st"), "--method", "random", "--keep", "2", "--seed", str(seed)]
-        assert main([*words, "-o", str(made), "-q"]) == 0
+        run(*words, "-o", str(made), "-q")
     pixels = np.random.default_rng(0).integers(0, 256, (2, 6, 16, 16, 3), np.uint8)
     for name, x in zip(("t", "o"), pixels, strict=True):
         np.savez(folder / f"{name}.npz", x=x, y=np.arange(6) % 5)
@@ -85,7 +85,7 @@ CASES = [(name, command) for name, commands in REFUSED.items() for command in co
 def test_an_input_is_never_replaced(here: Path, capsys: pytest.CaptureFixture[str], name: str, command: str) -> None:
     before = {file.name: file.read_bytes() for file in here.iterdir()}
     words = command.format(folder=here.name).split()
-    assert main([*words, "--force", "--device", "cpu", "-q"]) == 5
+    run(*words, "--force", "--device", "cpu", "-q", code=5)
     said = capsys.readouterr().err
     assert said.startswith("error: the output ") and " is the input of " in said and "\nhint: choose another" in said
     assert {file.name: file.read_bytes() for file in here.iterdir()} == before
@@ -96,7 +96,7 @@ def test_folders(here: Path) -> None:
     Path("f").mkdir()
     Path("f/labels.txt").write_bytes(Path("labels.txt").read_bytes())
     words = ["prune", "vit.st", "--method", "random", "--keep", "2", "--layout", "zeroed", "--force", "-q"]
-    assert main([*words, "--labels", "f/labels.txt", "-o", "f/"]) == 5
+    run(*words, "--labels", "f/labels.txt", "-o", "f/", code=5)
     assert Path("f/labels.txt").exists()
     sample = InputFile("data", "--data", samples=True)
     Path("data/cat").mkdir(parents=True)
@@ -113,10 +113,10 @@ def test_folders(here: Path) -> None:
 @pytest.mark.fault(67)
 def test_a_model_may_be_replaced_by_what_is_made_of_it(here: Path) -> None:
     before = Path("vit.st").read_bytes()
-    assert main(["prune", "vit.st", "--method", "random", "--keep", "1", "-o", "vit.st", "--force", "-q"]) == 0
+    run("prune", "vit.st", "--method", "random", "--keep", "1", "-o", "vit.st", "--force", "-q")
     assert Path("vit.st").read_bytes() != before
-    assert main(["fuse", "m0.st", "m1.st", "-o", "m0.st", "--force", "-q"]) == 0
-    assert main(["prune", "m1.st", "--method", "random", "--keep", "1", "-o", "m1.st", "-q"]) == 5  # but not unasked
+    run("fuse", "m0.st", "m1.st", "-o", "m0.st", "--force", "-q")
+    run("prune", "m1.st", "--method", "random", "--keep", "1", "-o", "m1.st", "-q", code=5)
     hydractl.prune("m1.st", method="random", keep=1, output="m1.st", force=True)
     with pytest.raises(OutputError, match="is the input of test"):
         hydractl.evaluate("vit.st", test="t.npz", output="t.npz", force=True)

@@ -19,6 +19,7 @@ from hydractl.files.results import (
     optional,
     sparse,
 )
+from tests.running import refused
 
 
 class Wheel(Record):
@@ -118,9 +119,8 @@ def test_a_document_names_its_form_first() -> None:
     ],
 )
 def test_other_documents_are_refused(document: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Garage.of(document, "F")
-    assert caught.value.message == message
+    caught = refused(InputError, Garage.of, document, "F")
+    assert caught.message == message
 
 
 # --- problems ---------------------------------------------------------------------------------------------------------
@@ -150,9 +150,8 @@ def problems(record: type[Record], document: Any) -> list[str]:
 
 
 def test_the_error_has_the_message_and_the_hint() -> None:
-    with pytest.raises(InputError) as caught:
-        Tree.checked({}, "message", "hint")
-    assert (caught.value.message, caught.value.hint) == ("message", "hint")
+    caught = refused(InputError, Tree.checked, {}, "message", "hint")
+    assert (caught.message, caught.hint) == ("message", "hint")
 
 
 def test_the_problems_of_a_record() -> None:

@@ -76,24 +76,17 @@ def test_a_part_of_a_mask_and_back() -> None:
 
 TEXTS: dict[str, tuple[str | bytes, str]] = {
     "empty": (b"", "f.json is empty"),
-    "blank": (b" \n\t", "f.json is empty"),
     "byte order mark": (b"\xef\xbb\xbf{}", "f.json starts with a byte order mark"),
-    "byte order mark in text": ("\ufeff{}", "f.json starts with a byte order mark"),
     "UTF-16": ("{}".encode("utf-16"), "f.json is not UTF-8 text (byte 0)"),
     "Latin 1": ('{"a": "é"}'.encode("latin-1"), "f.json is not UTF-8 text (byte 7)"),
     "cut off": (b'{"schema": "x",', "f.json is not JSON: Expecting property name enclosed in double quotes"),
     "two documents": (b"{}\n{}", "f.json is not JSON: Extra data at line 2, column 1"),
-    "trailing comma": (b"[1,\n 2,]", "f.json is not JSON: "),
     "NaN": (b'{"a": NaN}', "f.json contains NaN, which is not a number in JSON"),
-    "infinity": (b"[-Infinity]", "f.json contains -Infinity, which is not a number in JSON"),
     "beyond floats": (b"[1e400]", "f.json contains 1e400, which is too large for a number"),
     "duplicate key": (b'{"a": 1, "b": {"c": 1, "c": 1}}', "f.json has the key 'c' twice in one object"),
-    "long duplicate key": (b'{"%b": 1, "%b": 2}' % (b"k" * 999, b"k" * 999), "f.json has the key 'kkk"),
     "huge integer": (b"[" + b"1" * 5000 + b"]", "f.json cannot be read: "),
     "half a character": (b'["\\ud83d"]', "f.json contains half a character (an unpaired surrogate)"),
-    "half a key": (b'{"\\uDC00": 1}', "f.json contains half a character (an unpaired surrogate)"),
     "10 MB of lists": (b"[" * 10_000_000, "f.json is nested too deeply to be a hydractl file"),
-    "10 MB of objects": (b'{"a":' * 2_000_000, "f.json is nested too deeply to be a hydractl file"),
 }
 
 
@@ -191,11 +184,6 @@ def test_every_problem_of_a_mask_is_listed() -> None:
         f'site {B} needs a list "kept"',
         "made for 'deit', the model is 'vit'",
     ]
-
-
-@pytest.mark.parametrize("entry", [None, [0], "kept", {}, {"kept": {"0": 1}}, {"kept": "01"}])
-def test_a_site_without_a_list_of_heads(entry: Any) -> None:
-    assert problems_of(mask_from_json, mask_document(b=entry)) == [f'site {B} needs a list "kept"']
 
 
 @pytest.mark.fault(20, 43)

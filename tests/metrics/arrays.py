@@ -29,6 +29,14 @@ def predictions(confidence: np.ndarray, correct: np.ndarray) -> Samples:
     )
 
 
+def class_distances(fit: np.ndarray, labels: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """The squared Mahalanobis distance of each sample to the nearest class, of features [N, D] with labels."""
+    means = {label: fit[labels == label].mean(axis=0) for label in set(labels)}
+    centred = np.stack([vector - means[label] for vector, label in zip(fit, labels, strict=True)])
+    precision = np.linalg.pinv(centred.T @ centred / len(fit), rcond=1e-12, hermitian=True)
+    return np.array([min((v - mean) @ precision @ (v - mean) for mean in means.values()) for v in samples])
+
+
 class ById:
     """One metric of ``id_block``: of confidence [N] and correct [N], or of p [N, C] and labels [N]."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -195,10 +194,6 @@ def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bi
             key = f"scores.{score}.ood.{name}.auroc"
             assert found.values[name] == whole.values[key]
             assert found.rounds[name].tolist() == whole.rounds[key].tolist()
-    # The score that leads is among all scores, and measured once.
-    for key in ("ood.n.aupr_in", "near_avg.auroc", "ood_avg.fpr95"):
-        assert whole.rounds[key].tolist() == whole.rounds[f"scores.energy.{key}"].tolist()
-        assert whole.rounds[key].tolist() == run_alone(inside, others, key)
 
 
 def test_some_metrics_have_the_rounds_that_they_have_among_all() -> None:
@@ -210,15 +205,6 @@ def test_some_metrics_have_the_rounds_that_they_have_among_all() -> None:
     for key, value in some.values.items():
         assert value == every.values[key]
         assert some.rounds[key].tolist() == every.rounds[key].tolist()
-
-
-def run_alone(inside: Samples, outside: dict[str, Samples], key: str) -> list[float]:
-    """A metric of the score that leads, without any beside it."""
-    leading = inside.leading
-    alone = {name: replace(samples, scores={leading: samples.score}) for name, samples in outside.items()}
-    return (
-        resample(replace(inside, scores={leading: inside.score}), alone, GROUPS, rounds=40, seed=5).rounds[key].tolist()
-    )
 
 
 @pytest.mark.parametrize("block", [1, 300])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,35 +75,15 @@ def test_too_few_validation_samples_give_every_class(method: str) -> None:
     assert (got["coverage"], got["mean_size"], got["empty"]) == (1.0, 7.0, 0.0)
 
 
-@pytest.mark.parametrize(("method", "alpha"), [("lac", 0.2), ("aps", 0.05)])
-def test_the_coverage_holds_over_many_draws(method: str, alpha: float) -> None:
-    rng = np.random.default_rng(3)
-    coverages = []
-    for _ in range(300):
-        right = rng.normal(size=(160, 6)) * 2
-        p = np.exp(right) / np.exp(right).sum(axis=1, keepdims=True)
-        labels = (rng.random((160, 1)) > p.cumsum(axis=1)[:, :-1]).sum(axis=1)
-        wrong = (right * 2.5 + rng.normal(size=right.shape))[None]  # a badly calibrated model: the guarantee is free
-        fitted = fit_conformal(wrong[:, :60], labels[:60], method=method, alpha=alpha)
-        coverages.append(counted(fitted, wrong[:, 60:], labels[60:])["coverage"])
-    mean, error = np.mean(coverages), np.std(coverages) / np.sqrt(300)
-    assert mean >= 1 - alpha - 4 * error
-    # LAC scores of one model are distinct, so the coverage is not far above either: below 1 - alpha + 1/(n + 1).
-    if method == "lac":
-        assert mean <= 1 - alpha + 1 / 61 + 4 * error
-
-
 @pytest.mark.parametrize("method", ["lac", "aps"])
-def test_blocks_and_memory_maps_do_not_show(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_show(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     logits, labels = (rng.normal(size=(3, 90, 5)) * 3).astype(np.float32), rng.integers(0, 5, 90)
     fitted = fit_conformal(logits, labels, method=method)
     whole = counted(fitted, logits, labels)
-    logits.tofile(tmp_path / "logits")
-    mapped = np.memmap(tmp_path / "logits", dtype=np.float32, mode="r", shape=logits.shape)
     monkeypatch.setattr(probabilities, "BLOCK_VALUES", 40)
-    assert fit_conformal(mapped, labels, method=method) == fitted
-    assert counted(fitted, mapped, labels) == whole
+    assert fit_conformal(logits, labels, method=method) == fitted
+    assert counted(fitted, logits, labels) == whole
     # Labels up to the one with the score qhat are in their own sets.
     assert whole["coverage"] >= math.ceil(91 * 0.9) / 90
 

@@ -11,6 +11,8 @@ import pytest
 from hydractl.metrics.bootstrap import intervals, paired_differences, resample
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples, samples_of
+from tests.metrics.test_calibration_error import naive_aece, naive_ece
+from tests.metrics.test_selective import naive_aurc
 
 
 def answered(seed: int = 0, n: int = 200, classes: int = 4, members: int = 2) -> Samples:
@@ -41,10 +43,7 @@ def test_against_scikit_learn(score: str) -> None:
     assert got["aupr"] == pytest.approx(sklearn.average_precision_score(wrong, values), abs=1e-12)
     fpr, tpr, _ = sklearn.roc_curve(wrong, values, drop_intermediate=False)
     assert got["fpr95"] == pytest.approx(fpr[np.argmax(tpr >= 0.95)], abs=1e-12)
-    # Of equal scores the first in the data come first.
-    order = sorted(range(len(values)), key=lambda place: (values[place], place))
-    risks = [np.mean(wrong[order[:count]]) for count in range(1, len(order) + 1)]
-    assert got["aurc"] == pytest.approx(np.mean(risks), abs=1e-12)
+    assert got["aurc"] == pytest.approx(naive_aurc(-values, samples.correct), abs=1e-12)
 
 
 def test_by_msp_they_are_those_of_the_confidence() -> None:
@@ -57,17 +56,9 @@ def test_the_calibration_error_of_a_probability_of_errors() -> None:
     samples = answered()
     chances = samples.scores["vilu"]
     assert chances is not None
-    confidence = 1 - chances
-    expected = 0.0
-    for low in range(15):
-        in_bin = (confidence >= low / 15) & ((confidence < (low + 1) / 15) | (low == 14))
-        expected += abs(samples.correct[in_bin].sum() - confidence[in_bin].sum()) / len(samples)
     got = errors(samples, "vilu")
-    assert got["ece"] == pytest.approx(expected, abs=1e-12)
-    order = np.argsort(confidence, kind="stable")
-    share = np.array([samples.correct[np.abs(confidence - value) <= 1e-6].mean() for value in confidence])
-    gaps = [abs(share[part].sum() - confidence[part].sum()) for part in np.array_split(order, 15)]
-    assert got["aece"] == pytest.approx(sum(gaps) / len(samples), abs=1e-12)
+    assert got["ece"] == pytest.approx(naive_ece(1 - chances, samples.correct), abs=1e-12)
+    assert got["aece"] == pytest.approx(naive_aece(1 - chances, samples.correct), abs=1e-12)
     for score in ("energy", "knn"):
         assert errors(samples, score)["ece"] is None and errors(samples, score)["aece"] is None
 

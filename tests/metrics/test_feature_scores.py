@@ -15,6 +15,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.metrics.feature_scores.layers import LayerSums, add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, held_out_of, smaller_bank
 from hydractl.metrics.ood_scores import ON_FEATURES
+from tests.metrics.arrays import class_distances
 
 CLASSES, WIDTH = 4, 12
 TRAINED = ("vilu", "vilu-scaled")  # in test_vilu.py
@@ -69,14 +70,6 @@ def negative_labels(data: MemberTraining, samples: np.ndarray) -> list[float]:
     return [-(share(v, by_likeness[0::2]) + share(v, by_likeness[1::2])) / 2 for v in samples]
 
 
-def distances(x: np.ndarray, y: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Squared Mahalanobis distances to the nearest class."""
-    means = np.array([x[y == c].mean(axis=0) for c in range(CLASSES)])
-    apart = x - means[y]
-    precision = np.linalg.pinv(apart.T @ apart / len(x))
-    return np.array([min((v - mean) @ precision @ (v - mean) for mean in means) for v in samples])
-
-
 def test_negative_labels_against_the_definition() -> None:
     data, samples, logits = case()
     expected = negative_labels(data, samples)  # ours keeps features in float32
@@ -87,8 +80,8 @@ def test_distances_of_layers_add_up() -> None:
     data, samples, logits = case()
     x, y = data.features, data.labels
     assert y is not None
-    of_layers = distances(x[:, :5], y, samples[:, :5]) + distances(x[:, 5:], y, samples[:, 5:])
-    assert ours("mahalanobis-layers", data, samples, logits) == pytest.approx(of_layers, rel=1e-7)
+    first, second = (class_distances(x[:, part], y, samples[:, part]) for part in (slice(5), slice(5, None)))
+    assert ours("mahalanobis-layers", data, samples, logits) == pytest.approx(first + second, rel=1e-7)
 
 
 def test_the_names_of_help_are_those_that_are_declared() -> None:
@@ -124,7 +117,8 @@ def test_the_hedge_is_the_sum_of_its_parts_standardised_on_samples_that_these_ha
 def test_the_hedge_of_all_layers_has_one_part_more(n: int) -> None:
     """Its mean and deviation, too, are of samples that no Gaussian was fitted to; plain numpy on the vectors."""
     data, samples, logits = case(n)
-    assert data.labels is not None
+    labels = data.labels
+    assert labels is not None
     draw = np.random.default_rng(1)
     width = data.features.shape[1]
     of_training = np.concatenate([data.features, draw.normal(size=(n, 5)), 3 + draw.normal(size=(n, 4))], axis=1)
@@ -132,7 +126,7 @@ def test_the_hedge_of_all_layers_has_one_part_more(n: int) -> None:
     (sums,) = empty_sums([[width, 5, 4]], len(data.weight))
     for start in range(0, n, 20):
         batch = slice(start, start + 20)
-        add_to_sums(sums, of_training[batch], data.labels[batch])
+        add_to_sums(sums, of_training[batch], labels[batch])
     unseen = held_out_of(n)
     seen = np.ones(n, dtype=bool) if n < 50 else ~unseen
     assert unseen.sum() == (60 if n == 300 else 49)
@@ -142,12 +136,8 @@ def test_the_hedge_of_all_layers_has_one_part_more(n: int) -> None:
 
     def distance(x: np.ndarray) -> np.ndarray:
         total = np.zeros(len(x))
-        for start, stop in ((0, width), (width, width + 5), (width + 5, width + 9)):
-            fit = of_training[seen, start:stop]
-            means = {label: fit[data.labels[seen] == label].mean(axis=0) for label in set(data.labels[seen])}
-            centred = np.stack([vector - means[label] for vector, label in zip(fit, data.labels[seen], strict=True)])
-            precision = np.linalg.pinv(centred.T @ centred / len(fit), rcond=1e-12, hermitian=True)
-            total += [min((v - m) @ precision @ (v - m) for m in means.values()) for v in x[:, start:stop]]
+        for layer in (slice(width), slice(width, width + 5), slice(width + 5, width + 9)):
+            total += class_distances(of_training[seen, layer], labels[seen], x[:, layer])
         return total
 
     of_unseen = distance(of_training[unseen])
@@ -391,5 +381,3 @@ def test_a_smaller_bank_of_nnguide_is_evenly_spaced() -> None:
     fitted = FEATURE_SCORES["nnguide"].fit(data)
     smaller = smaller_bank("nnguide", fitted, 100)
     assert np.array_equal(smaller["bank"], fitted["bank"][::3]) and smaller["weight"] is fitted["weight"]
-    with pytest.raises(InputError, match="nnguide looks for the nearest neighbour 7, and --knn-bank keeps 6 samples"):
-        smaller_bank("nnguide", fitted, 6)

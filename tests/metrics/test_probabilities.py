@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics import probabilities
 from hydractl.metrics.probabilities import pooled_log_probs
 from tests.metrics.arrays import pooled_probabilities
 
@@ -23,16 +22,6 @@ def test_any_float_type_is_computed_in_float64(dtype: type) -> None:
     for got in (pooled_probabilities(logits), np.exp(pooled_log_probs(logits))):
         assert got.dtype == np.float64
         assert got == pytest.approx(expected, rel=1e-13)
-
-
-def test_blocks_and_memory_layout_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = np.random.default_rng(1).normal(size=(2, 23, 9)).astype(np.float32)
-    whole = pooled_probabilities(logits), pooled_log_probs(logits)
-    monkeypatch.setattr(probabilities, "BLOCK_VALUES", 2 * 9 * 5)
-    assert [block.logits.shape[1] for _, block in probabilities.blocks(logits)] == [5, 5, 5, 5, 3]
-    for same in (logits, np.asfortranarray(logits)):
-        assert np.array_equal(pooled_probabilities(same), whole[0])
-        assert np.array_equal(pooled_log_probs(same), whole[1])
 
 
 def test_large_logits_stay_finite_where_probabilities_underflow() -> None:
@@ -72,9 +61,3 @@ def test_a_non_finite_logit_is_an_error_that_says_where(bad: float) -> None:
 def test_a_logit_too_large_for_float64_differences_is_an_error() -> None:
     with pytest.raises(NonFiniteError):
         pooled_log_probs(np.array([[[1e308, -1e308]]]))
-
-
-@pytest.mark.parametrize("shape", [(4, 5), (0, 4, 5), (2, 4, 0)])
-def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="members, samples, classes"):
-        pooled_probabilities(np.zeros(shape))

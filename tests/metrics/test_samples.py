@@ -215,28 +215,6 @@ def test_members_alone_are_ensembles_of_one() -> None:
     assert samples_and_members(logits, labels, alone=False)[1] == []
 
 
-def exact_entropy(p: np.ndarray) -> np.ndarray:
-    """In nats over the last axis, in longer numbers than float64."""
-    return -(p * np.log(p)).sum(axis=-1)
-
-
-@pytest.mark.parametrize("size", [0.01, 1.0, 8.0])
-def test_rounding_of_entropies_of_many_classes(size: float) -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(1, 50, 1000)) * size + rng.normal(size=(3, 50, 1000)) * size / 3
-    got = samples_of(logits)
-    p = naive_softmax(logits.astype(np.longdouble))
-    exact = exact_entropy(p.mean(axis=0))
-    # An entropy up to 7 and the sum of 1,000 terms: a few units in the last place of 7 (9e-16).
-    tolerance = 4e-15
-    assert np.abs(got.entropy - exact).max() < tolerance
-    assert np.abs(got.mi - (exact - exact_entropy(p).mean(axis=0))).max() < tolerance
-    for (a, b), mi in zip(combinations(range(3), 2), got.pair_mi, strict=True):
-        both = p[[a, b]]
-        exact_mi = exact_entropy(both.mean(axis=0)) - exact_entropy(both).mean(axis=0)
-        assert abs(mi - exact_mi.mean()) < tolerance
-
-
 def test_pairs_of_equal_members_of_one_member_and_of_no_sample() -> None:
     one = np.random.default_rng(0).normal(size=(1, 30, 5)) * 5
     assert not samples_of(np.repeat(one, 4, axis=0)).pair_mi.any()
