@@ -16,7 +16,7 @@ import pytest
 import hydractl
 from tests.forked import Forked
 from tests.pico import removed_heads
-from tests.running import link_files, run
+from tests.running import link_files, read_json, run
 
 pytestmark = pytest.mark.long
 
@@ -115,7 +115,7 @@ def test_scores_through_a_pipe() -> None:
         patch.setattr(sys, "stdin", pipe)
         run("prune", "base.st", "--scores", "-", "--keep", "1", "-o", "piped.st")
     run("prune", "base.st", "--method", "magnitude", "--keep", "1", "-o", "direct.st")
-    masks = [json.loads(Path(f"{name}.mask.json").read_text())["sites"] for name in ("piped", "direct")]
+    masks = [read_json(f"{name}.mask.json")["sites"] for name in ("piped", "direct")]
     assert masks[0] == masks[1]
 
 
@@ -126,7 +126,7 @@ def test_scores_for_a_budget_and_pruning_to_it_agree(capsys: pytest.CaptureFixtu
     run("prune", "base.st", "--scores", "s.json", "--keep", "1", "-o", "two.st")
     assert not capsys.readouterr().err.count("scored")
     run("prune", "base.st", *how, "--keep", "1", "-o", "one.st")
-    masks = [json.loads(Path(f"{name}.mask.json").read_text())["sites"] for name in ("one", "two")]
+    masks = [read_json(f"{name}.mask.json")["sites"] for name in ("one", "two")]
     assert masks[0] == masks[1]
     run("prune", "base.st", "--scores", "s.json", "--keep", "2", "-o", "other.st")
     assert "s.json was scored site by site for another budget: '--keep 1'" in capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_scores_for_a_budget_and_pruning_to_it_agree(capsys: pytest.CaptureFixtu
 def test_circuit_budgets_are_nested_and_sampling_follows_the_seed() -> None:
     def removed(*options: str) -> set[tuple[str, int]]:
         run("prune", "base.st", "--circuit", "c.avg.json", *options, "-o", "p.st", "--force", "-q")
-        sites = json.loads(Path("p.mask.json").read_text())["sites"]
+        sites = read_json("p.mask.json")["sites"]
         return set(removed_heads({path: site["kept"] for path, site in sites.items()}))
 
     assert removed("--remove", "1") < removed("--remove", "2") < removed("--remove", "3")
@@ -156,10 +156,10 @@ def test_lines_of_data_with_and_without_labels() -> None:
     run("eval", "hydra.st", *TEST, "--predictions", "p.csv", "-o", "e.json")
     lines = [line.split(",") for line in Path("p.csv").read_text().splitlines()[1:]]
     right = sum(label == predicted for _, label, predicted, *_ in lines) / len(lines)
-    assert right == json.loads(Path("e.json").read_text())["models"][0]["id"]["accuracy"]
+    assert right == read_json("e.json")["models"][0]["id"]["accuracy"]
     np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
     run("eval", "hydra.st", "--test", "plain.npz", "--predictions", "p.jsonl", "-o", "plain.json")
-    assert json.loads(Path("plain.json").read_text())["models"][0]["id"] == {"n": 3}
+    assert read_json("plain.json")["models"][0]["id"] == {"n": 3}
     first = json.loads(Path("p.jsonl").read_text().splitlines()[0])
     assert list(first) == ["id", "label", "predicted", "confidence", "entropy", "mi", "ood_score"]
     assert first["id"] == "plain.npz#0" and first["label"] is None

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.running import read_json
+
 STUDY = Path(__file__).resolve().parents[1] / "examples" / "comparison"
 TINY = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -69,7 +71,7 @@ def test_every_row_is_made_and_nothing_twice(
     monkeypatch.setattr(study, "SEEDS", ("0", "1"))
     monkeypatch.setattr(sys, "argv", ["study.py", str(tmp_path / "data")])
     study.main()
-    answer = json.loads(Path("runs/eval.json").read_text())["models"]
+    answer = read_json("runs/eval.json")["models"]
     rows = {row["name"]: row for row in answer}
     assert list(rows) == list(study.Comparison("", members).rows)
     single = rows["single"]["cost"]["macs"]

@@ -20,7 +20,7 @@ import hydractl
 from hydractl.cli.app import main
 from tests.pico import publish, stock
 from tests.pico_clip import pico_clip, publish_clip
-from tests.running import script
+from tests.running import json_lines, read_json, script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -152,10 +152,7 @@ def test_parts_that_are_joined_have_the_rows_of_the_whole(workplace: Path, shell
     whole = "hydractl predict best.st new/ -o whole.jsonl"
     shell(f"{whole}\n{parts}", workplace)
     exec(joining, {})
-    expected, found = (
-        [json.loads(line) for line in (workplace / file).read_text().splitlines()]
-        for file in ("whole.jsonl", "new.jsonl")
-    )
+    expected, found = (json_lines(workplace / file) for file in ("whole.jsonl", "new.jsonl"))
     assert [row["id"] for row in found] == sorted(row["id"] for row in expected)
     confidence = {row["id"]: row["confidence"] for row in expected}
     assert [row["confidence"] for row in found] == pytest.approx([confidence[row["id"]] for row in found], rel=1e-4)
@@ -208,7 +205,7 @@ def test_classes_are_looked_at_one_by_one(workplace: Path, capsys: pytest.Captur
     assert main(["calibrate", "vit.st", "--val", "val/", "--threshold", "id:0.5", "-o", "best.st", "-q"]) == 0
     assert "`hydractl predict best.st test/ -o test.jsonl`" in (DOCS / "evaluating.md").read_text(encoding="utf-8")
     assert main(["predict", "best.st", "test/", "-o", "test.jsonl", "-q"]) == 0
-    rows = [json.loads(line) for line in (workplace / "test.jsonl").read_text().splitlines()]
+    rows = json_lines(workplace / "test.jsonl")
     expected = balanced_accuracy_score([row["label"] for row in rows], [row["predicted"] for row in rows])
     capsys.readouterr()
     exec(block_of("evaluating.md", "py", "balanced accuracy"), {})
@@ -222,7 +219,7 @@ def test_a_figure_is_found_again_from_single_samples(workplace: Path, shell: She
     shell(block_of("evaluating.md", "sh", "best.pred.st"), workplace)
     scope: dict[str, Any] = {}
     exec(block_of("evaluating.md", "py", "roc_auc_score"), scope)
-    document = json.loads((workplace / "eval.json").read_text())
+    document = read_json(workplace / "eval.json")
     assert scope["auroc"] == pytest.approx(document["models"][0]["ood"]["textures"]["auroc"], abs=1e-12)
 
 

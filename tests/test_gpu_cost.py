@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.running import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=32&embed_dim=24&depth=4&num_heads=3&num_classes=5"
@@ -34,7 +35,7 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
         monkeypatch.setattr(sys, "argv", [*common, *map(str, arguments)])
         monkeypatch.setattr(script, "BEGUN", time.perf_counter())
         script.main()
-        document: dict[str, Any] = json.loads(Path(arguments[-1]).read_text(encoding="utf-8"))
+        document: dict[str, Any] = read_json(arguments[-1])
         return document
 
     return call
@@ -115,7 +116,7 @@ def test_it_ends_in_time_whatever_it_is_doing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", source, str(file)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=50)
     assert ended.stdout == "said\n"
-    document = json.loads(file.read_text(encoding="utf-8"))
+    document = read_json(file)
     assert len(document["rows"]) + len(document["missing"]) == 60
     assert "vit, bfloat16, batch 1, eager: row 14: no time left" in document["missing"]
 
@@ -129,7 +130,7 @@ def test_what_is_there_is_not_measured_again(script: ModuleType, tmp_path: Path)
     again = script.Record(file, {"rounds": 2})
     script.measure_all(places, again, clock, lambda place: {"ratio": 2.0})
     assert [(row["model"], row["ratio"]) for row in again.rows] == [("a", 1.0), ("b", 1.0), ("c", 2.0)]
-    assert json.loads(file.read_text(encoding="utf-8"))["rows"] == again.rows
+    assert read_json(file)["rows"] == again.rows
     with pytest.raises(SystemExit, match=r"other settings \(rounds\)"):
         script.Record(file, {"rounds": 3})
     with pytest.raises(SystemExit, match=r"measured elsewhere \(device\)"):

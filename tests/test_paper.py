@@ -18,14 +18,14 @@ from PIL import Image
 import hydractl
 from hydractl.files.checkpoint import FileTensors
 from tests.pico_clip import pico_clip, publish_clip
-from tests.running import script
+from tests.running import read_json, script
 from tests.test_numbers import refused
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "examples" / "paper"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.sh") if path.stem != "common")
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-PAPER = json.loads((ROOT / "docs" / "results" / "paper.json").read_text(encoding="utf-8"))["tables"]
+PAPER = read_json(ROOT / "docs" / "results" / "paper.json")["tables"]
 IN_THE_PAPER = [*(f"Table {number}" for number in range(1, 29)), *(f"Figure {number}" for number in range(1, 8))]
 PATHS = ("IMAGENET", "IMAGENET21K", "OPENOOD", "CIFAR", "SST2", "TEXTS", "AGNEWS", "TORCHVISION", "LAION")
 OTHER_TABLES = ("sun397", "food101", "cifar10", "dtd", "eurosat", "caltech101")
@@ -73,7 +73,7 @@ def test_tables_have_a_value_in_each_column() -> None:
 
 def test_what_steps_cost_is_counted_as_hydractl_counts() -> None:
     cost = script(SCRIPTS / "cost.py")
-    measured = json.loads((ROOT / "benchmarks" / "results" / "gpu-cost.json").read_text(encoding="utf-8"))["rows"]
+    measured = read_json(ROOT / "benchmarks" / "results" / "gpu-cost.json")["rows"]
     macs = {(row["arch"], row["model"]): row["macs"] for row in measured}
     assert cost.VIT.macs() == macs["vit_base_patch16_224", "single"]
     assert cost.Model(cost.VIT).with_heads(8).macs() == macs["vit_base_patch16_224", "first member alone"]
@@ -109,7 +109,7 @@ def test_a_block_keeps_as_much_as_torch_does(element: int) -> None:
 
 
 def test_a_script_costs_the_sum_of_its_steps() -> None:
-    document = json.loads((ROOT / "docs" / "results" / "paper-cost.json").read_text(encoding="utf-8"))
+    document = read_json(ROOT / "docs" / "results" / "paper-cost.json")
     operations = {step["name"]: step["operations"] for step in document["steps"]}
     (table11,) = (one for one in document["scripts"] if one["script"] == "table11")
     trainings = operations["ImageNet-1K: whole model, 20,000 steps"]
@@ -126,7 +126,7 @@ def test_a_script_costs_the_sum_of_its_steps() -> None:
 
 @pytest.mark.long
 def test_costs_are_those_of_the_scripts_of_today() -> None:
-    stored = json.loads((ROOT / "docs" / "results" / "paper-cost.json").read_text(encoding="utf-8"))
+    stored = read_json(ROOT / "docs" / "results" / "paper-cost.json")
     command = "run: python examples/paper/cost.py -o docs/results/paper-cost.json; make docs"
     assert json.loads(json.dumps(script(SCRIPTS / "cost.py").counted())) == stored, command
 
@@ -305,7 +305,7 @@ def test_small_runs_fill_the_tables(group: str, tmp_path: Path, capsys: pytest.C
     for name in tables:
         _check_filled(name, beside.markdown(name, tmp_path))
     if group == "analyses":
-        figure = json.loads((tmp_path / "imagenet/figure6.json").read_text())
+        figure = read_json(tmp_path / "imagenet/figure6.json")
         assert [row["name"] for row in figure["models"]] == ["12", "taylor-10", "avg-10", "taylor-6", "avg-6"]
     if group == "openood":
         lines = (tmp_path / "openood/cifar10/ood.csv").read_text().splitlines()

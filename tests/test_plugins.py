@@ -17,6 +17,7 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.files.plugins import Registry
+from tests.running import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("adding-a-criterion", "adding-a-family")
@@ -93,7 +94,7 @@ def test_a_toy_criterion_and_a_toy_family(way: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--method cahp|gate|magnitude|random|taylor|vo_norm\n" in done.stdout
     assert "vo_norm:order=N   Order of the Schatten norm [default: 2]" in done.stdout
-    scores = json.loads((tmp_path / "scores.json").read_text())
+    scores = read_json(tmp_path / "scores.json")
     assert scores["source"]["settings"]["method"] == "vo_norm:order=1"
     weights = torch.load(tmp_path / "toy.pt", weights_only=True)
     value, out = (weights[f"blocks.1.attention.{name}.weight"] for name in ("value", "out"))

@@ -16,7 +16,7 @@ import hydractl
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.header import read_header
 from tests.pico import REAL, close
-from tests.running import run
+from tests.running import json_lines, read_json, run
 
 declare_operators()
 
@@ -36,7 +36,7 @@ def test_predictions_of_minilm_are_the_librarys(
     monkeypatch.chdir(tmp_path)
     folder, test = real_data / REAL["BertForSequenceClassification"], real_data / "text" / "sst2_test.jsonl.gz"
     run("eval", str(folder), "--test", str(test), "--limit", "64", "--predictions", "p.jsonl", "-o", "e.json", "-q")
-    found = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    found = json_lines("p.jsonl")
     rows = first(test, 64)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
@@ -44,7 +44,7 @@ def test_predictions_of_minilm_are_the_librarys(
     names = [model.config.id2label[int(i)] for i in p.argmax(-1)]
     assert [row["predicted"] for row in found] == names
     assert [row["confidence"] for row in found] == pytest.approx(p.amax(-1).tolist(), rel=1e-5)
-    accuracy = json.loads(Path("e.json").read_text())["models"][0]["id"]["accuracy"]
+    accuracy = read_json("e.json")["models"][0]["id"]["accuracy"]
     labels = torch.tensor([int(row["label"]) for row in rows])
     assert accuracy == float((p.argmax(-1) == labels).double().mean())
 

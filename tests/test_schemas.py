@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from hydractl.errors import InputError
 from hydractl.files.header import read_header
 from hydractl.files.results import Result
 from hydractl.report.terminal import render
-from tests.running import script
+from tests.running import read_json, script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -35,7 +34,7 @@ FORMS: dict[str, type[Result]] = {result.form(): result for result in SCRIPT.RES
 
 def published(schema: str) -> dict[str, Any]:
     name = schema.removeprefix("hydractl.").replace("/", "-")
-    found: dict[str, Any] = json.loads((DOCS / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(DOCS / "schemas" / f"{name}.json")
     return found
 
 
@@ -108,7 +107,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             if "--json" in command:
                 Path(f"{command[0]}.json").write_text(printed.getvalue(), encoding="utf-8")
         files = [*sorted(folder.glob("*.json")), folder / "study/study.json"]
-        found = [(file.name, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        found = [(file.name, read_json(file)) for file in files]
         return [*found, ("p.st", read_header("p.st").description)]
 
 

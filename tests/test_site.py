@@ -21,7 +21,7 @@ import yaml
 
 from tests.browsing import BROWSER, browse
 from tests.pico import WORDS, publish, stock
-from tests.running import script
+from tests.running import read_json, script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -143,7 +143,7 @@ def test_the_notebook_is_current(make_notebook: Any) -> None:
 
 
 def test_the_notebook_has_the_outputs_that_the_page_shows(make_notebook: Any) -> None:
-    cells = json.loads((DOCS / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = read_json(DOCS / "tutorial.ipynb")["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     never_run = ["".join(cell["source"]) for cell in code if cell["execution_count"] is None]
     assert not never_run, "run: docs/make_notebook.py --run FOLDER"
@@ -173,7 +173,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with
     for name, chosen in files.items():
         Path(f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, chosen)).encode()))
     scope: dict[str, Any] = {}
-    cells = json.loads((DOCS / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = read_json(DOCS / "tutorial.ipynb")["cells"]
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
         source = "".join(cell["source"])
         # The pico model has 3 heads a site, and random weights pass no gate.

@@ -16,7 +16,7 @@ import pytest
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse
 from tests.calls import checked
-from tests.running import script
+from tests.running import read_json, script
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = (
@@ -70,7 +70,7 @@ def test_a_study_and_its_dial(
     chain, shared = modules["chain"], modules["shared_sites"]
     chain.run(study(chain, remove=4))
     printed = capsys.readouterr().out
-    rows = {row["name"]: row for row in json.loads(Path("runs/eval.json").read_text())["models"]}
+    rows = {row["name"]: row for row in read_json("runs/eval.json")["models"]}
     assert list(rows) == [
         *("single", "deep1", "deep2", "deep"),
         *(f"taylor{seed}.pruned" for seed in range(3)),
@@ -116,7 +116,7 @@ def test_circuits_by_every_kind_of_ood_sample(
         *("| chosen with", "| single", *(f"| {name}" for name in names)),
         *("| minus single", *(f"| {name}" for name in names)),
     ]
-    found = json.loads(Path("runs/ood-validation/jigsaw.json").read_text())
+    found = read_json("runs/ood-validation/jigsaw.json")
     assert lines[2][1:3] == [f"{found['gain'][when]:.3f}" for when in ("before", "after")]
 
 
@@ -159,7 +159,7 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     trained = [words[words.index("--seed") + 1] for words in commands if words[0] == "finetune"]
     assert trained == ["3", "5", "105", "205"]
     assert ["eval", "deep=vit-5.st+vit-105.st+vit-205.st"] in [words[:2] for words in commands]
-    written = json.loads((tmp_path / "seeds.json").read_text())
+    written = read_json(tmp_path / "seeds.json")
     assert {seed: [row["name"] for row in one["rows"]] for seed, one in written.items()} == {
         "3": ["single", "whole"],
         "5": ["single", "whole", "deep"],
@@ -174,7 +174,7 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     monkeypatch.setattr(sys, "argv", ["seeds", "data", "--cifar10", "images", "--seeds", "1,2,3", "-o", whole])
     seeds.main()
     assert [words[:2] for words in commands if words[0] == "eval"][-1] == ["eval", "deep=vit-1.st+vit-2.st+vit-3.st"]
-    written = json.loads((tmp_path / "cifar10" / "seeds.json").read_text())
+    written = read_json(tmp_path / "cifar10" / "seeds.json")
     assert [training["rows"][-1]["shared"] for training in written.values()] == [True, True, True]
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import TIMM, WORDS, close, images, logits, named, publish, removed_heads, stock, zero_columns
-from tests.running import link_files
+from tests.running import json_lines, link_files, read_json
 from tests.running import quiet as run
 from tests.spread import marked_long
 
@@ -28,10 +28,6 @@ import transformers  # noqa: E402
 LABELS = ["awful", "bad", "fair", "good", "great"]
 SITES = [f"bert.encoder.layer.{layer}.attention" for layer in range(3)]
 HEADS = [(site, head) for site in SITES for head in range(3)]
-
-
-def read(path: str | Path) -> Any:
-    return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def sentences(random: np.random.Generator, words: Sequence[str], count: int) -> list[str]:
@@ -71,7 +67,7 @@ def inside(chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def labelled() -> tuple[list[str], torch.Tensor]:
-    rows = [json.loads(line) for line in Path("id.jsonl").read_text().splitlines()]
+    rows = json_lines("id.jsonl")
     return [row["text"] for row in rows], torch.tensor([LABELS.index(row["label"]) for row in rows])
 
 
@@ -118,7 +114,7 @@ def test_sequential_taylor_scores_the_model_as_pruned_so_far() -> None:
     how = ["--method", "taylor", "--data", "id.jsonl", "--order", "sequential", "--keep", "1"]
     run("score", "bert", *how, "--batch-size", "6", "-o", "scores.json")
     run("prune", "bert", *how, "--batch-size", "6", "-o", "a.st")
-    found, kept = read("scores.json")["sites"], read("a.mask.json")["sites"]
+    found, kept = read_json("scores.json")["sites"], read_json("a.mask.json")["sites"]
     removed: list[tuple[str, int]] = []
     for site in SITES:
         expected = naive_taylor(zero_columns(stock("bert"), removed), site)
@@ -141,11 +137,11 @@ def test_a_small_folder_is_the_library_s_own_model_of_fewer_heads(variant: str, 
     run("prune", "in", "--method", "random", "--keep", "2", "--layout", "sliced", "-o", "small/")
     library = theirs("small", transformers.AutoModelForImageClassification)
     assert library.config.num_attention_heads == 2 and library.num_parameters() < published.num_parameters()
-    kept = {path: site["kept"] for path, site in read("small/hydractl.mask.json")["sites"].items()}
+    kept = {path: site["kept"] for path, site in read_json("small/hydractl.mask.json")["sites"].items()}
     reference = zero_columns(published, removed_heads(kept))
     close(logits(library, images()), logits(reference, images()))
     run("prune", "small", "--method", "magnitude", "--keep", "1", "-o", "again.st")  # its heads have their old numbers
-    for path, site in read("again.mask.json")["sites"].items():
+    for path, site in read_json("again.mask.json")["sites"].items():
         assert set(site["kept"]) < set(kept[path])
     uneven = ["--method", "random", "--scope", "global", "--remove", "1", "--layout", "sliced"]
     run("prune", "in", *uneven, "-o", "x/", code=2)
@@ -209,7 +205,7 @@ def test_the_whole_chain_on_texts() -> None:
     labels = np.array([LABELS.index(label) for label, _, _ in lines])
     p = by_hand(masks, *([line[i] for line in lines] for i in (1, 2)))
     outside = by_hand(masks, unlabelled())
-    rows = {row["name"]: row for row in read("eval.json")["models"]}
+    rows = {row["name"]: row for row in read_json("eval.json")["models"]}
     for name in ("hydra", "deep"):
         found = rows[name]["id"]
         assert found["n"] == 17 and found["accuracy"] == (p.argmax(-1) == labels).mean()
@@ -220,7 +216,7 @@ def test_the_whole_chain_on_texts() -> None:
         of_ood = outside.max(-1)[None]
         auroc = (of_ood < of_id).mean() + (of_ood == of_id).mean() / 2  # over all pairs
         assert rows[name]["ood"]["words"]["auroc"] == pytest.approx(auroc, abs=1e-9)
-    written = [json.loads(line) for line in Path("p.hydra.jsonl").read_text().splitlines()]
+    written = json_lines("p.hydra.jsonl")
     assert [line["id"] for line in written] == [f"pairs.tsv#{i}" for i in range(17)]
     assert [line["predicted"] for line in written] == [LABELS[i] for i in p.argmax(-1)]
     assert [line["confidence"] for line in written] == pytest.approx(p.max(-1), rel=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from hydractl.cli.app import main
+from tests.running import read_json
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "analyses"
 TINY = (
@@ -112,7 +112,7 @@ def test_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ]
     # The same answers, computed side by side or one after another.
     assert rows[6].split("|")[2:-2] == rows[7].split("|")[2:-2]
-    found = {row["name"] for row in json.loads(Path("out/fused_or_not/eval.json").read_text())["models"]}
+    found = {row["name"] for row in read_json("out/fused_or_not/eval.json")["models"]}
     assert len(found) == 7
     assert {path.name for path in Path("out").glob("*.png")} == {
         "head_distances.png",
@@ -136,7 +136,7 @@ def test_the_scores_of_two_towers(
     both = {"monkeypatch": monkeypatch, "capsys": capsys}
     rows = run("tower_scores", "clip", "--scores", "scores.json", "--remove", "5", "-o", "out", **both)
     found = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    sites = json.loads(Path("scores.json").read_text())["sites"]
+    sites = read_json("scores.json")["sites"]
     towers = {
         "visual": [own for path, own in sites.items() if path.startswith("visual.")],
         "text": [own for path, own in sites.items() if path.startswith("transformer.")],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import pkgutil
 import re
 from pathlib import Path
@@ -22,6 +21,7 @@ from hydractl.data import open_data
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import sha256_file
 from tests.pico import SMALL
+from tests.running import read_json
 
 DOCS = Path(__file__).parents[2] / "docs"
 RANDOM = np.random.default_rng(0)
@@ -50,10 +50,10 @@ def test_a_function_does_what_its_command_does(monkeypatch: pytest.MonkeyPatch) 
     assert sha256_file(made.refs[0]) == sha256_file("a.st")  # though the data were in memory, and the model was open
     assert main(["eval", "b=a.st", "m=vit.st+a.st", "--test", "cal.npz", "--allow-seen", "-o", "e.json", "-q"]) == 0
     rows = {"b": made, "m": [model, "a.st"]}
-    assert hydractl.evaluate(rows, test="cal.npz", allow_seen=True).to_dict() == json.loads(Path("e.json").read_text())
+    assert hydractl.evaluate(rows, test="cal.npz", allow_seen=True).to_dict() == read_json("e.json")
     assert hydractl.make_report("e.json").names == ["b", "m"]
     hydractl.make_report("e.json", html="file.html")
-    hydractl.make_report(json.loads(Path("e.json").read_text()), html="held.html")
+    hydractl.make_report(read_json("e.json"), html="held.html")
     assert Path("file.html").read_bytes() == Path("held.html").read_bytes()
 
 
@@ -242,7 +242,7 @@ def test_a_file_with_the_name_of_an_argument_is_no_input(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("data").write_text("of another run")
     scores = hydractl.score(vit, method="taylor", data=(X, Y), output="data", force=True)
-    assert json.loads(Path("data").read_text())["sites"] == scores.sites
+    assert read_json("data")["sites"] == scores.sites
 
 
 @pytest.mark.long

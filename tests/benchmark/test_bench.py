@@ -26,6 +26,7 @@ from hydractl.model.source import ModelOptions, open_source
 from hydractl.verbs.bench import ROW_KEYS
 from hydractl.verbs.outcome import Outcome
 from tests.calls import ran
+from tests.running import read_json
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
 
@@ -250,7 +251,7 @@ def test_without_a_named_output_no_file_is_written(changes: dict[str, Any], tmp_
 def test_a_named_output_holds_the_figures() -> None:
     outcome = measure(json=True, output="b.json")
     assert outcome.files == [Path("b.json")]
-    assert json.loads(Path("b.json").read_text()) == outcome.result.to_dict()
+    assert read_json("b.json") == outcome.result.to_dict()
 
 
 @pytest.mark.usefixtures("unmeasured")

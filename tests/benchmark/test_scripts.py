@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import pytest
 
 from hydractl.circuit import session
 from hydractl.cli.app import main
+from tests.running import read_json
 from tests.spread import marked_release
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -148,6 +148,6 @@ def test_the_script_runs(
     module.main()
 
     if "out.json" in words:
-        assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+        assert read_json(tmp_path / "out.json")
     else:
         assert capsys.readouterr().out.strip()

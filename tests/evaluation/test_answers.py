@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from PIL import Image
 
 from hydractl.evaluation.answer import sentences
-from tests.running import evaluated, run
+from tests.running import evaluated, read_json, run
 
 TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 VAL = ["--val", "builtin:digits/val"]
@@ -89,7 +88,7 @@ def test_a_finished_file_with_skipped_samples_is_finished(capsys: Any) -> None:
     run(*words, "-o", "f.json")
     text = capsys.readouterr().err
     assert "p.st is complete" in text and "bad.png" in text and Path("p.st").stat().st_mtime_ns == before
-    first, second = (json.loads(Path(name).read_text()) for name in ("e.json", "f.json"))
+    first, second = (read_json(name) for name in ("e.json", "f.json"))
     assert first["test"] == second["test"] and first["test"]["id"]["skipped"]["n"] == 1
     assert [row["id"] for row in first["models"]] == [row["id"] for row in second["models"]]
     run(*[word for word in words if word not in ("--on-bad", "skip")], "-o", "g.json", code=3)

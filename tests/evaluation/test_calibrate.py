@@ -17,7 +17,7 @@ from hydractl.evaluation.choosing import as_good_as_the_best
 from hydractl.files.calibrate_answer import ComparedScoreRecord
 from hydractl.metrics.plausibility import chance_warning
 from hydractl.model.source import open_source
-from tests.running import evaluated, tensors
+from tests.running import evaluated, read_json, tensors
 
 VAL = ["--val", "builtin:digits/val", "--limit", "60"]
 OOD_VAL = ["--ood-val", "s=builtin:symbols"]
@@ -149,7 +149,7 @@ def test_what_is_not_one_checkpoint_is_calibrated_to_a_file_for_eval(capsys: pyt
         assert main(["eval", model, *TEST, *kept, "-o", f"{name}.json", "-q"]) == 0
     stored = "t0.pred.st+t1.pred.st"
     assert main(["calibrate", stored, *VAL, *chosen, "-o", "stored.json", "-q"]) == 0
-    documents = [json.loads(Path(file).read_text()) for file in ("members.json", "stored.json")]
+    documents = [read_json(file) for file in ("members.json", "stored.json")]
     for document in documents:
         assert document["calibration"] == row["calibration"] and document["ood_score"] == "energy"
         assert document["threshold"] == {key: row["threshold"][key] for key in ("score", "value", "rule")}

@@ -22,7 +22,7 @@ from hydractl.metrics.feature_scores import vilu
 from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
-from tests.running import evaluated, run
+from tests.running import evaluated, json_lines, read_json, run
 from tests.spread import marked_long, marked_release
 
 TEST = ["--test", "builtin:digits/test", "--ood", "l=builtin:letters"]
@@ -72,7 +72,7 @@ def layers(name: str, spec: str) -> list[np.ndarray]:
 def test_an_ensemble_has_the_mean_of_its_members_and_of_layers_the_sum_of_all_distances() -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis-layers,mahalanobis"]
     run("eval", "t0.st+t1.st", *asked, "--predictions", "p.st", "-o", "e.json")
-    row = json.loads(Path("e.json").read_text())["models"][0]
+    row = read_json("e.json")["models"][0]
     assert row["ood_score"] == "mahalanobis-layers" and row["fitted_on"]["n"] == 200
     labels = np.asarray(open_data("builtin:digits/train", limit=200).labels)
     of_layers, of_features = [], []
@@ -126,7 +126,7 @@ def test_all_scores_are_without_those_of_layers_that_need_too_much_memory(
 def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
-    row = json.loads(Path("e.json").read_text())["models"][0]
+    row = read_json("e.json")["models"][0]
     again = evaluated("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
     assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, *BY_NAME_ALONE}
     assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
@@ -186,10 +186,10 @@ def test_a_checkpoint_keeps_its_score(score: str) -> None:
     run("calibrate", "hydra.st", *asked, "--batch-size", "200", "-o", "k.st")
     where = ["--batch-size", "200", "--limit", "200", "--device", "cpu"]  # as the model below
     run("eval", "k.st", *TEST, *where, "--predictions", "p.jsonl", "-o", "e.json")
-    again = json.loads(Path("e.json").read_text())["models"][0]
+    again = read_json("e.json")["models"][0]
     assert again["ood_score"] == score and again["threshold"]["value"] == first["threshold"]["value"]
     assert again["cost"] == first["cost"], "what a score was fitted to is no weight of the model"
-    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    lines = json_lines("p.jsonl")
     model = hydractl.load("k.st", device="cpu")
     given = samples(model, "builtin:digits/test", 200)
     found = model.ood_score(given)
@@ -291,10 +291,10 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     fitted = [*train, "--ood-score", "vilu,vim,mahalanobis,ash"]
     run("eval", "clip", *asked, *fitted, "--predictions", "p.jsonl", "-o", "e.json")
     run("calibrate", "clip", *train, "--limit", "60", "--batch-size", "60", "--ood-score", "vilu", "-o", "k.st")
-    row = json.loads(Path("e.json").read_text())["models"][0]
+    row = read_json("e.json")["models"][0]
     assert row["ood_score"] == "vilu" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
     model = hydractl.load("k.st", device="cpu")
-    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    lines = json_lines("p.jsonl")
     found = model.ood_score(samples(model, "builtin:digits/test", 60))
     assert found.tolist() == pytest.approx([line["ood_score"] for line in lines], rel=1e-5)
     with torch.no_grad():
@@ -309,7 +309,7 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
         "clip: vilu learns from wrong and right predictions, and those on --train are all alike"
         in capsys.readouterr().err
     )
-    row = json.loads(Path("f.json").read_text())["models"][0]
+    row = read_json("f.json")["models"][0]
     assert row["scores"]["vilu"]["ood"]["l"]["auroc"] == 0.5
     assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", *BY_NAME_ALONE}
 
@@ -320,7 +320,7 @@ def test_scores_of_features_that_are_not_negative_are_doubted_once(capsys: pytes
     run("eval", "a=base.st", "b=t0.st", *asked, "-o", "e.json")
     warned = "made for features that are not negative"
     assert capsys.readouterr().err.count(warned) == 1
-    assert sum(warned in text for text in json.loads(Path("e.json").read_text())["warnings"]) == 1
+    assert sum(warned in text for text in read_json("e.json")["warnings"]) == 1
     run("calibrate", "base.st", *TRAIN, "--ood-score", "vim", "-o", "v.st")
     assert warned not in capsys.readouterr().err
     run("calibrate", "base.st", "--ood-score", "ash", "-o", "k.st")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.sets import EvalSet
+from tests.running import read_json
 
 MOST_BYTES = 700
 """A sample, of two members."""
@@ -56,5 +56,5 @@ def test_memory_grows_with_samples_and_not_with_classes(tmp_path: Path) -> None:
     assert peak(tmp_path / "many.st") - small < 1_000_000 * MOST_BYTES
     # 80 MB of logits; some tens of MiB are pieces of them on their way.
     assert peak(tmp_path / "wide.st") - small < 100_000 * MOST_BYTES
-    row = json.loads((tmp_path / "many.st.json").read_text())["models"][0]
+    row = read_json(tmp_path / "many.st.json")["models"][0]
     assert row["id"]["n"] == 1_000_000 and 0.8 < row["id"]["accuracy"] < 0.99

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.running import evaluated, run
+from tests.running import evaluated, read_json, run
 from tests.spread import marked_long
 
 VAL = ["--test", "builtin:digits/val", "--limit", "40"]
@@ -16,7 +15,7 @@ TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 
 
 def seen(name: str) -> list[tuple[str, str, int]]:
-    document = json.loads(Path(name).read_text())
+    document = read_json(name)
     return [(one["by"], one["as"], one["n"]) for one in document.get("seen", [])]
 
 

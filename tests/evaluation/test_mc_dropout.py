@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from hydractl.cli.app import main
 from hydractl.evaluation.predictions.reading import read_predictions
-from tests.running import evaluated, run
+from tests.running import evaluated, read_json, run
 
 TEST = ["--test", "builtin:digits/test", "--limit", "40", "--allow-seen"]
 SETS = ["--ood", "letters:far=builtin:letters"]
@@ -70,7 +70,7 @@ def test_the_same_command_gives_the_same_bytes_also_after_a_kill(capsys: Any) ->
     Path("d.st.part").write_bytes(part)
     run(*["5" if word == "4" else word for word in command("d", "--resume")], code=3)
     assert "mc_dropout: " in capsys.readouterr().err
-    row, again = json.loads(Path("a.json").read_text())["models"][0], evaluated("a.st", "--allow-seen")["models"][0]
+    row, again = read_json("a.json")["models"][0], evaluated("a.st", "--allow-seen")["models"][0]
     assert {**again, "name": "hydra"} == row
 
 
@@ -101,4 +101,4 @@ def test_a_stored_temperature_is_left_out_with_a_warning(capsys: Any) -> None:
         assert "the stored calibration is left out" in capsys.readouterr().err
     run("eval", "k.st", *MC, *TEST, "--temperature", "none", "-o", "e.json", "--force")
     assert "left out" not in capsys.readouterr().err
-    assert np.isfinite(json.loads(Path("e.json").read_text())["models"][0]["id"]["nll"])
+    assert np.isfinite(read_json("e.json")["models"][0]["id"]["nll"])

@@ -12,7 +12,7 @@ import pytest
 
 import hydractl
 from hydractl.data import open_data
-from tests.running import evaluated, run
+from tests.running import evaluated, read_json, run
 
 NAMES = [str(digit) for digit in range(10)]
 
@@ -125,7 +125,7 @@ def test_test_sets_that_share_samples(
     text = f"{shared} of 100 samples of --ood mixed are among the 200 of --test"
     assert capsys.readouterr().err.count(text) == (1 if code or warnings else 0)
     if code == 0:
-        assert len(json.loads(Path("o.json").read_text()).get("warnings", [])) == warnings
+        assert len(read_json("o.json").get("warnings", [])) == warnings
 
 
 @pytest.mark.fault(62)

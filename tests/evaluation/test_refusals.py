@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from PIL import Image
 
 from hydractl.evaluation.predictions.reading import read_predictions
-from tests.running import run
+from tests.running import read_json, run
 
 TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 KNN = ["--train", "builtin:digits/train", "--ood-score", "knn"]
@@ -66,7 +65,7 @@ def test_predictions_have_validation_sets_that_nothing_was_chosen_on(capsys: Any
     chosen = ["--threshold", "ood:0.9", "--temperature", "fit"]
     run("eval", "base.st", *sets, *chosen, "-o", "model.json")
     run("eval", "base=p.st", *sets[4:], "--limit", "30", *chosen, "-o", "stored.json")
-    one, other = (json.loads(Path(name).read_text())["models"][0] for name in ("model.json", "stored.json"))
+    one, other = (read_json(name)["models"][0] for name in ("model.json", "stored.json"))
     assert one["threshold"] == other["threshold"] and one["calibration"] == other["calibration"]
     capsys.readouterr()
     run("eval", "base.st", *sets, "--predictions", "p.st", "--resume", "-o", "f.json")
@@ -105,7 +104,7 @@ def test_a_limit_is_for_validation_data_beside_predictions() -> None:
     sets = ["--val", "builtin:digits/val", "--limit", "20"]
     run("eval", "base.st", "--test", "builtin:digits/test", *sets, "--predictions", "p.st", "-o", "e.json")
     run("eval", "p.st", *sets, "--temperature", "fit", "-o", "f.json")
-    found = json.loads(Path("f.json").read_text())["models"][0]
+    found = read_json("f.json")["models"][0]
     assert found["calibration"]["fitted_on"]["n"] == 20 and found["id"]["n"] == 20
 
 

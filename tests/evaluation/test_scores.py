@@ -15,7 +15,7 @@ from hydractl.metrics.bootstrap import draw
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import ood_metrics
-from tests.running import evaluated, run
+from tests.running import evaluated, read_json, run
 
 SETS = {"id": "builtin:digits/test?take=120", "l": "builtin:letters?take=110", "s": "builtin:symbols?take=100"}
 TEST = ["--test", SETS["id"], "--ood", f"l:near={SETS['l']}", "--ood", f"s:far={SETS['s']}", "--allow-seen"]
@@ -72,7 +72,7 @@ def test_all_passes_over_what_says_nothing_of_a_single_model(capsys: pytest.Capt
         "e.json",
     )
     assert "base: no OOD metrics by mi, which of a single model is constant" in capsys.readouterr().err
-    (row,) = json.loads(Path("e.json").read_text())["models"]
+    (row,) = read_json("e.json")["models"]
     assert row["ood"]["l"]["auroc"] is None and row["ood"]["l"]["n"] > 0 and row["ood_avg"]["auroc"] is None
     assert row["ood_score"] == "mi" and "threshold" not in row and row["curves"]["scores"] is None
     assert json.loads(Path("p.jsonl").read_text().splitlines()[0])["ood_score"] is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 import hydractl
 from hydractl.evaluation.predictions.reading import read_predictions
 from tests.pico_clip import class_features, pico_clip, publish_clip
-from tests.running import evaluated, run
+from tests.running import evaluated, json_lines, read_json, run
 
 LABELS = ["tin", "oak", "salt"]
 WORDS = ["lamp", "river", "cloud", "green", "mouse", "a very long road"]
@@ -64,7 +63,7 @@ def test_both_are_those_of_open_clip_for_one_model_and_for_an_ensemble() -> None
     for name, tolerance in (("mcm", 1e-6), ("neglabel", 1e-3)):
         kept = predictions.piece(0, range(40), name)[..., 0]
         assert kept == pytest.approx(np.stack([scores[name] for scores in of_members]), abs=tolerance)
-    row = json.loads(Path("e.json").read_text())["models"][0]
+    row = read_json("e.json")["models"][0]
     assert list(row["scores"]) == ["neglabel", "mcm"] and len(row["fitted_on"]["negative_words"]) == 64
     # MCM is a probability, NegLabel is none of the answer.
     assert row["scores"]["mcm"]["errors"]["ece"] > 0 and row["scores"]["neglabel"]["errors"]["ece"] is None
@@ -79,7 +78,7 @@ def test_a_checkpoint_keeps_the_words() -> None:
     wanted = expected(0, pixels_of("ood.npz"))["neglabel"]
     assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-3)
     run("predict", "k.st", "ood.npz", "-o", "lines.jsonl")
-    lines = [json.loads(line) for line in Path("lines.jsonl").read_text().splitlines()]
+    lines = json_lines("lines.jsonl")
     assert [line["ood_score"] for line in lines if "ood_score" in line] == pytest.approx(found.tolist(), abs=1e-6)
     # Without words those of the file are taken, also beside a score that is fitted to training data.
     both = ["--train", "train.npz", "--ood-score", "neglabel,vim", "--allow-seen"]

@@ -28,7 +28,7 @@ from hydractl.files.header import read_header
 from tests import pico, running
 from tests.forked import ROOT, Forked
 from tests.fuzz.readers import CORPUS
-from tests.running import control_characters
+from tests.running import control_characters, read_json
 from tests.spread import marked_long, marked_release
 
 SECONDS, MEMORY = 15, 1 << 30
@@ -122,7 +122,7 @@ def test_a_configuration_without_bounds(arguments: dict[str, Any], attack: Attac
     "key", ["num_hidden_layers", "vocab_size", *marked_long(["max_position_embeddings", "num_attention_heads"])]
 )
 def test_a_folder_without_bounds(key: str, attack: Attack) -> None:
-    config = json.loads(Path("bert/config.json").read_text())
+    config = read_json("bert/config.json")
     dump("bert/config.json", {**config, key: 10**6})
     assert attack("--info", "bert")[0] == 3
     assert attack("prune", "bert", *PRUNE)[0] == 3
@@ -157,7 +157,7 @@ def test_tables_that_only_a_configuration_asks_for(kind: str, attack: Attack) ->
 @pytest.mark.parametrize(("variant", "key"), [("hf-vit", "hidden_size"), ("hf-swin", "embed_dim")])
 def test_weights_that_only_a_configuration_asks_for(variant: str, key: str, attack: Attack, tmp_path: Path) -> None:
     folder = pico.published(variant, tmp_path / "small")
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     dump("small/config.json", {**config, key: 9216})
     code, _, err = attack("prune", "small", *PRUNE)
     assert code == 3 and "parameters, and " in err
@@ -230,11 +230,11 @@ def test_a_bomb(make: Callable[[], str], here: Path, attack: Attack) -> None:
 
 @pytest.mark.fault(40, 44)
 def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
-    config = json.loads(Path("bert/config.json").read_text())
+    config = read_json("bert/config.json")
     dump("bert/config.json", {**config, "model_type": "\x1b[31mred", "\x1b[2J": 1})
     attack("prune", "bert", *PRUNE)
     dump("bert/config.json", config)
-    tokenizer = json.loads(Path("bert/tokenizer_config.json").read_text())
+    tokenizer = read_json("bert/tokenizer_config.json")
     for token in ({"__type": "AddedToken", "content": "[PAD]", "\x1b[31m": 1}, {"content": "a", "\x1b[31m": 1}):
         dump("bert/tokenizer_config.json", {**tokenizer, "pad_token": token, "added_tokens_decoder": {"0": token}})
         assert attack("prune", "bert", *PRUNE)[:2] == (3, "")
@@ -262,7 +262,7 @@ def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
 )  # fmt: skip
 @pytest.mark.long
 def test_a_tokenizer_that_panics_or_does_not_end(part: dict[str, Any], attack: Attack) -> None:
-    document = json.loads(Path("bert/tokenizer.json").read_text())
+    document = read_json("bert/tokenizer.json")
     dump("bert/tokenizer.json", {**document, **part})
     attack("prune", "bert", *PRUNE)
     Path("t.csv").write_text("text,label\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa b,one\n")
@@ -304,7 +304,7 @@ def test_names_that_are_no_utf8(attack: Attack) -> None:
     out = os.fsdecode(b"\xfe.json")
     assert attack("eval", model, "--test", data, "-o", out, "--predictions", "p.st", *MEASURE)[0] == 0
     assert attack("report", out, *REPORT[2:])[0] == 0
-    assert json.loads(Path(out).read_bytes())["models"][0]["id"]["n"] == 6
+    assert read_json(out)["models"][0]["id"]["n"] == 6
     assert attack("extract-circuit", model, "--val", data, "--objective", "acc", "--budget", "1", "-q")[0] == 0
     assert attack("prune", model, "--method", "magnitude", "--keep", "1", "-q")[0] == 0
     assert attack("finetune", model, "--train", data, "--steps", "1", "-o", "t.st", "-q")[0] == 0

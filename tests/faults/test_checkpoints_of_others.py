@@ -15,7 +15,7 @@ import hydractl
 from hydractl.errors import HydraError, InputError, UsageError, did_you_mean
 from hydractl.model.source import ModelOptions, open_source
 from tests.pico import close, inputs, logits, model_of, published, shared_stock, stock_logits, tensors_of
-from tests.running import run
+from tests.running import read_json, run
 
 SIZES: dict[str, int] = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 NAME = "vit_tiny_patch16_224"
@@ -24,7 +24,7 @@ ARCH = f"timm:{NAME}?" + "&".join(f"{key}={value}" for key, value in SIZES.items
 
 def with_config(folder: Path, **changes: object) -> Path:
     file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    file.write_text(json.dumps({**read_json(file), **changes}))
     return folder
 
 
@@ -91,7 +91,7 @@ def test_capitals_that_a_tokenizer_loses(tmp_path: Path) -> None:
     (warning,) = open_source(str(folder)).warnings
     assert "2 of 12 tokens have capitals" in warning
     settings = folder / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "do_lower_case": True}))
+    settings.write_text(json.dumps({**read_json(settings), "do_lower_case": True}))
     assert not open_source(str(folder)).warnings
 
 
@@ -129,7 +129,7 @@ def test_images_of_a_size_that_the_weights_do_not_have(tmp_path: Path, monkeypat
     """No image of that size is prepared, which takes gigabytes."""
     folder = published("clip", tmp_path / "clip")
     file = folder / "open_clip_config.json"
-    document = json.loads(file.read_text())
+    document = read_json(file)
     document["model_cfg"]["vision_cfg"]["image_size"] = 8192
     file.write_text(json.dumps(document))
     monkeypatch.setattr("hydractl.families.open_clip.family.OpenClip.collate", lambda *_: pytest.fail("prepared"))

@@ -30,7 +30,7 @@ from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.model.source import ModelOptions, open_source
 from tests.fuzz.readers import CORPUS
 from tests.pico import WORDS, published
-from tests.running import described
+from tests.running import described, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "zvogelkanarie"
@@ -291,13 +291,13 @@ def canaries(outside: Path, honest: Path) -> None:
     secret = f"SECRET={CANARY}"
     for name in ("secret.txt", "secret.model", "secret.gguf"):
         (outside / name).write_text(f"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n{secret}\n")
-    tokenizer = json.loads((honest / "bert/tokenizer.json").read_text())
+    tokenizer = read_json(honest / "bert/tokenizer.json")
     tokenizer["model"]["vocab"][CANARY] = len(tokenizer["model"]["vocab"])
     dump(outside / "tokenizer.1.0.json", tokenizer)
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "f", "i", "fi", CANARY]
     dump(outside / "vocab.json", {name: number for number, name in enumerate(names)})
     (outside / "merges.txt").write_text(f"#version: 0.2\nf i\n{CANARY} f\n")
-    config = json.loads((honest / "timm" / CONFIG).read_text())
+    config = read_json(honest / "timm" / CONFIG)
     dump(outside / CONFIG, {**config, "label_names": [CANARY, "b"]})
     dump(outside / IMAGES, {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}})
     dump(outside / "c.json", {"0": {"name": CANARY, "isthing": 1}})
@@ -318,7 +318,7 @@ def hostile(name: str, honest: Path, place: Path) -> Path:
         if isinstance(entries, str):
             file.symlink_to(merged(None, entries, place / "outside"))
         if isinstance(entries, dict):
-            document = json.loads(file.read_text()) if file.exists() else {}
+            document = read_json(file) if file.exists() else {}
             dump(file, merged(document, entries, place / "outside"))
     return folder
 

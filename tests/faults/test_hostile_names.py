@@ -14,7 +14,7 @@ from PIL import Image
 
 from hydractl.cli.app import main
 from tests.fuzz.readers import CORPUS
-from tests.running import control_characters, described
+from tests.running import control_characters, described, json_lines
 
 NAMES = [
     '=HYPERLINK("http://a.example","x")<script>alert(1)</script>',
@@ -79,7 +79,7 @@ def test_no_cell_is_a_formula(said: str, made: Path) -> None:
     texts = [row[key] for row in rows for key in ("id", "label", "predicted")]
     assert len(rows) == 8 and not [text for text in texts if text.startswith(("=", "+", "-", "@", "\t", "\r"))]
     assert {row["label"][:2] for row in rows} == {"'=", "\\x"}
-    plain = [json.loads(line) for line in (made / "p.jsonl").read_text().splitlines()]
+    plain = json_lines(made / "p.jsonl")
     assert {row["label"] for row in plain} == set(NAMES)
     from hydractl.evaluation.predictions.lines import _cell
 

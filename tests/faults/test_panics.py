@@ -18,7 +18,7 @@ from hydractl.cli.app import main
 from hydractl.errors import InputError, SampleError, UsageError
 from hydractl.families.hf.texts import prompt_tokens
 from tests.pico import published
-from tests.running import run
+from tests.running import read_json, run
 
 # Whatever is neither a small letter nor a space is cut into pieces of no length.
 _OTHERS = {"type": "Split", "pattern": {"Regex": "[a-z ]+"}, "behavior": "Removed", "invert": False}
@@ -35,7 +35,7 @@ BAD = "7"
 def changed(variant: str, folder: Path, part: dict[str, Any]) -> str:
     """A folder as the library saves a model, with part of its tokenizer replaced."""
     file = published(variant, folder) / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **part}))
+    file.write_text(json.dumps({**read_json(file), **part}))
     return str(folder)
 
 

@@ -15,6 +15,7 @@ from hydractl.cli.app import main
 from hydractl.errors import InputError
 from hydractl.files.state_dict import StateDict
 from tests.fuzz.readers import CORPUS
+from tests.running import read_json
 from tests.spread import spread
 
 EVAL = next((CORPUS / "eval").iterdir())
@@ -82,7 +83,7 @@ def test_a_timm_configuration_of_other_types(value: Any, key: str, capsys: pytes
     if not Path("f").exists():
         words = [*made, "--method", "magnitude", "--keep", "3", "--layout", "zeroed", "-o", "f/", "-q"]
         assert main(words) == 0
-    config = json.loads(Path("f/config.json").read_bytes())
+    config = read_json("f/config.json")
     config["pretrained_cfg"][key] = value
     Path("f/config.json").write_text(json.dumps(config))
     capsys.readouterr()

@@ -52,6 +52,7 @@ from tests.answers import result_of
 from tests.calls import ran
 from tests.forked import Forked
 from tests.pico import published
+from tests.running import json_lines, read_json
 from tests.spread import marked_release
 
 TINY = (
@@ -144,19 +145,19 @@ def contents(folder: Path, names: Sequence[str] = ARTEFACTS) -> dict[str, bytes]
 
 
 def test_what_a_study_leaves(made: Path) -> None:
-    document = json.loads((made / "runs/study.json").read_text())
+    document = read_json(made / "runs/study.json")
     assert [row["name"] for row in document["rows"]] == ["single", "whole-avg@1", "whole-avg@2", "circuits"]
     (chosen,) = (row for row in document["rows"] if row["chosen"])
     assert chosen["name"] == document["choice"]["row"]
-    choice = json.loads((made / "runs/choice.json").read_text())
+    choice = read_json(made / "runs/choice.json")
     assert [one["row"] for one in choice["candidates"] if not one["reason"]] == [chosen["name"]]
     (used,) = (row for row in document["rows"] if row["used"])
     assert [used["name"], document["use"]["score"]] in [[rung["row"], rung["score"]] for rung in choice["ladder"]]
     assert sum(line.startswith("For mistakes of ") for line in document["verdict"]["lines"]) == 1
     # What it says of the test data is what eval measures of the same predictions.
-    table = {row["name"]: row for row in json.loads((made / "runs/test.json").read_text())["models"]}
+    table = {row["name"]: row for row in read_json(made / "runs/test.json")["models"]}
     assert table["circuits"]["id"]["accuracy"] == document["rows"][3]["test"]["id"]["accuracy"]
-    best = json.loads((made / "runs/best.json").read_text())["models"][0]
+    best = read_json(made / "runs/best.json")["models"][0]
     assert best["id"]["nll"] == pytest.approx(used["test"]["id"]["nll"], rel=1e-12)
     assert best["calibration"]["temperature"] == document["use"]["temperature"]
     assert best["threshold"] == document["use"]["threshold"]
@@ -176,7 +177,7 @@ def test_what_a_study_leaves(made: Path) -> None:
 
 
 def test_the_log_has_every_command_in_its_order_once(made: Path) -> None:
-    steps = json.loads((made / "runs/study.json").read_text())["steps"]
+    steps = read_json(made / "runs/study.json")["steps"]
     noted = [shlex.split(line) for line in (made / "runs/study.log").read_text().splitlines()]
     assert noted == [["hydractl", *step] for step in steps]
     assert steps[0][0] == "eval" and steps[0][1] == "single=vit.st"  # its scores are known before any search
@@ -222,7 +223,7 @@ def test_a_person_sees_the_single_model_first_then_a_line_for_each_row_and_one_b
     ran("study", {"model": "vit.st", **given, "timed": False, "output": "runs"}, log)
     single, circuits = [line for line in log.lines if "reading" not in line]
     assert single.startswith("single: mean OOD AUROC on the validation data by score: ") and ", msp 0." in single
-    validation = json.loads(Path("runs/study.json").read_text())["rows"][0]["validation"]["auroc"]
+    validation = read_json("runs/study.json")["rows"][0]["validation"]["auroc"]
     best, figure = single.split("score: ")[1].split(", ")[0].split(" ")
     assert float(figure) == pytest.approx(max(map(mean_auroc, validation.values())), abs=6e-4)
     assert float(figure) == pytest.approx(mean_auroc(validation[best]), abs=6e-4)
@@ -250,9 +251,9 @@ def test_an_estimate_has_every_step_and_grows_with_what_it_resamples(
 
 
 def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path) -> None:
-    counts = json.loads((made / "counts.json").read_text())
+    counts = read_json(made / "counts.json")
     passes = counts["passes"]
-    rows = json.loads((made / "runs/study.json").read_text())["rows"]
+    rows = read_json(made / "runs/study.json")["rows"]
     # To choose: ID, OOD and made OOD; to test: ID and OOD; and once what scores on features are fitted to.
     assert len(passes) == len(rows) * (3 + 2 + 1)
     assert {count for _, _, count in passes} == {1}
@@ -261,7 +262,7 @@ def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path)
 
 @pytest.mark.parametrize("of", ["test", *marked_release(["choose"])])
 def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: str) -> None:
-    steps = json.loads(Path("runs/study.json").read_text())["steps"]
+    steps = read_json("runs/study.json")["steps"]
     for row in ("single", "whole-avg@2", "circuits"):
         (step,) = (words for words in steps if f"runs/{of}/{row}.pred.st" in words and "--predictions" in words)
         renamed = ["alone.pred.st" if word == f"runs/{of}/{row}.pred.st" else word for word in step]
@@ -278,10 +279,10 @@ def shown(document: dict[str, Any], width: int) -> str:
 
 
 def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None:
-    document = json.loads((made / "runs/study.json").read_text())
+    document = read_json(made / "runs/study.json")
     page = html.unescape((made / "runs/report.html").read_text())
     assert "test.npz</td>" in page and "pred.st" not in page  # it was measured from predictions
-    best = json.loads((made / "runs/best.json").read_text())["models"][0]
+    best = read_json(made / "runs/best.json")["models"][0]
     words = shown(document, 300).split()
     verdict = document["verdict"]
     for sentence in verdict["lines"]:
@@ -311,7 +312,7 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
 
 
 def test_without_training_data_scores_on_features_are_fitted_to_the_half_of_the_search(made: Path) -> None:
-    document = json.loads((made / "runs/study.json").read_text())
+    document = read_json(made / "runs/study.json")
     evals = [step for step in document["steps"] if "--train" in step]
     assert evals and {step[step.index("--train") + 1] for step in evals} == {"val.npz?part=1/2"}
     assert all(step[step.index("--knn-k") + 1] == "1" for step in evals if "--knn-k" in step)
@@ -321,11 +322,11 @@ def test_without_training_data_scores_on_features_are_fitted_to_the_half_of_the_
 
 @pytest.mark.long
 def test_further_scores_are_chosen_from_only_where_they_are_named(copy: Path) -> None:
-    document = json.loads((copy / "runs/study.json").read_text())
+    document = read_json(copy / "runs/study.json")
     by_default = set(document["rows"][0]["validation"]["auroc"])
     assert by_default & {*ON_FEATURES} == {"mahalanobis", "rmd", "mahalanobis-layers", "knn", "vim", "react", "ash"}
     assert study(**{"-o": "more", "--rows": "single", "--ood-score": "fdbd,scale"}) == 0
-    more = json.loads(Path("more/study.json").read_text())
+    more = read_json("more/study.json")
     assert set(more["rows"][0]["validation"]["auroc"]) == by_default | {"fdbd", "scale"}
     assert set(more["choice"]["telling"]) == set(document["choice"]["telling"])
 
@@ -338,7 +339,7 @@ def test_scores_of_layers_that_may_need_too_much_memory_are_left_out_of_all_rows
     most_of_a_member = 8 * (5 * 12 * (12 + 3) + 24 * (24 + 3))
     monkeypatch.setattr("hydractl.model.layers.MOST_BYTES", 4 * most_of_a_member - 1)
     assert study(**{"-o": "less"}) == 0
-    whole, less = (json.loads(Path(folder, "study.json").read_text()) for folder in ("runs", "less"))
+    whole, less = (read_json(Path(folder, "study.json")) for folder in ("runs", "less"))
     for row, row_of_less in zip(whole["rows"], less["rows"], strict=True):
         scores, scores_of_less = row["validation"]["auroc"], row_of_less["validation"]["auroc"]
         assert {*scores} - {*scores_of_less} == {"mahalanobis-layers"}
@@ -354,12 +355,12 @@ def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
     np.savez("seen.npz", x=draw.integers(0, 256, (18, 8, 8), dtype=np.uint8))
     np.savez("also.npz", x=draw.integers(0, 256, (18, 8, 8), dtype=np.uint8))
     assert study("--ood-val", "also=also.npz", **{"-o": "blind", "--rows": "whole-avg"}) == 0
-    document = json.loads(Path("blind/study.json").read_text())
+    document = read_json("blind/study.json")
     assert document["choice"]["telling"] == [] and document["verdict"]["answer"] == "cannot choose"
     assert document["ladder"][0]["score"] == "hedge" and document["ladder"][1]["score"] == "msp"
     score = document["use"]["score"]
     assert document["use"]["row"] == "single" and score in ("hedge", "msp")
-    assert json.loads(Path("blind/best.json").read_text())["models"][0]["ood_score"] == score
+    assert read_json("blind/best.json")["models"][0]["ood_score"] == score
     line, of_search = document["verdict"]["doubts"]
     assert "oodval, also" in line and "nothing could be chosen on them" in line
     assert of_search.startswith("Heads were searched on oodval all the same")
@@ -372,7 +373,7 @@ def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
     }
     words = [word for pair in bare.items() for word in pair]
     assert main(["study", "vit.st", *words, "-o", "bare", "--no-timed", "-q"]) == 0
-    document = json.loads(Path("bare/study.json").read_text())
+    document = read_json("bare/study.json")
     assert document["choice"] | {"rule": "", "stability": {}} == {
         "row": "single",
         "score": "hedge",
@@ -393,7 +394,7 @@ def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
     table, page = shown(document, 200), html.unescape(Path("bare/report.html").read_text())
     for name, one in ruled_out.items():
         assert one["reason"] == "no OOD validation set tells anything" and one["validation"]["ood_score"] == "msp"
-        candidates = json.loads(Path("bare/choice.json").read_text())["candidates"]
+        candidates = read_json("bare/choice.json")["candidates"]
         (validated,) = (x for x in candidates if (x["row"], x["score"]) == (name, "msp"))
         assert one["validation"]["ood_avg"]["auroc"] == pytest.approx(validated["sets"]["oodval"], rel=1e-12)
         assert f"{name} (no OOD validation set tells anything)" in " ".join(table.split())
@@ -401,7 +402,7 @@ def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
     assert name not in " ".join(document["verdict"]["lines"]) and "validation OOD AUROC" in page
     score = document["use"]["score"]
     stored = open_source(str(copy / "bare/best.st")).description.extra
-    measured = json.loads(Path("bare/best.json").read_text())["models"][0]
+    measured = read_json("bare/best.json")["models"][0]
     assert stored["ood_score"]["score"] == measured["ood_score"] == score
     assert (
         measured["ood_avg"]["auroc"] == (row["test"] if score == "hedge" else document["baseline"])["ood_avg"]["auroc"]
@@ -413,7 +414,7 @@ def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) 
     with np.load("test.npz") as whole:
         np.savez("bare.npz", x=whole["x"])
     assert study(**{"-o": "bare", "--test": "bare.npz", "--rows": "single"}) == 0
-    document = json.loads(Path("bare/study.json").read_text())
+    document = read_json("bare/study.json")
     said = " ".join(document["verdict"]["lines"])
     assert "about OOD detection alone" in said and "accuracy" not in said and "NLL" not in said
     assert "mistakes" not in said and "errors" not in document["rows"][0]["test"]
@@ -429,7 +430,7 @@ def test_a_verdict_that_steps_down_says_so_in_its_provenance(copy: Path, monkeyp
     words = dict.fromkeys(WORDS, "no better")
     monkeypatch.setattr("hydractl.studies.verdict._NO_BETTER", words)
     assert study(**{"-o": "down", "--rows": "whole-avg"}) == 0
-    document = json.loads(Path("down/study.json").read_text())
+    document = read_json("down/study.json")
     assert document["use"]["stepped_down"] and [document["use"]["row"], document["use"]["score"]] == ["single", "msp"]
     chosen = document["ladder"][0]
     note = f"Chosen on validation data was {chosen['row']} with {chosen['score']}; the test data reported here led from"
@@ -453,7 +454,7 @@ def test_the_same_command_again_changes_nothing_and_prints_commands_as_a_shell_t
     assert contents(copy) == bytes_before
     assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")} == before
     commands = printed_commands(capsys.readouterr().out)
-    document = json.loads(Path("runs/study.json").read_text())
+    document = read_json("runs/study.json")
     program = program_words()
     assert commands == [[*program, *step["command"]] for step in document["next"]]
     purposes = [step["purpose"] for step in document["next"]]
@@ -465,9 +466,7 @@ def test_the_same_command_again_changes_nothing_and_prints_commands_as_a_shell_t
 def test_the_command_that_recalibrates_takes_as_many_samples_as_the_study(copy: Path) -> None:
     assert study(**{"-o": "limited", "--rows": "single", "--limit": "24"}) == 0
     (command,) = (
-        step["command"]
-        for step in json.loads(Path("limited/study.json").read_text())["next"]
-        if step["purpose"] == "recalibrate"
+        step["command"] for step in read_json("limited/study.json")["next"] if step["purpose"] == "recalibrate"
     )
     assert main([*command, "-q"]) == 0
     again = open_source("limited/recalibrated.st").description.extra
@@ -481,7 +480,7 @@ def test_the_command_for_a_free_score_writes_the_single_model_with_it(
 ) -> None:
     monkeypatch.setattr("hydractl.studies.verdict.Facts.free_alternative", "energy")
     assert study() == 0
-    last = json.loads(Path("runs/study.json").read_text())["next"][-1]
+    last = read_json("runs/study.json")["next"][-1]
     assert last["purpose"] == "free score"
     assert main([*last["command"], "-q"]) == 0
     free = open_source("runs/free.st")
@@ -490,11 +489,11 @@ def test_the_command_for_a_free_score_writes_the_single_model_with_it(
 
 @pytest.mark.long
 def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path) -> None:
-    document = json.loads(Path("runs/study.json").read_text())
+    document = read_json("runs/study.json")
     predict, export, _ = [step["command"] for step in document["next"]]
     assert main([*predict, "-q"]) == 0
-    rows = [json.loads(line) for line in Path("runs/predictions.jsonl").read_text().splitlines()]
-    measured = json.loads((copy / "runs/best.json").read_text())["models"][0]["threshold"]["ood_flagged"]["noise"]
+    rows = json_lines("runs/predictions.jsonl")
+    measured = read_json(copy / "runs/best.json")["models"][0]["threshold"]["ood_flagged"]["noise"]
     assert len(rows) == 24 + 20
     assert sum(row["is_ood"] for row in rows[24:]) / 20 == measured
 
@@ -534,7 +533,7 @@ def test_a_study_goes_on_after_a_break(copy: Path) -> None:
 def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert study(**{"--max-drop": "0.5"}) == 5
     assert "max_drop: 0.01 in the folder, 0.5 now" in capsys.readouterr().err
-    plan = json.loads((copy / "runs/plan.json").read_text())
+    plan = read_json(copy / "runs/plan.json")
     for scale in ({"rows": ["deep"], "approx": None, "samples": None, "cut": []}, {}, None):
         (copy / "runs/plan.json").write_text(json.dumps({**plan, "scale": scale}))
         assert study() == 3 and "its scale is none that" in capsys.readouterr().err
@@ -551,7 +550,7 @@ def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest
 @pytest.mark.fault(57)
 def test_a_calibration_that_somebody_has_changed(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = copy / "runs/choose/single.calibration.json"
-    document = json.loads(path.read_text())
+    document = read_json(path)
     del document["calibration"]
     path.write_text(json.dumps(document))
     assert study() == 3
@@ -649,13 +648,13 @@ def test_images_that_cannot_be_read_are_named_before_the_first_step_or_left_out(
 
     # Left out, they are left out of every step, and a study of the rest goes on as any other.
     assert study("--on-bad", "skip", **options) == 0
-    document = json.loads(Path("runs/study.json").read_text())
+    document = read_json("runs/study.json")
     assert "1 of 24 images of --test cannot be read: 0/00.png" in document["warnings"]
     assert document["rows"][0]["test"]["id"]["n"] == 23
     words = [word for step in document["steps"] for word in step]
     assert {"val?without=0&part=2/2", "oodval=seen?without=0&part=2/2"} <= {*words}
     assert study("--on-bad", "skip", **options) == 0
-    assert json.loads(Path("runs/study.json").read_text()) == document
+    assert read_json("runs/study.json") == document
 
 
 @pytest.mark.fault(62)
@@ -755,7 +754,7 @@ def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kil
 ) -> None:
     options = {"--rows": made_rows}
     assert study(*GRID, **options, **{"-o": "whole"}) == 0
-    document = json.loads(Path("whole/study.json").read_text())
+    document = read_json("whole/study.json")
     rates = {row["name"]: row.get("lr") for row in document["rows"]}
     assert rates.pop("single") is None and list(rates) == made_rows.split(",")
     files = {row: LAST_OF_ROW[row] for row in rates}
@@ -778,7 +777,7 @@ def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kil
     assert study(*GRID, **options) == 0
     made = [*(f"{file}.st" for file in files.values()), "choice.json"]
     assert contents(copy, made) == {name: Path("whole", name).read_bytes() for name in made}
-    verdict = json.loads(Path("runs/study.json").read_text())["verdict"]
+    verdict = read_json("runs/study.json")["verdict"]
     assert verdict == document["verdict"]
 
     # The rates are part of what a folder is of.
@@ -813,7 +812,7 @@ def test_every_row_is_made(copy: Path) -> None:
     shutil.rmtree(copy / "runs")
     rows = ",".join(ROWS)
     assert study("--train", "train.npz", "--epochs", "3", "--batch-size", "2", **{"--rows": rows}) == 0
-    names = {row["name"].partition("@")[0] for row in json.loads((copy / "runs/study.json").read_text())["rows"]}
+    names = {row["name"].partition("@")[0] for row in read_json(copy / "runs/study.json")["rows"]}
     assert names == set(KINDS)
 
 
@@ -880,7 +879,7 @@ def test_jobs_make_the_same_bytes(
 
 
 def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
-    document = json.loads((Path(__file__).parents[2] / "docs/results/digits.json").read_text(encoding="utf-8"))
+    document = read_json(Path(__file__).parents[2] / "docs/results/digits.json")
     for width in (80, 120):
         words = shown(document, width).split()
         for row in document["rows"]:

@@ -13,7 +13,7 @@ from PIL import Image
 import hydractl
 from hydractl.files.header import read_header
 from tests.pico_clip import pico_clip, publish_clip
-from tests.running import answer, run, stopped_after, tensors
+from tests.running import answer, json_lines, run, stopped_after, tensors
 from tests.spread import marked_long
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
@@ -121,7 +121,7 @@ def test_workers_and_memory_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_captions_that_are_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [json.loads(line) for line in Path("pairs.jsonl").read_text().splitlines()]
+    rows = json_lines("pairs.jsonl")
     rows[3]["caption"] = (
         "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"  # and marks: 16
     )

@@ -18,7 +18,7 @@ from hydractl.files.header import read_header
 from hydractl.training import loop
 from hydractl.training.checkpointing import _digest_of_tensors
 from tests.image_data import write_images
-from tests.running import stopped_after
+from tests.running import json_lines, stopped_after
 from tests.spread import marked_long
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -260,13 +260,9 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_state(capsys: pytest.Capt
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def lines(path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
 def test_the_log_has_each_step_once(unfinished: list[str]) -> None:
     run(*unfinished, "--resume")
-    found = lines("other.log.jsonl")
+    found = json_lines("other.log.jsonl")
     assert found[0]["schema"] == "hydractl.training-log/1"
     assert [line["step"] for line in found if line.get("event") == "step"] == list(range(1, 19))
     epochs = [line for line in found if line.get("event") == "epoch"]
@@ -282,7 +278,7 @@ def test_the_log_can_be_elsewhere_or_nowhere(capsys: pytest.CaptureFixture[str])
     run(*TRAIN[:-2], "-o", "log.st")
     assert sorted(Path().glob("log*")) == [Path("log.st")]
     run(*TRAIN, "-o", "log.st", "--force", "--log", "there.log")
-    assert lines("there.log")[-1]["event"] == "end"
+    assert json_lines("there.log")[-1]["event"] == "end"
     Path("mine.txt").write_text("my notes\n")
     run(*TRAIN, "-o", "log.st", "--force", "--log", "mine.txt", code=5)
     assert Path("mine.txt").read_text() == "my notes\n"

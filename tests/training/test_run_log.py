@@ -16,6 +16,7 @@ import hydractl
 from hydractl.errors import UsageError
 from hydractl.training import loop
 from tests.image_data import write_images
+from tests.running import json_lines
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "finetuning.md"
@@ -33,7 +34,7 @@ def train(**options: Any) -> None:
 
 
 def lines_of_file() -> list[Mapping[str, object]]:
-    return [json.loads(line) for line in Path("a.log.jsonl").read_text().splitlines()]
+    return json_lines("a.log.jsonl")
 
 
 def test_a_program_gets_the_lines_of_the_file() -> None:

@@ -14,7 +14,7 @@ from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask, Site
 from tests.pico import published
-from tests.running import answer
+from tests.running import answer, read_json
 
 SITES = [Site("blocks.0.attn", 4, 4, 16), Site("blocks.1.attn", 3, 4, 16)]
 A, B = (site.path for site in SITES)
@@ -133,6 +133,6 @@ def test_a_broken_mask_is_refused(entry: Any, problem: str, capsys: pytest.Captu
     ],
 )
 def test_a_broken_circuit_is_refused(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    write("broken.json", {**json.loads(Path("c.json").read_text()), **change})
+    write("broken.json", {**read_json("c.json"), **change})
     assert main(["--info", "broken.json"]) == 3
     assert "broken.json is no circuit\n" in capsys.readouterr().err

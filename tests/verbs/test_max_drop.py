@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 import hydractl
 from hydractl.verbs.max_drop import steps_within
 from tests.pico import without_heads
-from tests.running import link_files
+from tests.running import link_files, read_json
 from tests.running import quiet as run
 from tests.spread import marked_release
 
@@ -22,12 +21,8 @@ MODEL = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_head
 BASE = f"timm:vit_tiny_patch16_224?pretrained=0&{'&'.join(f'{key}={value}' for key, value in MODEL.items())}"
 
 
-def read(path: str) -> Any:
-    return json.loads(Path(path).read_text())
-
-
 def removed(path: str) -> list[tuple[str, int]]:
-    return [(p, h) for p, one in read(path)["sites"].items() for h in range(3) if h not in one["kept"]]
+    return [(p, h) for p, one in read_json(path)["sites"].items() for h in range(3) if h not in one["kept"]]
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +98,17 @@ def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
     run("prune", "base.st", *WAYS[way], *val, "--max-drop", f"{limit:.4f}", "-o", "p.st")
     count = next(i for i, one in enumerate(correct) if correct[0] - one > float(f"{limit:.4f}") * len(used)) - 1
     assert removed("p.mask.json") == removed(f"{count}.mask.json")
-    said = read("p.mask.json")["source"]["settings"]
+    said = read_json("p.mask.json")["source"]["settings"]
     assert said["measured"] == {"on": name.replace("cal", "data"), "n": len(used), "correct": correct[: count + 2]}
     assert said["remove"] == count and said["max_drop"] == float(f"{limit:.4f}")
-    assert ("prune", "val") in [(one["by"], one["as"]) for one in read("p.mask.json")["seen"]]
+    assert ("prune", "val") in [(one["by"], one["as"]) for one in read_json("p.mask.json")["seen"]]
 
 
 def test_auto_is_one_percent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     search = ["extract-circuit", "base.st", "--val", "cal.npz", "--objective", "acc"]
     run(*search, "--max-drop", "0.01", "-o", "drop.json")
     run(*search, "--budget", "auto", "-o", "auto.json")
-    assert read("auto.json") == read("drop.json")
+    assert read_json("auto.json") == read_json("drop.json")
     monkeypatch.setenv("HYDRACTL_MAX_DROP", "0.3")
     run("prune", "base.st", "--circuit", "drop.json", "--remove", "auto")
     assert Path("base.drop-drop0.3.st").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.model.source import open_source
-from tests.running import link_files
+from tests.running import link_files, read_json
 from tests.running import quiet as run
 
 BASE = (
@@ -88,7 +88,7 @@ def test_what_is_trained_from_scratch_goes_back_to_nothing() -> None:
 
 
 def test_a_mask_that_does_not_say_what_it_was_made_from_is_taken() -> None:
-    mask = json.loads(Path("a.mask.json").read_text())
+    mask = read_json("a.mask.json")
     del mask["source"]
     Path("by-hand.json").write_text(json.dumps(mask))
     run("prune", "other.st", "--mask", "by-hand.json", "-o", "new.st")

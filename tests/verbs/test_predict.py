@@ -25,7 +25,7 @@ from hydractl.evaluation.providers import running
 from hydractl.model.arriving import one_behind
 from tests.forked import Forked
 from tests.pico import published
-from tests.running import link_files, main, run
+from tests.running import json_lines, link_files, main, read_json, run
 from tests.spread import marked_long
 
 BASE = (
@@ -58,11 +58,6 @@ def inside(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     os.symlink(models / "hydra.calibrated.st", "cal.st")
 
 
-def lines(file: str) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines."""
-    return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
-
-
 def predict(*words: str) -> bytes:
     """The file that a prediction writes."""
     run("predict", "cal.st", *words, "-o", "p.jsonl", "--force")
@@ -89,8 +84,8 @@ def give_on_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 def test_every_figure_is_that_of_eval() -> None:
     run("eval", "cal.st", "--test", TEST, "--limit", "60", "--predictions", "e.jsonl", "-o", "e.json")
     predict(TEST, "--limit", "60")
-    of_eval = lines("e.jsonl")
-    predicted = lines("p.jsonl")
+    of_eval = json_lines("e.jsonl")
+    predicted = json_lines("p.jsonl")
     assert len(predicted) == 60
     for row, expected in zip(predicted, of_eval, strict=True):
         sets = row.pop("set")
@@ -117,8 +112,8 @@ def test_prediction_sets_are_those_that_eval_measures() -> None:
     options = ["--val", "builtin:digits/val", "--conformal", "0.1", "--allow-seen"]
     run("eval", "cal.st", "--test", TEST, *options, "-o", "e.json")
     predict(TEST)
-    conformal = json.loads(Path("e.json").read_text())["models"][0]["conformal"]
-    rows = lines("p.jsonl")
+    conformal = read_json("e.json")["models"][0]["conformal"]
+    rows = json_lines("p.jsonl")
     covered = [row["label"] in row["set"] for row in rows]
     assert np.mean(covered) == pytest.approx(conformal["coverage"], abs=1e-12)
     assert np.mean([len(row["set"]) for row in rows]) == pytest.approx(conformal["mean_size"], abs=1e-12)
@@ -141,7 +136,7 @@ def test_what_changes_the_predictions_drops_the_sets(capsys: pytest.CaptureFixtu
 def test_top_classes_and_members() -> None:
     predict(TEST, "--limit", "7", "--top", "3", "--members")
     model = hydractl.load("cal.st", device="cpu")
-    for row in lines("p.jsonl"):
+    for row in json_lines("p.jsonl"):
         probabilities = [entry["p"] for entry in row["top"]]
         assert probabilities == sorted(probabilities, reverse=True)
         assert row["top"][0] == {"label": row["predicted"], "p": row["confidence"]}
@@ -154,7 +149,7 @@ def test_standard_input_files_and_folders_give_the_same(monkeypatch: pytest.Monk
     give_on_stdin(monkeypatch, "\n".join(paths).encode() + b"\n\n")
     assert predict("-") == by_file
     of_folder = predict("new")
-    assert [row["id"] for row in lines("p.jsonl")] == [os.path.basename(path) for path in paths]
+    assert [row["id"] for row in json_lines("p.jsonl")] == [os.path.basename(path) for path in paths]
     assert len(of_folder.splitlines()) == 5
 
 
@@ -177,11 +172,11 @@ def test_texts_keep_their_order_and_their_bits(monkeypatch: pytest.MonkeyPatch) 
     model = str(published("bert", Path("text-model")))
     options = ["--batch-size", "2", "--device", "cpu", "--force"]
     run("predict", model, "t.jsonl", *options, "-o", "whole.jsonl")
-    whole = lines("whole.jsonl")
+    whole = json_lines("whole.jsonl")
     assert len(whole) == 70
     give_on_stdin(monkeypatch, "\n".join(texts).encode())
     run("predict", model, "-", *options, "-o", "stdin.jsonl")
-    for row, expected in zip(lines("stdin.jsonl"), whole, strict=True):
+    for row, expected in zip(json_lines("stdin.jsonl"), whole, strict=True):
         assert {**row, "id": expected["id"]} == expected
     loaded = hydractl.load(model, device="cpu", dtype="float64")
     for text, row in zip(texts, whole, strict=True):
@@ -194,17 +189,17 @@ def test_texts_keep_their_order_and_their_bits(monkeypatch: pytest.MonkeyPatch) 
         spans += Path("span.jsonl").read_bytes()
     assert spans == Path("whole.jsonl").read_bytes()
     run("predict", model, "t.jsonl?part=2/3", *options, "-o", "part.jsonl")
-    assert [row["id"] for row in lines("part.jsonl")] == [row["id"] for row in whole[1::3]]
+    assert [row["id"] for row in json_lines("part.jsonl")] == [row["id"] for row in whole[1::3]]
 
 
 def test_ids_tell_inputs_apart() -> None:
     images("a", 2)
     images("b", 2)
     predict("a", "b")
-    assert [row["id"] for row in lines("p.jsonl")] == ["a:00.png", "a:01.png", "b:00.png", "b:01.png"]
+    assert [row["id"] for row in json_lines("p.jsonl")] == ["a:00.png", "a:01.png", "b:00.png", "b:01.png"]
     predict("a", TEST, "--limit", "1")
-    assert [row["id"] for row in lines("p.jsonl")] == ["00.png", f"{TEST}#0"]
-    assert [row["label"] for row in lines("p.jsonl")] == [None, "2"]
+    assert [row["id"] for row in json_lines("p.jsonl")] == ["00.png", f"{TEST}#0"]
+    assert [row["label"] for row in json_lines("p.jsonl")] == [None, "2"]
 
 
 @pytest.mark.parametrize("workers", ["0", *marked_long(["2"])])
@@ -216,8 +211,8 @@ def test_broken_images_are_listed_wherever_they_are(workers: str) -> None:
     assert main(["predict", "cal.st", "new", *options, "-o", "p.jsonl", "-q"]) == 3
     assert not Path("p.jsonl.part").exists()  # nothing was predicted before it
     run("predict", "cal.st", "new", *options, "--on-bad", "skip", "-o", "p.jsonl", "--report", "r.json")
-    assert [row["id"] for row in lines("p.jsonl")] == ["01.png", "04.png", "05.png", "06.png", "07.png"]
-    summary = json.loads(Path("r.json").read_text())
+    assert [row["id"] for row in json_lines("p.jsonl")] == ["01.png", "04.png", "05.png", "06.png", "07.png"]
+    summary = read_json("r.json")
     assert summary["skipped"] == {"n": 4, "ids": ["00.png", "02.png", "03.png", "08.png"]}
     assert summary["n"] == 5
 
@@ -232,7 +227,7 @@ def test_once_a_broken_image_is_replaced_it_goes_on_after_what_came_before(capsy
     Path(paths[3]).write_bytes(image)
     run(*command, "--resume")
     assert "p.jsonl.part is resumed: 3 of 5 are left" in capsys.readouterr().err
-    assert len(lines("p.jsonl")) == 5
+    assert len(json_lines("p.jsonl")) == 5
 
 
 def test_nothing_but_broken_images() -> None:
@@ -247,7 +242,7 @@ def test_csv_holds_the_same() -> None:
     predict(TEST, "--limit", "6", "--top", "2")
     with open("p.csv", encoding="utf-8", newline="") as handle:
         rows = list(csv.DictReader(handle))
-    for row, expected in zip(rows, lines("p.jsonl"), strict=True):
+    for row, expected in zip(rows, json_lines("p.jsonl"), strict=True):
         assert list(row) == list(expected)
         assert (float(row["ood_score"]), json.loads(row["top"])) == (expected["ood_score"], expected["top"])
 
