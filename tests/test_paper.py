@@ -140,7 +140,7 @@ def test_commands_are_those_of_today(small: str, tmp_path: Path, monkeypatch: py
     paths = {name: f"/data/{name.lower()}" for name in PATHS}
     problems = []
     for name in NAMES:
-        commands = printed(name, SMALL=small, PHOTOGRAPHS="/data/frost", **paths)
+        commands = printed(name, SMALL=small, **paths)
         assert len(commands) > 1, name
         assert all(output.startswith("runs/paper") for _, output in commands), script
         problems += refused([(name, words) for words, _ in commands], tmp_path, monkeypatch)
@@ -151,7 +151,7 @@ def test_commands_are_those_of_today(small: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_there_is_not_made_again(name: str, tmp_path: Path) -> None:
     paths = {key: f"/data/{key.lower()}" for key in PATHS}
-    variables = {"PHOTOGRAPHS": "/data/frost", "RUNS": str(tmp_path / "runs"), "PYTHON": "noted", **paths}
+    variables = {"RUNS": str(tmp_path / "runs"), "PYTHON": "noted", **paths}
     steps = printed(name, **variables)
     planned = {output: words for words, output in steps}
     commands = [words for words, _ in steps]

@@ -4,7 +4,7 @@
 #   IMAGENET=... OPENOOD=... sh examples/paper/table13.sh      after table1.sh, whose models it takes
 #
 # With IMAGENETC=/data/imagenet-c, the published images as NAME/SEVERITY/CLASS/FILE, those are tested. Without it they
-# are made, once for all rows, with frost if PHOTOGRAPHS=/data/frost names the photographs of ImageNet-C's code.
+# are made, once for all rows, all but frost, which is of photographs that only the published images have.
 . "$(dirname "$0")/common.sh"
 
 images imagenet
@@ -24,14 +24,13 @@ for row in "deep.2=deep=$OUT/deep.0.st+$OUT/deep.1.st+$OUT/deep.2.st" "packed=pa
 done
 
 corrupted=${IMAGENETC:-$OUT/imagenet-c}
-if [ "${PHOTOGRAPHS:-}" ] || [ "${IMAGENETC:-}" ] && [ ! "$SMALL" ]; then CORRUPTIONS="$CORRUPTIONS frost"; fi
+if [ "${IMAGENETC:-}" ] && [ ! "$SMALL" ]; then CORRUPTIONS="$CORRUPTIONS frost"; fi
 every=
 for severity in 1 2 3 4 5; do
   answers=
   for corruption in $CORRUPTIONS; do
     folder=$corrupted/$corruption/$severity
     made="corruption=$corruption&severity=$severity"
-    if [ "$corruption" = frost ]; then made="$made&photographs=${PHOTOGRAPHS:-}"; fi
     step "$folder" "$PYTHON" "$HERE/corrupt.py" "$IMAGENET/val?$made" --workers $MAKERS -o "$folder"
     answer=$OUT/corrupted/$corruption.$severity.json
     step "$answer" hydractl eval $rows --test "$folder?fraction=$VAL_SHARE:1" $EVALUATION -o "$answer"

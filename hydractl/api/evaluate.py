@@ -50,8 +50,6 @@ from hydractl.api.verb import verb
 from hydractl.expressions.data_sets import (
     ALL_CORRUPTIONS,
     CORRUPTIONS,
-    FROST,
-    PHOTOGRAPHS,
     SEVERITIES,
     OodSet,
 )
@@ -130,10 +128,6 @@ def evaluate(
         default=(),
         choices=(ALL_CORRUPTIONS, *CORRUPTIONS),
         split=True,
-    ),
-    photographs: Path | None = evaluating(
-        "The folder with photographs of frost, for --corruptions frost, which all has with it only",
-        metavar="FOLDER",
     ),
     severities: int | Sequence[int] = evaluating(
         "How strong the corruptions are, 1 to 5",
@@ -224,18 +218,11 @@ def evaluate(
 
 
 def _add_problems_of_corruptions(call: Call, names: Sequence[str]) -> None:
-    """Add the problems of ``--corruptions``, ``--photographs`` and ``--severities`` with each other.
+    """Add the problems of ``--corruptions`` and ``--severities`` with each other.
 
     Severities from a file are no problem without corruptions: they may be meant for another command.
     """
     if ALL_CORRUPTIONS in names and len(names) > 1:
         call.add(f"--corruptions {ALL_CORRUPTIONS} names every corruption: leave out the others", "corruptions")
-    has_photographs = call.given("photographs")
-    may_have_frost = FROST in names or ALL_CORRUPTIONS in names  # all includes frost if there are photographs
-    if FROST in names and not has_photographs:
-        needed = PHOTOGRAPHS.format("the folder of photographs of frost")
-        call.add(f"--corruptions {FROST}{call.where('corruptions')} needs --photographs, {needed}")
-    if has_photographs and not may_have_frost:
-        call.of("photographs", f"needs --corruptions {FROST}, or {ALL_CORRUPTIONS}")
     if call.sources["severities"] == "flag" and not call.given("corruptions"):
         call.of("severities", "needs --corruptions")

@@ -1,7 +1,4 @@
-"""A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images.
-
-``frost`` also needs ``&photographs=FOLDER``.
-"""
+"""A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images."""
 
 from __future__ import annotations
 
@@ -12,17 +9,8 @@ from functools import partial
 from PIL import Image
 
 from hydractl.data.base import Dataset, seeded_by
-from hydractl.data.files import read_folder
 from hydractl.errors import UsageError, did_you_mean
-from hydractl.expressions.data_sets import (
-    CORRUPTIONS,
-    FROST,
-    PHOTOGRAPHS,
-    SEVERITIES,
-    DataSpec,
-    setting_value,
-    with_setting,
-)
+from hydractl.expressions.data_sets import CORRUPTIONS, SEVERITIES, DataSpec, with_setting
 from hydractl.families.pixels import grey_or_rgb
 
 SMALL_SIDE = 64
@@ -44,32 +32,21 @@ class CorruptedImages(Dataset):
         clean: the clean images.
         name: the name of the corruption, for example ``fog``.
         severity: 1 to 5.
-        photographs: the folder with the photographs for frost, which are held in memory; None for other corruptions.
 
     Raises:
         UsageError: if the samples are texts.
-        InputError: if the folder of photographs has no images, or one of them cannot be read.
     """
 
-    def __init__(self, clean: Dataset, name: str, severity: int, photographs: str | None = None) -> None:
-        """Take over ids and labels of the clean images. Photographs of frost are read now, the clean images later."""
+    def __init__(self, clean: Dataset, name: str, severity: int) -> None:
+        """Take over ids and labels of the clean images, which are read later."""
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         settings = f"corruption={name}&severity={severity}"
-        if photographs is not None:
-            settings += f"&photographs={setting_value(photographs)}"
         super().__init__(with_setting(clean.spec, settings), clean.where, clean.ids)
         self.clean = clean
         self.take_over(clean)
         self.name = name
         self.severity = severity
-
-        # Only frost has photographs.
-        self.photographs: list[Image.Image] | None = None
-        if photographs is not None:
-            folder, _ = read_folder(DataSpec(photographs, "photographs", "path", photographs), None)
-            # Decode them here, so that an unreadable photograph is an error, and not a bad image of the set.
-            self.photographs = [folder[i] for i in range(len(folder))]
 
     def _sample(self, i: int) -> Image.Image:
         """Return image ``i``, reduced if it is large, and corrupted with random numbers of its own."""
@@ -80,8 +57,6 @@ class CorruptedImages(Dataset):
         corruption = TABLE[self.name]
         is_small = min(image.size) < SMALL_SIDE
         constants = (corruption.small if is_small else corruption.large)[self.severity - 1]
-        if self.photographs is not None:  # the corruption is frost, which takes the photographs as its last constant
-            constants = (*constants, self.photographs)
         seed = f"hydractl.corruption {self.name} {self.severity} {i}"
         random = seeded_by(hashlib.sha256(seed.encode()).digest())
         pixels = to_pixels(image)
@@ -110,7 +85,7 @@ def take_corruption(spec: DataSpec) -> tuple[DataSpec, Callable[[Dataset], Corru
     Raises:
         UsageError: for an unknown corruption or severity, and for settings that do not go together.
     """
-    clean_spec, asked = spec.split_query(("corruption", "severity", "photographs"))
+    clean_spec, asked = spec.split_query(("corruption", "severity"))
     if not asked:
         return spec, None
 
@@ -121,7 +96,6 @@ def take_corruption(spec: DataSpec) -> tuple[DataSpec, Callable[[Dataset], Corru
         )
     name = asked["corruption"]
     severity = asked["severity"]
-    photographs = asked.get("photographs")
     if name not in CORRUPTIONS:
         guess = did_you_mean(name, CORRUPTIONS)
         raise UsageError(
@@ -129,11 +103,4 @@ def take_corruption(spec: DataSpec) -> tuple[DataSpec, Callable[[Dataset], Corru
         )
     if severity not in map(str, SEVERITIES):
         raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
-
-    # Only frost takes photographs, and it cannot do without them.
-    hint_at_photographs = PHOTOGRAPHS.format("&photographs=FOLDER")
-    if name == FROST and photographs is None:
-        raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint_at_photographs)
-    if name != FROST and photographs is not None:
-        raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint_at_photographs)
-    return clean_spec, partial(CorruptedImages, name=name, severity=int(severity), photographs=photographs)
+    return clean_spec, partial(CorruptedImages, name=name, severity=int(severity))

@@ -2,7 +2,7 @@
 
 Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019
 (arXiv 1903.12261). The constants come from the authors' ``ImageNet-C/imagenet_c`` and ``create_c/make_cifar_c.py``
-(https://github.com/hendrycks/robustness). Their photographs of frost are not included: :func:`frost` receives some.
+(https://github.com/hendrycks/robustness). ``frost`` is not among them, as it is made of their photographs.
 
 Each function takes an image as float64 ``[height, width, channels]`` in [0, 1] with one or three channels, the
 constants of one severity, and a random generator. It returns an array of the same shape, not yet clipped.
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from scipy import ndimage
-
-from hydractl.families.pixels import in_mode
 
 Pixels = npt.NDArray[np.float64]
 _Random = np.random.RandomState
@@ -259,52 +257,6 @@ def _grey_values(x: Pixels) -> Pixels:
     weighted_green = 0.587 * green
     weighted_blue = 0.114 * blue
     return weighted_red + weighted_green + weighted_blue
-
-
-@_corruption(
-    large=((1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)),
-    small=((1, 0.2, 5), (1, 0.3, 5), (0.9, 0.4, 5), (0.85, 0.4, 5), (0.75, 0.45, 5)),
-)
-def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]], random: _Random) -> Pixels:
-    """Add a part of a photograph of frost; (share of the image, of the frost, every n-th pixel, photographs).
-
-    The table above holds the first three constants; the photographs are read from a folder and appended to them. The
-    stride n is 1 or 5. For small images the authors reduce the photographs to a fifth, linearly between pixels and
-    without smoothing: that is the same as taking the middle one of every five pixels.
-    """
-    image_share, frost_share, stride, photographs = constants
-    height, width, channels = x.shape
-
-    # Choose a photograph, in the mode of the image, and make it large enough.
-    index = random.randint(len(photographs))
-    mode = "L" if channels == 1 else "RGB"
-    photograph = in_mode(photographs[index], mode)
-    large_photograph = _covering(photograph, stride * width, stride * height)
-
-    # Keep every n-th pixel, and cut out a random part of the size of the image. For n = 5 these are the pixels 2, 7,
-    # 12, ..., the middle ones of each five; for n = 1 all pixels.
-    middle = stride // 2
-    pixels = np.asarray(large_photograph)[middle::stride, middle::stride]
-    free_height = pixels.shape[0] - height
-    free_width = pixels.shape[1] - width
-    top = random.randint(free_height + 1)
-    left = random.randint(free_width + 1)
-    part = pixels[top : top + height, left : left + width]
-    frosted = part.reshape(x.shape)  # a grey part [height, width] becomes [height, width, 1]
-    return image_share * x + frost_share * frosted / 255
-
-
-def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
-    """Enlarge a photograph until it has at least ``width`` x ``height`` pixels; return a large enough one unchanged."""
-    horizontal = width / photograph.width
-    vertical = height / photograph.height
-    factor = max(1.0, horizontal, vertical)
-    if factor == 1:
-        return photograph
-    larger_width = math.ceil(photograph.width * factor)
-    larger_height = math.ceil(photograph.height * factor)
-    larger_size = (larger_width, larger_height)
-    return photograph.resize(larger_size, Image.Resampling.BILINEAR)
 
 
 @_corruption(

@@ -50,7 +50,6 @@ class DataOptions:
         on_bad: what to do with samples that cannot be read, ``error`` or ``skip``.
         label_map: a JSON object from class names in the data to class names of the model, or None.
         corruptions, severities: the corruptions of the test data to measure, each at every severity.
-        photographs: the folder of photographs for the corruption frost, or None.
         allow_seen: whether test data may contain samples to which something was fitted.
     """
 
@@ -66,7 +65,6 @@ class DataOptions:
     label_map: Document | None = None
     corruptions: Sequence[str] = ()
     severities: Sequence[int] = ()
-    photographs: str | None = None
     allow_seen: bool = False
 
 

@@ -18,7 +18,7 @@ from hydractl.data.overlap import Findings, GivenSet, compare_sets, without_trai
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
-from hydractl.expressions.data_sets import AUTO, FROST
+from hydractl.expressions.data_sets import AUTO
 from hydractl.files.fingerprints import Entry, entry, incomparable, marked, other_decoder, who_saw
 from hydractl.files.model_records import DataSetRecord
 from hydractl.files.predictions_header import PredictedSetRecord, SetGroup, SetRole
@@ -165,8 +165,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log) -> l
         for ood_set in options.ood:
             sets.append(_eval_set(ood_set.name, OOD, open_outside(ood_set.spec), ood_set.group))
         for corruption, severity in itertools.product(options.corruptions, options.severities):
-            photographs = options.photographs if corruption == FROST else None  # of frost
-            corrupted_data = CorruptedImages(id_data, corruption, severity, photographs)
+            corrupted_data = CorruptedImages(id_data, corruption, severity)
             sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted_data))
     elif options.tests:
         sets += models[0].stored_sets()

@@ -37,7 +37,6 @@ CORRUPTIONS = (
     "motion_blur",
     "zoom_blur",
     "snow",
-    "frost",
     "fog",
     "brightness",
     "contrast",
@@ -45,7 +44,10 @@ CORRUPTIONS = (
     "pixelate",
     "jpeg_compression",
 )
-"""Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
+"""Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``.
+
+Their ``frost`` is not among them: it is made of their photographs.
+"""
 
 ALL_CORRUPTIONS = "all"
 """The word that stands for every corruption in ``--corruptions``."""
@@ -54,17 +56,6 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 AUTO = "auto"
 """The word that replaces a SPEC of OOD validation data: OOD samples are made from the ID validation samples."""
-
-FROST = "frost"
-"""The corruption that needs photographs."""
-PHOTOGRAPHS = "{}; those of ImageNet-C are ImageNet-C/create_c/frost*.* of https://github.com/hendrycks/robustness"
-"""The hint where photographs come from; ``{}`` is replaced by how to name their folder."""
-
-
-def setting_value(text: str) -> str:
-    """Return a value for the query of a SPEC, with ``%`` and ``&`` escaped."""
-    without_percent = text.replace("%", "%25")
-    return without_percent.replace("&", "%26")
 
 
 def with_setting(spec: str, setting: str) -> str:
@@ -258,14 +249,6 @@ def ood_val_set(option: str, text: str, held: Any = None) -> OodSet:
     return OodSet.of_option(option, text, held)
 
 
-def corruptions_asked_for(names: Sequence[str], *, with_frost: bool) -> list[str]:
-    """Return the corruptions that ``--corruptions`` names, in the order of Hendrycks & Dietterich.
-
-    Args:
-        names: the values of the option.
-        with_frost: whether there are photographs for frost, which is left out without them.
-    """
-    asked_for = [name for name in CORRUPTIONS if name in names or ALL_CORRUPTIONS in names]
-    if not with_frost and FROST in asked_for:
-        asked_for.remove(FROST)
-    return asked_for
+def corruptions_asked_for(names: Sequence[str]) -> list[str]:
+    """Return the corruptions that ``--corruptions`` names, in the order of Hendrycks & Dietterich."""
+    return [name for name in CORRUPTIONS if name in names or ALL_CORRUPTIONS in names]

@@ -38,8 +38,7 @@ def run(call: Call) -> Outcome:
     dropout = None
     if values["mc_dropout"] is not None:
         dropout = DropoutRecord(p=values["mc_dropout"], passes=values["passes"] or PASSES, seed=values["seed"])
-    has_photographs = values["photographs"] is not None
-    corruptions = corruptions_asked_for(values["corruptions"], with_frost=has_photographs)
+    corruptions = corruptions_asked_for(values["corruptions"])
     options = filled(EvalOptions, values, dropout=dropout, corruptions=corruptions)
     plan = plan_of(values["model"], opening_options(values), options, log)
     if values["dry_run"]:

@@ -15,8 +15,8 @@ from scipy import ndimage
 from hydractl.data import batches, open_data
 from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.corruptions import TABLE, to_image, to_pixels
-from hydractl.errors import InputError, UsageError
-from hydractl.expressions.data_sets import CORRUPTIONS, FROST
+from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import CORRUPTIONS
 from tests.running import refused
 from tests.spread import marked_long, spread
 
@@ -26,25 +26,7 @@ Array = npt.NDArray[np.float64]
 def apply(name: str, severity: int, x: Array, *, small: bool = False, seed: int = 0) -> Array:
     kind = TABLE[name]
     constants = (kind.small if small else kind.large)[severity - 1]
-    if name == FROST:
-        constants = (*constants, frosted())
     return kind.apply(x, constants, np.random.RandomState(seed))
-
-
-def frosted() -> list[Image.Image]:
-    """Two photographs of nothing in particular, one large, the other too small for most images."""
-    drawn = np.random.RandomState(7).randint(0, 256, size=(230, 301, 3), dtype=np.uint8)
-    return [Image.fromarray(drawn), Image.fromarray(drawn[:40, :50, 0])]
-
-
-@pytest.fixture
-def photographs(tmp_path: Path) -> str:
-    """The same in a folder, whose name has to be quoted in a SPEC."""
-    folder = tmp_path / "a & b"
-    folder.mkdir()
-    for i, image in enumerate(frosted()):
-        image.save(folder / f"frost{i}.png")
-    return str(folder)
 
 
 def photos() -> Array:
@@ -60,9 +42,8 @@ def test_the_table_has_every_name_in_order() -> None:
 
 
 # Where the constants do more of one thing from one severity to the next: not glass_blur and elastic_transform, which
-# trade one kind of change for another, nor frost, which takes of the image what it adds of the photograph, nor the fog
-# of ImageNet-C, whose third severity is thinner than the second.
-MIXED = ("glass_blur", "frost", "elastic_transform")
+# trade one kind of change for another, nor the fog of ImageNet-C, whose third severity is thinner than the second.
+MIXED = ("glass_blur", "elastic_transform")
 ORDERED = [(name, small) for name in CORRUPTIONS for small in (False, True) if name not in MIXED]
 ORDERED.remove(("fog", False))
 
@@ -188,32 +169,6 @@ def test_fog() -> None:
     assert (apply("fog", 1, np.zeros((8, 8, 1))) == 0).all()
 
 
-@pytest.mark.parametrize("severity", range(1, 6))
-def test_frost(severity: int) -> None:
-    x = photos()[0][:, :107]
-    share, amount = [(1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)][severity - 1]
-    random = np.random.RandomState(severity)
-    photograph = np.asarray(frosted()[random.randint(2)].convert("RGB"))
-    if len(photograph) == 40:  # enlarged until it covers the image
-        size = (int(np.ceil(50 * 107 / 40)), 107)
-        photograph = np.asarray(Image.fromarray(photograph).resize(size, Image.Resampling.BILINEAR))
-    top, left = random.randint(photograph.shape[0] - 106), random.randint(photograph.shape[1] - 106)
-    expected = share * (x * 255) + amount * photograph[top : top + 107, left : left + 107]
-    assert np.allclose(apply("frost", severity, x, seed=severity), expected / 255, atol=1e-12)
-
-
-def test_frost_of_small_images_is_a_fifth_of_the_photograph() -> None:
-    x, photograph = np.zeros((46, 60, 3)), frosted()[0]
-    random = np.random.RandomState(3)
-    constants = (0.75, 0.45, 5, [photograph])
-    found = TABLE["frost"].apply(x, constants, random)
-    # Bilinear interpolation in the middle of 5 x 5 pixels, as a library does it; one place for an image of this size.
-    size = {"size": (46, 60), "mode": "bilinear", "align_corners": False, "antialias": False}
-    tensor = torch.from_numpy(np.asarray(photograph)[:230, :300].transpose(2, 0, 1)[None] / 255)
-    expected = torch.nn.functional.interpolate(tensor, **size)[0].permute(1, 2, 0).numpy()  # type: ignore[arg-type]
-    assert TABLE["frost"].small[4] == constants[:3] and np.allclose(found, 0.45 * expected, atol=1e-9)
-
-
 def test_elastic_keeps_the_mean_and_moves() -> None:
     x = photos()[0]
     found = apply("elastic_transform", 4, x)
@@ -245,15 +200,14 @@ def pixels(data: CorruptedImages, workers: int = 0) -> torch.Tensor:
     return torch.cat([batch.inputs for batch in found])
 
 
-# One draws a number for each pixel, one a place for each, one a direction, one a photograph, and one nothing.
-@pytest.mark.parametrize("name", ["gaussian_noise", FROST, *marked_long(["glass_blur", "motion_blur", "contrast"])])
-def test_the_same_whatever_the_workers_and_the_order(name: str, photographs: str) -> None:
-    clean, frost = open_data("builtin:digits/test", limit=7), photographs if name == FROST else None
-    data = CorruptedImages(clean, name, 3, frost)
+# One draws a number for each pixel, one a place for each, one a direction, and one nothing.
+@pytest.mark.parametrize("name", ["gaussian_noise", *marked_long(["glass_blur", "motion_blur", "contrast"])])
+def test_the_same_whatever_the_workers_and_the_order(name: str) -> None:
+    data = CorruptedImages(open_data("builtin:digits/test", limit=7), name, 3)
     once = pixels(data)
     assert once.dtype == torch.uint8 and torch.equal(once, pixels(data, workers=2))
     assert torch.equal(torch.from_numpy(np.array(data[5])), once[5])
-    whole = CorruptedImages(open_data("builtin:digits/test"), name, 3, frost)
+    whole = CorruptedImages(open_data("builtin:digits/test"), name, 3)
     assert np.array_equal(np.array(whole[5]), np.array(data[5]))
 
 
@@ -308,20 +262,6 @@ def test_by_spec(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "list.txt").write_text("a.png 0\n")
     assert len(open_data(f"{tmp_path}/list.txt?root={tmp_path}&corruption=fog&severity=1")) == 1
-
-
-def test_frost_by_spec(photographs: str) -> None:
-    frost = CorruptedImages(open_data("builtin:digits/test", limit=4), FROST, 3, photographs)
-    data = open_data(frost.spec, limit=4)
-    assert data.spec.endswith("?corruption=frost&severity=3&photographs=" + photographs.replace("&", "%26"))
-    assert np.array_equal(np.array(data[3]), np.array(frost[3])) and data.fingerprint() == frost.fingerprint()
-    Image.new("L", (400, 400)).save(f"{photographs}/frost0.png")
-    assert open_data(frost.spec, limit=4).fingerprint() != frost.fingerprint()
-    Path(photographs, "frost1.png").write_bytes(b"")
-    with pytest.raises(InputError, match="frost1.png: the file is empty"):
-        open_data(frost.spec, on_bad="skip")
-    with pytest.raises(InputError, match="photographs .*none: cannot list"):
-        open_data(frost.spec + "/none")
 
 
 WRONG = {

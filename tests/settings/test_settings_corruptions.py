@@ -9,8 +9,6 @@ import pytest
 
 from hydractl.expressions.data_sets import (
     CORRUPTIONS,
-    FROST,
-    PHOTOGRAPHS,
     corruptions_asked_for,
 )
 
@@ -22,9 +20,8 @@ def test_values(merged: Callable[..., Any]) -> None:
     settings = merged("eval", {**NEEDED, **flags})
     assert settings.corruptions == ["fog", "shot_noise"] and settings.severities == [5, 1]
     assert settings.on_bad == "skip"
-    assert corruptions_asked_for(settings.corruptions, with_frost=False) == ["shot_noise", "fog"]
-    assert corruptions_asked_for(["all"], with_frost=True) == list(CORRUPTIONS)
-    assert set(CORRUPTIONS) - {*corruptions_asked_for(["all"], with_frost=False)} == {FROST}
+    assert corruptions_asked_for(settings.corruptions) == ["shot_noise", "fog"]
+    assert corruptions_asked_for(["all"]) == list(CORRUPTIONS)
 
 
 WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
@@ -34,11 +31,7 @@ WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
     ),
     (
         {"corruptions": ["frost"]},
-        [f"--corruptions frost (flag) needs --photographs, {PHOTOGRAPHS.format('the folder of photographs of frost')}"],
-    ),
-    (
-        {"corruptions": ["fog"], "photographs": "d"},
-        ["--photographs (flag) needs --corruptions frost, or all"],
+        [f"--corruptions must be one of all, {', '.join(CORRUPTIONS)}, not 'frost' (flag)"],
     ),
     ({"severities": ["3"]}, ["--severities (flag) needs --corruptions"]),
     (
