@@ -288,8 +288,7 @@ def finetune(
         split=True,
     ),
     log: Path | None = io(
-        "Write a line of JSON for each step that is logged and each epoch; beside is a.log.jsonl for a.st "
-        "[default: no log]",
+        "Write a line of JSON for each step and each epoch; beside is a.log.jsonl for a.st [default: no log]",
         metavar="FILE|beside",
         check=_check_log,
         writes=True,

@@ -276,7 +276,7 @@ class Training:
             history = self.history
             history.losses.append(loss)
             history.position += samples_of_step
-            self.context.run_log.step(history.steps, self.course.total, loss, rate, samples_of_step)
+            self.context.run_log.step(history.steps, loss, rate, samples_of_step)
             progress.advance(1, f"loss {loss:.4f}")
             self.course.after_step(history.steps, self.finite_weights, self.context.log, self.context.run_log)
             self._save_or_stop()

@@ -20,16 +20,11 @@ from hydractl.log import Log
 SCHEMA = "hydractl.training-log/1"
 _BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
 """The bytes that every log begins with."""
-_LINES = 1000
-"""About how many steps of a training get a line."""
-_SECONDS = 60.0
-"""The longest time without a line, in seconds."""
 
 
 class RunLog:
     """The log of a training: lines that a file and a caller get, if there are such.
 
-    About a thousand of all steps become a line, but at least one a minute. It has the mean loss since the line before.
     The first line that cannot be written to the file causes one warning; the training goes on.
 
     Args:
@@ -57,9 +52,7 @@ class RunLog:
                     raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
                 # Cut off what a killed run has logged after the point of resuming: these steps are made again.
                 self._file.truncate(min(position, self.position()))
-        self._losses: list[float] = []
-        self._samples = 0
-        self._since = time.monotonic()
+        self._since = time.monotonic()  # the end of the last step
 
     def begin(self, about: Mapping[str, object], *, resumed: bool) -> None:
         """Write the first line, or that the run is resumed.
@@ -76,36 +69,12 @@ class RunLog:
         else:
             self._write({"schema": SCHEMA, "time": _now(), **about})
 
-    def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
-        """Count a step; if it is time for it, write one line for all steps since the last one.
-
-        Args:
-            step: how many steps are made, including this one.
-            total: how many steps there will be.
-            loss: the loss of the step.
-            lr: the learning rate of the step.
-            samples: how many samples the step used.
-        """
-        self._losses.append(loss)
-        self._samples += samples
+    def step(self, step: int, loss: float, lr: float, samples: int) -> None:
+        """Write a line for a step: how many are made with it, its loss and learning rate, and its samples a second."""
         now = time.monotonic()
-        seconds = now - self._since
-
-        # Write after so many steps, after the last one, and after a minute at the latest.
-        steps_of_a_line = max(1, total // _LINES)
-        is_full = step % steps_of_a_line == 0
-        is_last = step == total
-        is_overdue = seconds >= _SECONDS
-        if not (is_full or is_last or is_overdue):
-            return
-
-        # One line for all steps since the last one; then begin counting anew.
-        speed = self._samples / max(seconds, 1e-9)
-        mean = sum(self._losses) / len(self._losses)
-        self.event("step", step=step, loss=mean, lr=lr, samples_per_s=round(speed, 3))
-        self._losses = []
-        self._samples = 0
+        speed = samples / max(now - self._since, 1e-9)
         self._since = now
+        self.event("step", step=step, loss=loss, lr=lr, samples_per_s=round(speed, 3))
 
     def event(self, event: str, **values: Any) -> None:
         """Write a line."""
