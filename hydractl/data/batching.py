@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.data.base import Dataset, UnreadableSample, has_orientation
@@ -219,39 +218,6 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
         skipped = dataset.skipped or {}
         reasons = [skipped[i] for i in sorted(skipped)]
         raise InputError(f"{dataset.where}: not one of the samples can be read", problems=reasons)
-
-
-class TimedBatches:
-    """Passes batches on, and measures how much of the time goes into waiting for the next one.
-
-    Args:
-        batches: the batches, which are read when they are asked for.
-
-    Attributes:
-        waited_s: the time in which the next batch was asked for and not there, in seconds.
-        total_s: the time from the first request to the end of the last one, in seconds.
-    """
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self.waited_s = 0.0
-        self.total_s = 0.0
-
-    def __iter__(self) -> Iterator[Batch]:
-        started = perf_counter()
-        while True:
-            asked = perf_counter()
-            batch = next(self._batches, None)
-            answered = perf_counter()
-            self.waited_s += answered - asked
-            self.total_s = answered - started
-            if batch is None:
-                return
-            yield batch
-
-    def __str__(self) -> str:
-        share = self.waited_s / self.total_s if self.total_s else 0.0
-        return f"{share:.0%} of {self.total_s:.1f} s went into waiting for data"
 
 
 @dataclass(eq=False)

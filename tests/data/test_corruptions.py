@@ -270,9 +270,8 @@ WRONG = {
     "builtin:photos?corruption=fogg&severity=3": "unknown corruption 'fogg'; did you mean fog?",
     "builtin:photos?corruption=fog&severity=6": "severity 6 is not in 1 .. 5",
     "builtin:photos?corruption=fog&severity=x": "severity x is not in 1 .. 5",
-    "builtin:photos?corruption=frost&severity=3": "frost needs photographs of frost",
-    "builtin:photos?corruption=fog&severity=3&photographs=x": "fog takes no photographs",
-    "builtin:photos?photographs=x": "go together",
+    "builtin:photos?corruption=frost&severity=3": "unknown corruption 'frost'",
+    "builtin:photos?corruption=fog&severity=3&photographs=x": "unknown setting 'photographs'",
     "builtin:photos?corruption=fog&severity=3&root=x": "unknown setting 'root'",
 }
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hydractl.data.batching import Batch, TimedBatches
+from hydractl.data.batching import Batch
 from hydractl.data.names import read_words
 from hydractl.evaluation.inputs import keep_features, kept_features, read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
@@ -180,10 +180,8 @@ class RunningModel(LogitsProvider):
             dataset: the data set.
             rows: the indices of the only samples to run, in this order; None means all samples.
         """
-        timed_batches = TimedBatches(self._batches_as_read(dataset, rows))
         seed = "" if self.mc_dropout is None else dataset.fingerprint
-        yield from self.answers(timed_batches, seed)
-        self._log.detail(f"{self.name} on {dataset.name}: {timed_batches}")
+        yield from self.answers(self._batches_as_read(dataset, rows), seed)
 
     def answers(self, batches: Iterable[Batch], fingerprint: str = "") -> LogitsBatches:
         """Run the model on batches that :meth:`loaded` has preprocessed, and yield the logits of each.
