@@ -15,7 +15,6 @@ from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.expressions.models import ModelRef
 from hydractl.files.checkpoint import FileTensors
-from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.threshold import stored_score
@@ -129,9 +128,6 @@ def load_source(
     slow = _slow_format(resolve_dtype(dtype), device_type)
     if slow is not None:
         warnings.warn(slow, stacklevel=4)
-    foreign = foreign_tokens(source.description.preprocess)
-    if foreign is not None:
-        warnings.warn(f"{source.name}: {foreign}", stacklevel=4)
     for warning in source.warnings:
         warnings.warn(warning, stacklevel=4)
     model = build_model(source, device, dtype, whole_last_block=whole_last_block)

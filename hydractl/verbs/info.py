@@ -16,7 +16,6 @@ from hydractl.files.circuit_answer import CircuitAnswer, CircuitHeads, KeptSite,
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, TensorInfo, read_header
 from hydractl.files.state_dict import StateDict, is_state_dict
-from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.files.training_history import UnfinishedRecord, training_text, trainings_of
 from hydractl.files.verb_answers import ComparedMasks, InfoAnswer, OverlapAnswer
 from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
@@ -235,9 +234,6 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
             ]
         else:
             notes.append(f"{len(head_maps)} members of many heads, too many to be compared")
-    foreign = foreign_tokens(description.preprocess)
-    if foreign is not None:
-        notes.append(foreign)
 
     # Its trainings; for a fused model each line names the member.
     trainings = []

@@ -9,7 +9,6 @@ from hydractl.data import Dataset, open_data
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.state_dict import StateDict
-from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.matching import check_labels_are_classes, named_by_data
@@ -75,12 +74,9 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
 
 
 def _announce_odd_weights(source: Source, log: Log) -> None:
-    """Log which weights of a model are drawn, pickled or left out, and tokens that look foreign; usually none."""
+    """Log which weights of a model are drawn, pickled or left out; usually none."""
     name = source.name
     tensors = source.tensors
-    foreign = foreign_tokens(source.description.preprocess)
-    if foreign is not None:
-        log.warn(f"{name}: {foreign}")
     if source.drawn_by is not None:
         log.info(f"{name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
     if isinstance(tensors, StateDict):

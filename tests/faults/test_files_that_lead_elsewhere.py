@@ -7,7 +7,6 @@ alone sees what the libraries in Rust open.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -16,17 +15,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import HydraError
-from hydractl.files.tokenizer_text import foreign_tokens
 from hydractl.model.source import ModelOptions, open_source
 from tests.fuzz.readers import CORPUS
 from tests.pico import WORDS, published
@@ -417,99 +413,6 @@ def test_the_links_of_a_hub_cache_are_followed(honest: Path, tmp_path: Path) -> 
     for file in snapshot.iterdir():  # as older versions of the hub's client fill a folder
         (tmp_path / "copy" / file.name).symlink_to(os.path.realpath(file))
     assert look_at(tmp_path / "copy") == look_at(honest / "words")
-
-
-# --- what was stored before ------------------------------------------------------------------------------------------
-
-
-FOREIGN = [
-    "HF_TOKEN=hf_" + "abcdefgh" * 4,
-    "PATH=/usr/bin:/bin\0HOME=/root",
-    "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG",
-    "-----BEGIN OPENSSH PRIVATE KEY-----",
-    "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW",
-    "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
-    "d7a8fbb307d7809469ca9abcb0082e4f8d5651e46d3cdb762d02d08bb5a0c3f1",
-    "sk-proj-1234abcd5678efgh9012",
-]
-OF_CODE = [
-    *("=", "==", "Ġ=", '="', "+=", "name=", "▁class=", "=True", "</w>", "----", "-----", "=-=-=-=-=-=-=-=-=-=-=-=-"),
-    *(
-        "<|reserved_special_token_247|>",
-        "[unused993]",
-        "<extra_id_99>",
-        "0x00000000",
-        "00000000000000000000000000000000",
-    ),
-    *("rawdownloadcloneembedreportprint", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz", "sk-", "hf_"),
-    *("donaudampfschifffahrtsgesellschaft", "user_name_of_the_function_that_is_called", "________________________"),
-]
-
-
-def with_tokens(preprocess: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
-    """A preprocessing whose vocabulary has further tokens."""
-    tokenizer = json.loads(preprocess["tokenizer"]["json"])
-    for token in tokens:
-        tokenizer["model"]["vocab"][token] = len(tokenizer["model"]["vocab"])
-    return {**preprocess, "tokenizer": {**preprocess["tokenizer"], "json": json.dumps(tokenizer)}}
-
-
-@pytest.mark.fault(85)
-def test_tokens_of_another_file_are_said(
-    honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    canaries(tmp_path / "outside", honest)
-    preprocess = open_source(str(honest / "bert")).description.preprocess
-    foreign = with_tokens(preprocess, FOREIGN)["tokenizer"]["json"]
-    monkeypatch.setitem(CHECKPOINTS, "foreign", ("bert", {"preprocess": {"tokenizer": {"json": foreign}}}))
-    path = hostile_checkpoint("foreign", honest, tmp_path)
-    assert main(["--info", str(path)]) == 0
-    assert main(["fuse", str(path), str(path), "-o", "f.st"]) == 0
-    with pytest.warns(UserWarning, match="tokens of its tokenizer look like lines of a file"):
-        hydractl.load(path)
-    for said in capsys.readouterr():
-        words = " ".join(said.split())
-        assert f"{len(FOREIGN)} tokens of its tokenizer look like lines of a file that is no vocabulary" in words
-        assert "a hint, no proof" in words
-        assert not any(token in words for token in FOREIGN)  # which may be secrets
-
-
-@pytest.mark.fault(85)
-@pytest.mark.parametrize("token", FOREIGN)
-def test_one_foreign_token_is_enough(token: str, honest: Path) -> None:
-    preprocess = open_source(str(honest / "bert")).description.preprocess
-    assert foreign_tokens(with_tokens(preprocess, [token])) is not None
-    pieces = {"model": {"type": "Unigram", "vocab": [["a", -1.0], [token, -2.0]]}}
-    assert foreign_tokens({"texts": {"tokenizer": {"json": json.dumps(pieces)}}}) is not None
-    packed = (
-        "zlib:" + base64.b64encode(zlib.compress(json.dumps({"added_tokens": [{"content": token}]}).encode())).decode()
-    )
-    assert foreign_tokens({"tokenizer": {"json": packed}}) is not None
-
-
-@pytest.mark.fault(85)
-def test_honest_tokens_are_not_doubted(honest: Path) -> None:
-    preprocess = open_source(str(honest / "bert")).description.preprocess
-    assert foreign_tokens(with_tokens(preprocess, OF_CODE)) is None
-    import open_clip
-
-    byte_pairs = open_clip.SimpleTokenizer().encoder
-    assert foreign_tokens(with_tokens(preprocess, list(byte_pairs))) is None
-    for name in ("bert", "words", "pairs", "two towers"):
-        assert foreign_tokens(open_source(str(honest / name)).description.preprocess) is None
-
-
-@pytest.mark.fault(85)
-@pytest.mark.parametrize("broken", [None, 1, "{", "[]", '{"model": 1, "added_tokens": [1]}', "zlib:!", "zlib:eJw="])
-def test_a_broken_tokenizer_is_left_to_who_opens_it(broken: Any) -> None:
-    assert foreign_tokens({"tokenizer": {"json": broken, "special_tokens": [1]}}) is None
-
-
-@pytest.mark.fault(85)
-def test_a_real_tokenizer_is_not_doubted(real_data: Path) -> None:
-    source = open_source(str(real_data / "checkpoints/minilm-sst2"))
-    assert foreign_tokens(source.description.preprocess) is None
 
 
 # --- commands, watched from outside -----------------------------------------------------------------------------------
