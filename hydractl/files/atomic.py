@@ -164,9 +164,7 @@ class Output:
             if not target.exists():
                 return
             kind = _kind_words(target)
-            wanted_kind = "a file"
-            if self.is_folder:
-                wanted_kind = "a folder"
+            wanted_kind = "a folder" if self.is_folder else "a file"
             if kind != wanted_kind:
                 raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name")
             if not force:

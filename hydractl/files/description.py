@@ -150,9 +150,7 @@ class Description:
         """Return an object for each member: what is known of it, with the heads that it keeps at each site."""
         members = []
         for index, mask in enumerate(self.masks):
-            member = {}
-            if self.members:
-                member = dict(self.members[index])
+            member = dict(self.members[index]) if self.members else {}
             member["kept"] = {path: list(kept) for path, kept in mask.kept.items()}
             members.append(member)
         return members

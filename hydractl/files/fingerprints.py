@@ -184,9 +184,7 @@ def seen_in(document: Any, origin: str) -> list[Entry]:
     if not isinstance(document, dict):
         return []
     start = document.get("start_mask")
-    before = None
-    if isinstance(start, dict):
-        before = start.get("seen")
+    before = start.get("seen") if isinstance(start, dict) else None
     seen_before = checked(before, origin)
     seen_since = checked(document.get("seen"), origin)
     return merged(seen_before, seen_since)

@@ -314,18 +314,14 @@ def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[st
     position = 0
     for name, info in tensors_in_order(tensors):
         if info.start != position:
-            gap = "leaves a hole before it"
-            if info.start < position:
-                gap = "overlaps the one before"
+            gap = "overlaps the one before" if info.start < position else "leaves a hole before it"
             return [f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})"]
         position = info.end
 
     # The last tensor must end with the file.
     if position == data_bytes:
         return []
-    state = "over-long"
-    if position > data_bytes:
-        state = "truncated"
+    state = "truncated" if position > data_bytes else "over-long"
     return [f"the file is {state}: {data_bytes} bytes of data, {position} described"]
 
 

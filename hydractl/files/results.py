@@ -254,9 +254,7 @@ class Result(Record):
         Raises:
             InputError: the file is another document, the answer of a dry run, or does not have the form.
         """
-        origin = path
-        if path == "-":
-            origin = "standard input"
+        origin = "standard input" if path == "-" else path
         return cls.of(read_json_file(path), origin)
 
     @classmethod
@@ -273,9 +271,7 @@ class Result(Record):
         # The schema names the verb, e.g. "hydractl.eval/1"; check it first, for a clear message.
         expected_schema = cls.form()
         verb = expected_schema.removeprefix("hydractl.").partition("/")[0]
-        schema_in_file = "none"
-        if isinstance(document, dict):
-            schema_in_file = shown(document.get("schema"))
+        schema_in_file = shown(document.get("schema")) if isinstance(document, dict) else "none"
         if schema_in_file != shown(expected_schema):
             raise InputError(f"{origin} is not the JSON of {verb} (schema {schema_in_file})")
         if document.get("dry_run"):
@@ -364,10 +360,7 @@ def _problem_line(problem: ErrorDetails) -> str:
         return f"{path_of_value} is null"
 
     # Case 4: the value has another type, or is out of range.
-    if kind in _NEEDED:
-        wanted = _NEEDED[kind].format(**context)
-    else:
-        wanted = f"what it should be: {problem['msg']}"
+    wanted = _NEEDED[kind].format(**context) if kind in _NEEDED else f"what it should be: {problem['msg']}"
     return f"{path_of_value} is {shown(value)}, not {wanted}"
 
 

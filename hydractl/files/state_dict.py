@@ -178,9 +178,7 @@ def _entry_of_weights(content: Any) -> str | None:
 
 def _script_arguments(content: Any) -> Mapping[str, object]:
     """Return the arguments of a training script, by name; empty if the content is not a checkpoint of one."""
-    arguments = None
-    if isinstance(content, dict):
-        arguments = content.get("args")
+    arguments = content.get("args") if isinstance(content, dict) else None
     if type(arguments) is argparse.Namespace:
         return dict(vars(arguments))
     return {}

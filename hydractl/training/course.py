@@ -108,10 +108,7 @@ It raises a UsageError if the training has too few steps.
 
 def warmup_steps(warmup: float, total: int) -> int:
     """Return ``warmup`` as a number of steps: below 1 it is a share of all steps, else the number itself."""
-    if warmup < 1:
-        steps = math.ceil(warmup * total)
-    else:
-        steps = int(warmup)
+    steps = math.ceil(warmup * total) if warmup < 1 else int(warmup)
     return min(total, steps)
 
 

@@ -240,20 +240,11 @@ class Augmentation:
             changes.append(lambda image: as_in_evaluation([image])[0])
         self._change: Callable[[Any], Tensor] = v2.Compose(changes)
 
-    def collate(self, epoch: int) -> Callable[[NumberedSamples], Tensor]:
-        """Return a function from samples of a :class:`Numbered` data set to inputs ``[B, C, H, W]`` in an epoch."""
-
-        def collated(samples: NumberedSamples) -> Tensor:
-            changed = []
-
-            # Restore torch's generator afterwards: dropout, which uses it, is not affected by these draws.
-            with torch.random.fork_rng(devices=[]):
-                for number, image in samples:
-                    inputs = self._augmented(image, epoch, number)
-                    changed.append(inputs)
-                return torch.stack(changed)
-
-        return collated
+    def collate(self, samples: NumberedSamples, epoch: int) -> Tensor:
+        """Return the inputs ``[B, C, H, W]`` of samples of a :class:`Numbered` data set in an epoch."""
+        # Restore torch's generator afterwards: dropout, which uses it, is not affected by these draws.
+        with torch.random.fork_rng(devices=[]):
+            return torch.stack([self._augmented(image, epoch, number) for number, image in samples])
 
     def _augmented(self, image: Any, epoch: int, number: int) -> Tensor:
         """Return one image, changed and converted to the model's input, ``[C, H, W]``."""
@@ -383,14 +374,11 @@ class Reader:
     def _batches_from_workers(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield batches of inputs and targets that worker processes prepare, augmented if that is asked for."""
         preprocess = self._model.preprocess
-        augment: Callable[[NumberedSamples], Tensor] | None = None
-        if self._augmentation is not None:
-            augment = self._augmentation.collate(epoch)
 
         def collate(samples: NumberedSamples) -> tuple[Any, Any]:
             """Return inputs and targets of samples that come with their indices; runs in the workers."""
-            if augment is not None:
-                inputs = augment(samples)
+            if self._augmentation is not None:
+                inputs = self._augmentation.collate(samples, epoch)
             else:
                 inputs = preprocess([sample for _, sample in samples])
             return inputs, self._targets([number for number, _ in samples])

@@ -191,10 +191,7 @@ class Contrastive(Loss):
                 return chain(inputs)[0]
 
         features: Tensor
-        if twice:
-            features = checkpoint(compute, use_reentrant=False)
-        else:
-            features = compute()
+        features = checkpoint(compute, use_reentrant=False) if twice else compute()
         return _at_least_float32(features)
 
     def _gather_features(self, features: Tensor) -> Tensor:

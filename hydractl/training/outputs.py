@@ -68,10 +68,7 @@ class RunFiles:
         """
         # The outputs; several of them get numbers in their names.
         is_folder = output.endswith("/") and Path(output).name != ""
-        if is_folder:
-            path = Path(output)
-        else:
-            path = file_path(output)
+        path = Path(output) if is_folder else file_path(output)
         paths = [path]
         if several is not None:
             paths = [named_apart(path, number, folder=is_folder) for number in range(1, several + 1)]

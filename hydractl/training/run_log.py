@@ -61,9 +61,7 @@ class RunLog:
             about: facts about the training, for the first line.
             resumed: whether the run is resumed; a file that has no line yet gets its first line all the same.
         """
-        continues = resumed
-        if self._file is not None:
-            continues = self.position() > 0
+        continues = self.position() > 0 if self._file is not None else resumed
         if continues:
             self.event("resumed")
         else:

@@ -73,9 +73,7 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     """
     # The weights to start from. A contrastive training needs no classifier.
     _refuse_filling_zeros(source, options)
-    start = source
-    if options.init == "random":
-        start = drawn(source, options.seed)
+    start = drawn(source, options.seed) if options.init == "random" else source
     drawn_names: tuple[str, ...] = ()
     if options.loss == "contrastive":
         # Pairs have no classes. The class names come from the model or ``--labels``, else from the validation set.

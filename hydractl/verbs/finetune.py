@@ -198,9 +198,7 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
 @contextmanager
 def _as_if_alone(device: torch.device) -> Iterator[None]:
     """Leave the random generators of Python, NumPy and torch as they were, so that every member finds the same."""
-    cuda_devices = []
-    if device.type == "cuda":
-        cuda_devices = [device]
+    cuda_devices = [device] if device.type == "cuda" else []
     state_of_python = random.getstate()
     state_of_numpy = np.random.get_state()
     with torch.random.fork_rng(devices=cuda_devices):
@@ -248,9 +246,7 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
     members = []
     for model, output in zip(request.models, outputs, strict=True):
         for index in range(request.trainings):
-            path = output
-            if request.trainings > 1:
-                path = numbered(output, index)
+            path = numbered(output, index) if request.trainings > 1 else output
             members.append(request.of_member(model, path, index))
 
     times = Counter(member.name for member in members)
@@ -282,12 +278,11 @@ def _check_members(
     for member in members:
         files = member.files
         model = member.models[0]
-        is_begun = member.resume and files.state.exists()
-        may_be_finished = member.resume and not is_begun and bool(files.weights())
+        is_begun = files.state.exists()
+        is_new = not member.resume or not (is_begun or files.weights())
 
         # New members of one model differ only in their seeds and files, so only the first of them is checked.
-        is_checked = model in plan_of_model
-        if is_checked and not is_begun and not may_be_finished:
+        if is_new and model in plan_of_model:
             update = {"output": str(files.paths[-1]), "files_": files_of_members(files)}
             plan = plan_of_model[model].model_copy(update=update)
         else:
@@ -296,12 +291,11 @@ def _check_members(
             plan = plan_of_model[model] = prepared.plan
 
             # Compare a training to be resumed, or one that may be finished, with what the files say.
-            if is_begun:
+            if not is_new and is_begun:
                 check_unfinished(prepared, log)
-            if may_be_finished:
-                earlier = answer_of_finished(prepared, log_of_check)
-                if earlier is not None:
-                    finished_before[member.name] = earlier
+            earlier = None if is_new else answer_of_finished(prepared, log_of_check)
+            if earlier is not None:
+                finished_before[member.name] = earlier
         is_finished = True if member.name in finished_before else None  # None is left out of the answer
         name_and_seed = {"name": member.name, "seed": member.seed}
         planned.append(TrainedMember.partly(**name_and_seed, **dict(plan), finished=is_finished))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def augmentation(variant: str, items: list[str], seed: int = 3) -> Augmentation:
 
 def inputs(dataset: Any, changes: Augmentation, epoch: int, workers: int = 0, size: int = 4) -> torch.Tensor:
     order = range(len(dataset))
-    found = batches(Numbered(dataset), changes.collate(epoch), size, workers=workers, indices=order)
+    found = batches(Numbered(dataset), partial(changes.collate, epoch=epoch), size, workers=workers, indices=order)
     return torch.cat([batch.inputs for batch in found])
 
 
@@ -91,7 +92,7 @@ def test_grey_images_stay_grey() -> None:
     family = get_family("timm")
     preprocess = {"input_size": [1, 8, 8], "mean": [0.5], "std": [0.25], "interpolation": "bilinear",
                   "crop_pct": 1.0, "crop_mode": "center"}  # fmt: skip
-    made = Augmentation(ALL, family, preprocess, 0).collate(0)([(0, Image.new("L", (9, 9), 128))])
+    made = Augmentation(ALL, family, preprocess, 0).collate([(0, Image.new("L", (9, 9), 128))], 0)
     assert made.shape == (1, 1, 8, 8)
 
 
