@@ -40,9 +40,14 @@ def answer(*arguments: str | Path) -> Any:
     return json.loads(printed.getvalue())
 
 
-def read_json(path: str) -> Any:
-    """The document in a file of the working directory."""
-    return json.loads(Path(path).read_text())
+def read_json(path: str | Path) -> Any:
+    """The value that a file of JSON holds."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def json_lines(path: str | Path) -> list[Any]:
+    """The values of a file of JSON lines."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def evaluated(*arguments: str) -> Any:
