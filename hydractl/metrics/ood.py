@@ -146,7 +146,7 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
     return Thresholds(id_scores, ood_scores).curve(each_once(len(id_scores)), each_once(len(ood_scores)))
 
 
-@metric("ood", label="AUROC", words="AUROC", direction="higher", place=0)
+@metric("ood", label="AUROC", words="chance that OOD scores above ID", direction="higher", place=0)
 def auroc(curve: Curve) -> float:
     """Probability that an OOD sample scores higher than an ID sample, ties counted half (rank-based).
 

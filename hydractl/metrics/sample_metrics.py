@@ -54,7 +54,7 @@ def nll(samples: Labelled) -> float:
     return 0.0 - samples.mean("label_log_probs")
 
 
-@metric("id", label="ECE", words="ECE (equal width)", direction="lower", place=3, by_severity=True, biased=True)
+@metric("id", label="ECE", words="calibration error", direction="lower", place=3, by_severity=True, biased=True)
 def ece(samples: Labelled) -> float:
     """Top-label l1 calibration error, 15 equal-width bins [k/15, (k+1)/15), the last one closed: sum over bins of
     n_b/N * |accuracy_b - mean confidence_b|.

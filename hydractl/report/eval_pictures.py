@@ -15,6 +15,7 @@ from hydractl.files.eval_answer import (
     ReliabilityCurve,
     ScoreHistograms,
 )
+from hydractl.files.results import Interval
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.report.eval_tables import (
     AUROC,
@@ -22,7 +23,6 @@ from hydractl.report.eval_tables import (
     Column,
     cost_ratio,
     known_interval,
-    metrics_at,
     ood_names,
     single_number,
     sizes_of_sets,
@@ -78,20 +78,20 @@ class Reached(NamedTuple):
     Attributes:
         name: its name.
         ratio: its mult-adds over those of the single model; None if not known.
-        values: what it reaches, one number for each of :data:`MEASURES`; None if not known.
-        intervals: the interval of each number.
+        measured: what it reaches, among it :data:`MEASURES`.
+        intervals: the interval of each number, by dotted key, as far as it is known.
         chosen: whether it is the one to use.
     """
 
     name: str
     ratio: float | None
-    values: Sequence[float | None]
-    intervals: Sequence[Ends] = (None,) * len(MEASURES)
+    measured: OodDetection
+    intervals: Mapping[str, Interval | None] = {}
     chosen: bool = False
 
 
-Levels = Mapping[str, Sequence[float | None]]
-"""Horizontal lines of the overview, by label: a number for each of :data:`MEASURES`."""
+Levels = Mapping[str, OodDetection]
+"""What horizontal lines of the overview stand for, by label."""
 
 
 def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | None:
@@ -101,13 +101,12 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
     """
     rows = answer.models
     ratios, reference = cost_ratio(rows)
-    used = None if study is None else study.use.row
     reached = []
     for row, ratio in zip(rows, ratios, strict=True):
-        values = [column.value(row) for column in MEASURES]
-        intervals = [column.interval(row) for column in MEASURES]
-        name = row.name if study is None else _name_in_study(study, row.name)
-        reached.append(Reached(name, ratio, values, intervals, row.name == used))
+        if study is None:
+            reached.append(Reached(row.name, ratio, row, row.ci))
+        else:
+            reached.append(Reached(_name_in_study(study, row.name), ratio, row, row.ci, row.name == study.use.row))
     levels = {} if study is None else _levels_of_study(study)
     sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
     return drawn_overview(reached, levels, reference, sizes)
@@ -118,7 +117,7 @@ def overview_of_study(study: StudyAnswer) -> Picture | None:
     reached = []
     for row in study.rows:
         name = _name_in_study(study, row.name)
-        reached.append(Reached(name, row.mac_ratio, _means(row.common or row.test), chosen=row.used))
+        reached.append(Reached(name, row.mac_ratio, row.common or row.test, chosen=row.used))
     return drawn_overview(reached, _levels_of_study(study), "the single model", "")
 
 
@@ -129,16 +128,9 @@ def _name_in_study(study: StudyAnswer, row: str) -> str:
 
 
 def _levels_of_study(study: StudyAnswer) -> Levels:
-    """Return the lines of the single model with MSP, as it is, and with its score."""
+    """Return what the lines stand for: the single model with MSP, as it is, and with its score."""
     single = study.rows[0]
-    with_its_score = _name_in_study(study, single.name)
-    return {f"{single.name}, MSP": _means(study.baseline), with_its_score: _means(single.test)}
-
-
-def _means(detection: OodDetection) -> list[float | None]:
-    """Return the means over all OOD sets, one for each of :data:`MEASURES`."""
-    means = metrics_at(detection, ["ood_avg"])
-    return [single_number(means.get(column.metric.key)) for column in MEASURES]
+    return {f"{single.name}, MSP": study.baseline, _name_in_study(study, single.name): single.test}
 
 
 _MOST_LETTERS = 30
@@ -149,22 +141,23 @@ def drawn_overview(reached: Sequence[Reached], levels: Levels, reference: str, s
 
     Args:
         reached: the models.
-        levels: the horizontal lines.
+        levels: what horizontal lines stand for.
         reference: what has the mult-adds of 1.
         sizes: the numbers of samples, as text; may be empty.
     """
     (reference_shown,) = drawn_names([reference])
     x_title = f"mult-adds, times those of {reference_shown}"
     panels = []
-    for index, column in enumerate(MEASURES):
+    for column in MEASURES:
         points = []
         for model in reached:
-            value = model.values[index]
+            value = column.value(model.measured)
             if value is not None and model.ratio is not None:
-                points.append(_Point(model.name, model.ratio, value, model.intervals[index], model.chosen))
-        levels_here = {label: values[index] for label, values in levels.items()}
+                ends = known_interval(model.intervals.get(column.key))
+                points.append(_Point(model.name, model.ratio, value, ends, model.chosen))
+        lines = {label: column.value(measured) for label, measured in levels.items()}
         y_title = f"{column.metric.label}, mean over OOD sets\n{sizes}".rstrip()
-        draw = partial(_draw_overview, points=points, levels=levels_here, x_title=x_title, y_title=y_title)
+        draw = partial(_draw_overview, points=points, levels=lines, x_title=x_title, y_title=y_title)
         if points:
             panels.append(Panel(draw, f"{column.metric.label} over mult-adds"))
     return Picture("overview", "OOD detection against cost", panels) if panels else None

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from hydractl.files.eval_answer import OodDetection
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.report.eval_pictures import KINDS, Reached, drawn_overview, overview_of_study, pictures
 from hydractl.report.pictures import Panel, compose, save_png, styled
@@ -58,6 +59,12 @@ def points(axes: Axes) -> list[list[float]]:
 
 def is_point(line: Line2D) -> bool:
     return line.get_marker() == "o" and line.get_markersize() < 10
+
+
+def measured(auroc: float, fpr95: float | None = None) -> OodDetection:
+    """Means over OOD sets, equal ones unless two are named."""
+    means = {"auroc": float(auroc), "fpr95": float(auroc if fpr95 is None else fpr95)}
+    return OodDetection.model_validate({"ood_avg": means})
 
 
 # --- what they show ---------------------------------------------------------------------------------------------------
@@ -106,7 +113,7 @@ def test_the_study_alone_draws_every_row_and_both_lines(document: dict[str, Any]
 @pytest.mark.fault(103)
 def test_every_one_of_twenty_models_is_named_beside_its_point() -> None:
     draw = np.random.default_rng(0)
-    models = [Reached(f"model-{n}", 1 + draw.random(), draw.random(2).tolist()) for n in range(20)]
+    models = [Reached(f"model-{n}", 1 + draw.random(), measured(*draw.random(2))) for n in range(20)]
     picture = drawn_overview(models, {}, "one", "")
     assert picture is not None
     for panel in picture.panels:
@@ -117,9 +124,9 @@ def test_every_one_of_twenty_models_is_named_beside_its_point() -> None:
 @pytest.mark.parametrize("value", [0.9, 0.99])
 def test_no_name_covers_another_one_or_anything_drawn(value: float) -> None:
     """Four models beside each other, on a line, and twenty more in a corner."""
-    models = [Reached(f"model-{n}", 1 + n / 100, [value + n / 1000] * 2) for n in range(4)]
-    models += [Reached(f"other-{n}", 3.0, [1.0, 1.0]) for n in range(16)]
-    picture = drawn_overview(models, {"model-0, vim": [value, value]}, "one", "")
+    models = [Reached(f"model-{n}", 1 + n / 100, measured(value + n / 1000)) for n in range(4)]
+    models += [Reached(f"other-{n}", 3.0, measured(1.0)) for n in range(16)]
+    picture = drawn_overview(models, {"model-0, vim": measured(value)}, "one", "")
     assert picture is not None
     with styled():
         figure = compose(picture.panels[:1], 1)
@@ -135,8 +142,8 @@ def test_no_name_covers_another_one_or_anything_drawn(value: float) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_two_lines_to_names_cross(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    models = [Reached(f"model-{n}", 1 + 2 * draw.random(), [0.98 + draw.random() / 1000] * 2) for n in range(9)]
-    picture = drawn_overview(models, {"one, MSP": [0.8, 0.8]}, "one", "")
+    models = [Reached(f"model-{n}", 1 + 2 * draw.random(), measured(0.98 + draw.random() / 1000)) for n in range(9)]
+    picture = drawn_overview(models, {"one, MSP": measured(0.8)}, "one", "")
     assert picture is not None
     axes = on_axes(picture.panels[0])
     to_fractions = axes.transData + axes.transAxes.inverted()

@@ -380,6 +380,7 @@ def test_without_ood_data_the_score_is_taken_blind(copy: Path) -> None:
         "rule": "",
         "telling": [],
         "blind": ["oodval"],
+        "n": 12,
         "stability": {},
     }
     assert "no OOD validation data were given" in document["verdict"]["lines"][0]
