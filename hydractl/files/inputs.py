@@ -83,10 +83,6 @@ def _lies_in(file: str | Path, folder: str | Path, depth: int) -> bool:
     """Return whether a file lies in a folder, at least ``depth`` levels deep."""
     if not os.path.isdir(folder):
         return False
-    real_file = os.path.realpath(file)
+    real_file = Path(os.path.realpath(file))
     real_folder = os.path.realpath(folder)
-    below = os.path.relpath(real_file, real_folder)
-    parts = Path(below).parts
-    if len(parts) < depth:
-        return False
-    return parts[0] not in ("..", ".")
+    return real_file.is_relative_to(real_folder) and len(real_file.relative_to(real_folder).parts) >= depth

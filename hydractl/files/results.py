@@ -116,6 +116,7 @@ class Record(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # a number that is not finite is an error when JSON is written, and not null
         extra="ignore",
         alias_generator=_key,
         validate_by_alias=True,
@@ -125,7 +126,7 @@ class Record(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, with the keys in the order of the fields; it shares nothing with the record."""
-        return {key: _with_lists(value) for key, value in self.model_dump().items()}
+        return self.model_dump(mode="json")
 
     def at(self, key: str) -> object:
         """Return the JSON value of a dotted key, such as ``ood_avg.auroc``; see :func:`value_at`."""
@@ -149,15 +150,6 @@ class Record(BaseModel):
         except ValidationError as error:
             first_problems = error.errors(include_url=False)[:_MOST_PROBLEMS]
             raise InputError(message, hint, [_problem_line(problem) for problem in first_problems]) from None
-
-
-def _with_lists(value: Any) -> Any:
-    """Return a value of a document with lists in the place of tuples, as a file of JSON has them."""
-    if isinstance(value, dict):
-        return {key: _with_lists(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_lists(inner) for inner in value]
-    return value
 
 
 class Result(Record):
@@ -235,7 +227,7 @@ class Result(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, its schema first, its warnings last; that of a dry run has only what is known."""
-        document = _with_lists(self.model_dump(exclude_unset=bool(self.dry_run)))
+        document = self.model_dump(mode="json", exclude_unset=bool(self.dry_run))
         warnings = document.pop("warnings", None)
         if warnings:
             document["warnings"] = warnings
