@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import difflib
 import hashlib
-import importlib.util
 import io
 import json
 import math
@@ -561,21 +560,9 @@ def set_up(tree: Path) -> None:
     import hydractl
 
     assert Path(hydractl.__file__).is_relative_to(tree), f"not of {tree}: {hydractl.__file__}"
-    declare_operators()
+    from hydractl.families.torchvision_operators import declare_operators
 
-
-def declare_operators() -> None:
-    """Let torchvision be imported beside a torch that its compiled library was not made for."""
-    import torch
-    from torch import library as operators
-
-    spec = importlib.util.find_spec("torchvision")
-    try:
-        torch.ops.load_library(str(Path(str(spec and spec.origin)).with_name("_C.so")))
-    except OSError:
-        for name in ("nms", "qnms"):
-            operators.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    importlib.import_module("torchvision")  # hydractl declares nothing where it is imported already
+    declare_operators()  # before timm and open_clip, which import torchvision
 
 
 def record_all(tree: Path, only: str | None) -> Record:

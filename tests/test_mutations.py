@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.mutations import MUTATIONS, ROOT, Mutation, mutated
 
 
@@ -31,12 +29,6 @@ def problems(mutation: Mutation, folder: Path) -> Iterator[str]:
 
 def test_every_defect_can_be_made_and_its_tests_are_there(tmp_path: Path) -> None:
     assert [problem for mutation in MUTATIONS for problem in problems(mutation, tmp_path)] == []
-
-
-def test_a_text_that_is_gone_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("one\n")
-    with pytest.raises(ValueError, match=r"a thing: a.py has 0 times: two"):
-        mutated(Mutation("a thing", "a.py", "two", "three", "tests/test_layers.py"), tmp_path)
 
 
 def test_names_differ() -> None:

@@ -13,6 +13,7 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ from tests.fuzz.readers import CORPUS, READERS, Reader, read, ways
 
 SECONDS = 10
 """Of computing, for one file; a file that takes longer is a finding."""
+HANGS = 10 * SECONDS
+"""Seconds after which one that goes on is a finding, too: its process has died of a signal."""
 MEMORY = 500 << 20
 """Bytes that reading one file may take, beside four times its size."""
 _FORBIDDEN = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"}
@@ -121,14 +124,15 @@ def attempt(name: str, number: int, most: int, contents: list[bytes], watch: Wat
     check(reader, mutated(content, reader.form, draw, most), way, watch)
 
 
-def search(name: str, numbers: range, contents: list[bytes], watch: Watch) -> None:
-    """Read the broken files of these numbers.
+def search(name: str, numbers: range, contents: list[bytes], watch: Watch, hangs: int = 0) -> None:
+    """Read the broken files of these numbers; where one takes more than so many seconds, the process ends.
 
     Raises:
         Finding: for the first that goes wrong, with as few mutations as it takes.
     """
     position = os.open("position", os.O_WRONLY | os.O_CREAT)
     for number in numbers:
+        signal.alarm(hangs)
         os.pwrite(position, b"%020d" % number, 0)  # known to who follows, should this process end here
         try:
             attempt(name, number, 3, contents, watch)
@@ -136,6 +140,7 @@ def search(name: str, numbers: range, contents: list[bytes], watch: Watch) -> No
             for most in (1, 2, 3):
                 attempt(name, number, most, contents, watch)
             raise
+    signal.alarm(0)
     os.close(position)
 
 
@@ -155,43 +160,28 @@ def _work(name: str, count: int, first: int) -> None:
             check(reader, contents[0], way, watch)
     limit_memory(MEMORY + 4 * (1 << 20))
     try:
-        search(name, range(first, first + count), contents, watch)
+        search(name, range(first, first + count), contents, watch, HANGS)
     except Finding as finding:
         print(finding, flush=True)
 
 
-def _follow(name: str, folder: Path, process: subprocess.Popen[str]) -> str | None:
-    """Wait for a process; what went wrong if it hangs."""
-    path = folder / READERS[name].name
-    while process.poll() is None:
-        time.sleep(0.2)
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > 4 * SECONDS:
-                process.kill()
-                return f"no end after {4 * SECONDS} seconds"
-    return None
-
-
 def _campaign(name: str, count: int, first: int, findings: Path) -> tuple[int, list[str]]:
+    """Read so many files of one reader, in processes that end at their first finding; how many were read, and these."""
     done, found = 0, []
+    environment = {**os.environ, "PYTHONPATH": str(CORPUS.parents[2]), "HF_HUB_OFFLINE": "1"}
     while done < count and len(found) < 20:
         with tempfile.TemporaryDirectory() as place:
             words = [sys.executable, "-m", "tests.fuzz.campaign", "--work", name, str(count - done), str(first + done)]
-            environment = {**os.environ, "PYTHONPATH": str(CORPUS.parents[2]), "HF_HUB_OFFLINE": "1"}
-            with (Path(place) / "stderr").open("w") as errors:
-                process = subprocess.Popen(
-                    words, cwd=place, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-                )
-                hang = _follow(name, Path(place), process)
-            problem = hang or (process.stdout.read() if process.stdout else None)
-            if process.returncode and not hang:
-                problem = f"died with {process.returncode}: {(Path(place) / 'stderr').read_text()[-1000:]}"
+            ended = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True)
+            problem = ended.stdout
+            if ended.returncode:
+                problem = f"died with {ended.returncode}: {ended.stderr[-1000:]}"
             done = int((Path(place) / "position").read_text()) - first + 1
             if problem:
                 found.append(problem)
-                kept = findings / f"{name}-{first + done - 1}"
+                file, kept = Path(READERS[name].name), findings / f"{name}-{first + done - 1}"
                 kept.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(Path(place) / READERS[name].name, kept / Path(READERS[name].name).name)
+                shutil.copyfile(place / file, kept / file.name)
                 (kept / "problem.txt").write_text(problem)
     return done, found
 

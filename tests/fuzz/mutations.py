@@ -159,10 +159,22 @@ _ARRAY_HEADERS = [("'<i8'", "'|O'"), ("'|u1'", "'|O'"), ("'|u1'", "'<f8'"), ("'|
 _ARRAY_HEADERS += [("(", "(-1,"), (", )", ", 0)"), ("False", "True"), ("(", "(0,"), ("'<i8'", "'<M8[s]'")]
 
 
+def _parts(archive: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def _archive(parts: dict[str, bytes], compression: int) -> bytes:
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", compression) as file:
+        for name, content in parts.items():
+            file.writestr(name, content)
+    return whole.getvalue()
+
+
 def _npz(data: bytes, draw: Random) -> bytes:
     """One array of the archive broken in its header or anywhere, left out, doubled, or compressed."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        arrays = {name: archive.read(name) for name in archive.namelist()}
+    arrays = _parts(data)
     name = draw.choice(sorted(arrays))
     kind = draw.randint(0, 5)
     if kind == 0:
@@ -179,25 +191,17 @@ def _npz(data: bytes, draw: Random) -> bytes:
         before, after = draw.choice(_ARRAY_HEADERS)
         header = header.replace(before, after, 1).rstrip() + " " * (-len(header) % 16) + "\n"
         arrays[name] = array[:8] + struct.pack("<H", len(header)) + header.encode() + numbers
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
-        for name, content in arrays.items():
-            archive.writestr(name, content)
-    return whole.getvalue()
+    return _archive(arrays, draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
 
 
 def _zip(data: bytes, draw: Random) -> bytes:
     """One part of the archive broken, left out or named otherwise."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    name, whole = draw.choice(sorted(parts)), io.BytesIO()
+    parts = _parts(data)
+    name = draw.choice(sorted(parts))
     content = _bytes(parts.pop(name), draw)
     if draw.randint(0, 4):
         parts[draw.choice([name, name, name, "../x", "x/data.pkl"])] = content
-    with zipfile.ZipFile(whole, "w", draw.choice([zipfile.ZIP_STORED] * 3 + [zipfile.ZIP_DEFLATED])) as archive:
-        for part, content in parts.items():
-            archive.writestr(part, content)
-    return whole.getvalue()
+    return _archive(parts, draw.choice([zipfile.ZIP_STORED] * 3 + [zipfile.ZIP_DEFLATED]))
 
 
 def _tar(data: bytes, draw: Random) -> bytes:

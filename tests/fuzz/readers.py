@@ -156,6 +156,11 @@ def _data_set(form: str, name: str, spec_of: Callable[[Path], object] = str) -> 
     return Reader(form=form, name=name, commands=[], function=lambda path: _rows(spec_of(path)))
 
 
+def _bert(form: str, name: str) -> Reader:
+    """A file of a published folder."""
+    return Reader(form=form, name=f"bert/{name}", commands=[["prune", "bert", *_PRUNE]], function=_folder)
+
+
 def _folder_of_classes(path: Path) -> Path:
     """The folder of the folders of classes, in one of which an image lies."""
     return path.parents[1]
@@ -264,30 +269,10 @@ READERS: dict[str, Reader] = {
     "tiff": _data_set("bytes", "zero/case.tiff", spec_of=_folder_of_classes),
     "shards": _data_set("tar", "case.tar", spec_of=_shards),
     "list": _data_set("lines", "case.txt"),
-    "hf-config": Reader(
-        form="json",
-        name="bert/config.json",
-        commands=[["prune", "bert", *_PRUNE]],
-        function=_folder,
-    ),
-    "hf-tokenizer": Reader(
-        form="json",
-        name="bert/tokenizer.json",
-        commands=[["prune", "bert", *_PRUNE]],
-        function=_folder,
-    ),
-    "hf-tokenizer-config": Reader(
-        form="json",
-        name="bert/tokenizer_config.json",
-        commands=[["prune", "bert", *_PRUNE]],
-        function=_folder,
-    ),
-    "hf-weights": Reader(
-        form="st",
-        name="bert/model.safetensors",
-        commands=[["prune", "bert", *_PRUNE]],
-        function=_folder,
-    ),
+    "hf-config": _bert("json", "config.json"),
+    "hf-tokenizer": _bert("json", "tokenizer.json"),
+    "hf-tokenizer-config": _bert("json", "tokenizer_config.json"),
+    "hf-weights": _bert("st", "model.safetensors"),
 }
 
 

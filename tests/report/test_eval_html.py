@@ -160,16 +160,6 @@ def test_scores_are_explained_where_they_stand(document: dict[str, Any]) -> None
     assert "OOD score msp: minus the highest p." in text and "not of a row" not in text
 
 
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.fault(104)
-def test_rows_by_different_scores_say_so(document: dict[str, Any]) -> None:
-    different = copy.deepcopy(document)
-    for row, score in zip(different["models"], ("msp", "energy", "knn"), strict=True):
-        row["ood_score"] = score
-    text = parse(render(answer_of(different))).by_id("results").text()
-    assert "OOD averages by different scores (base by msp, taylor by energy, hydra by knn)" in text
-
-
 def test_the_summary_names_what_was_measured(page: Node) -> None:
     summary = page.by_id("summary")
     assert cells(summary.all("table")[0])[1:] == [

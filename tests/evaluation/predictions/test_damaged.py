@@ -110,10 +110,3 @@ def test_a_checkpoint_with_a_broken_threshold_is_refused() -> None:
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
         with pytest.raises(Exception, match="m.st: a threshold is"):
             Chosen.of({"threshold": threshold}, "m.st")
-
-
-def test_truncated_predictions_say_so_without_data(tmp_path: Path, capsys: Any) -> None:
-    path = written(tmp_path / "p.st")
-    path.write_bytes(path.read_bytes()[:-10])
-    assert main(["eval", str(path), "-q"]) == 3
-    assert "p.st" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import pytest
 import safetensors.numpy
 
 from hydractl.errors import InputError
-from hydractl.evaluation.predictions import store
 from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.sets import EvalSet
@@ -63,16 +62,6 @@ def test_what_is_written_in_any_order_is_read_in_order(tmp_path: Path, kind: str
     assert found.sets[1].labels is None
     assert [one.seen for one in found.sets] == [2, 0]
     assert [(one.role, one.group) for one in found.sets] == [("id", None), ("ood", "far")]
-
-
-def test_long_sets_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "p.st"
-    write_all(writer(path))
-    monkeypatch.setattr(store, "BLOCK_BYTES", 2 * 3 * 4 * 5)
-    found = read_predictions(path)
-    parts = list(found.batches(found.sets[0]))
-    assert [len(rows) for rows, *_ in parts] == [5, 5, 1]
-    assert np.array_equal(np.concatenate([v for _, v, _ in parts], axis=1), LOGITS["id"].astype("f4"))
 
 
 @pytest.mark.parametrize("done", range(6))
