@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -131,10 +132,10 @@ def _flagged(study: StudyAnswer) -> list[str]:
     shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
     listed = [f"{percent(share)} of {name}" for name, share in shares.items() if share is not None]
     sentence = f"The threshold of best.st flags {', '.join(listed)}."
-    wanted = (threshold.rule or "").removeprefix("id:")
-    if wanted and study.choice.n is not None:
+    wanted = re.fullmatch(r"id:(0?\.\d+)", threshold.rule or "")
+    if wanted is not None and study.choice.n is not None:
         sentence += (
-            f" It was set to flag at most {100 * float(wanted):g} % of the {study.choice.n:,} ID samples of --val that "
+            f" It was set to flag at most {100 * float(wanted[1]):g} % of the {study.choice.n:,} ID samples of --val that "
             "it was chosen on; on other samples the share differs by chance, the more the fewer they are."
         )
     return [sentence]

@@ -237,6 +237,9 @@ def test_what_is_flagged_and_how_sure_it_is_come_with_their_numbers_of_samples(d
         "150 ID samples of --val that it was chosen on; on other samples the share differs by chance, the more the "
         "fewer they are."
     )
+    other = threshold.model_copy(update={"rule": "id:x"})  # of a document that another program wrote
+    use = study.use.model_copy(update={"threshold": other})
+    assert "set to flag" not in " ".join(in_brief(study.model_copy(update={**updated, "use": use})))
     assert how_sure == (
         "How sure: tested on 200 of ID, 100 of letters, 110 of photos, 120 of noise. Resampled validation data (150 of "
         "ID) choose the same model in 100 % of cases, the same score in 100 %. -"
