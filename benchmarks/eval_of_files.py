@@ -10,8 +10,6 @@ the right answers. A round runs all sides once, in an order drawn by ``--seed``;
 a round, with the smallest and the largest; there is no round before the first. BEFORE is a folder with another version
 of the source (``git worktree add ../before COMMIT``); it runs with its own defaults, that of ``--workers`` included,
 which are part of what is compared. Linux only.
-
-What ``eval -v`` says of the time in which the model waits for data is printed too.
 """
 
 from __future__ import annotations
@@ -97,11 +95,11 @@ def command_of(side: str, folder: Path, options: argparse.Namespace) -> list[str
     words = [option, data, "--labels", labels, "--device", options.device, "--batch-size", str(options.batch_size)]
     if side == NOW:
         words += ["--workers", str(options.workers)]
-    return [sys.executable, "-m", "hydractl", "eval", model, *words, "-o", str(folder / "eval.json"), "--force", "-v"]
+    return [sys.executable, "-m", "hydractl", "eval", model, *words, "-o", str(folder / "eval.json"), "--force", "-q"]
 
 
-def seconds_of(side: str, command: list[str], source: Path) -> tuple[float, str]:
-    """Return the seconds that a process takes, and what it said.
+def seconds_of(side: str, command: list[str], source: Path) -> float:
+    """Return the seconds that a process takes.
 
     Raises:
         SystemExit: it failed.
@@ -113,7 +111,7 @@ def seconds_of(side: str, command: list[str], source: Path) -> tuple[float, str]
     seconds = time.perf_counter() - begun
     if process.returncode:
         sys.exit(f"{side}: {process.stderr}")
-    return seconds, process.stderr
+    return seconds
 
 
 def _of_ratios(times: list[dict[str, float]], one: str, other: str) -> str:
@@ -157,9 +155,8 @@ def main() -> None:
         for _ in range(options.rounds):
             of_round = {}
             for side in dice.sample(sorted(sources), len(sources)):
-                of_round[side], said = seconds_of(side, commands[side], sources[side])
-                waits = [line for line in said.splitlines() if "wait" in line]
-                print(f"{side}: {of_round[side]:.1f} s", *waits, sep="\n  ", file=sys.stderr, flush=True)
+                of_round[side] = seconds_of(side, commands[side], sources[side])
+                print(f"{side}: {of_round[side]:.1f} s", file=sys.stderr, flush=True)
             times.append(of_round)
     print("| side | seconds | over the bare loop | over eval before |\n|---|---:|---:|---:|")
     for side in sources:

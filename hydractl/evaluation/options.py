@@ -105,10 +105,15 @@ class FitOptions:
         return self.ood_score
 
     @property
+    def needs_val_labels(self) -> bool:
+        """Whether something is fitted to the labels of the ID validation data, as a threshold is not."""
+        fits_calibration = self.temperature is not None and self.temperature.is_fitted
+        return fits_calibration or self.conformal is not None
+
+    @property
     def needs_val(self) -> bool:
         """Whether something is fitted on the ID validation data."""
-        fits_calibration = self.temperature is not None and self.temperature.is_fitted
-        return fits_calibration or self.conformal is not None or self._threshold_is_of("id")
+        return self.needs_val_labels or self._threshold_is_of("id")
 
     @property
     def uses_val(self) -> bool:

@@ -17,7 +17,7 @@ from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.overlap import Findings, GivenSet, compare_sets, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError
-from hydractl.evaluation.options import DataOptions
+from hydractl.evaluation.options import EvalOptions
 from hydractl.expressions.data_sets import AUTO
 from hydractl.files.fingerprints import Entry, entry, incomparable, marked, other_decoder, who_saw
 from hydractl.files.model_records import DataSetRecord
@@ -133,7 +133,7 @@ def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) 
     )
 
 
-def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log) -> list[EvalSet]:
+def open_sets(options: EvalOptions, models: Sequence[Classifier], log: Log) -> list[EvalSet]:
     """Open all data sets of a command. They are compared by :func:`check_apart` and :func:`seen_samples`.
 
     The order is: the ID test set, OOD test sets, corrupted sets, validation sets, and training data.
@@ -175,7 +175,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier], log: Log) -> l
     training = None if options.train is None else open_labelled(options.train)
     validation: Dataset | None = None
     if options.val is not None:
-        validation = open_labelled(options.val, need_labels=True)
+        validation = open_labelled(options.val, need_labels=options.needs_val_labels)
         left_out = 0
         if training is not None:
             remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))

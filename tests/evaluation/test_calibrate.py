@@ -12,7 +12,8 @@ import pytest
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.errors import UsageError
+from hydractl.data import open_data
+from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.choosing import as_good_as_the_best
 from hydractl.files.calibrate_answer import ComparedScoreRecord
 from hydractl.metrics.plausibility import chance_warning
@@ -198,3 +199,13 @@ def test_in_python_it_is_a_model_too() -> None:
     found = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, temperature=2.5, threshold="score:0.5")
     assert (found.temperature, found.threshold, found.score) == (2.5, 0.5, None)
     assert len(found.model.refs) == 1 and "temperature" in str(found)
+
+
+def test_a_threshold_is_chosen_without_labels_and_a_temperature_is_not() -> None:
+    dataset = open_data("builtin:digits/val", limit=60)
+    np.savez("unlabelled.npz", x=np.stack([np.asarray(dataset[place]) for place in range(60)]))
+    labelled = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, threshold="id:0.1")
+    found = hydractl.calibrate("base.st", val="unlabelled.npz", threshold="id:0.1", output="other.st")
+    assert found.threshold == labelled.threshold
+    with pytest.raises(InputError, match="no label for sample"):
+        hydractl.calibrate("base.st", val="unlabelled.npz", temperature="fit", output="third.st")
