@@ -50,8 +50,7 @@ def run_alone(python: Path, snippet: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.release
-def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_snippets_of_the_page(here: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 21, 3), dtype=np.uint8)).save("cat.png")
     labelled = (pixels, np.arange(12) % 3)
@@ -59,7 +58,7 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     hydractl.export("best.st", "images.onnx", input="uint8")
     hydractl.export("best.st", "images.pt2")
     texts = plan_of("bert")
-    targets = plan_exports(["onnx"], tmp_path / "texts", texts.description, texts.tensors)
+    targets = plan_exports(["onnx"], here / "texts", texts.description, texts.tensors)
     write_exports(targets, lambda: model_of(texts), [], 1, seed=0, force=False, log=Log())
 
     in_hydractl: dict[str, Any] = {}
@@ -69,18 +68,18 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exec(snippet("Plain PyTorch"), in_torch)
     assert np.allclose(in_torch["probabilities"], expected.probabilities, atol=1e-5)
 
-    venv.create(tmp_path / "alone", with_pip=True)
-    python = tmp_path / "alone" / "bin" / "python"
+    venv.create(here / "alone", with_pip=True)
+    python = here / "alone" / "bin" / "python"
     constraints = ["-c", str(ROOT / "constraints.txt")]
     subprocess.run([python, "-m", "pip", "install", "-q", *constraints, *PACKAGES], check=True, capture_output=True)
-    answer = run_alone(python, snippet("ONNX Runtime, images"), tmp_path)
+    answer = run_alone(python, snippet("ONNX Runtime, images"), here)
     # Pillow resizes as the transform of timm does, to the bit.
     assert np.allclose(answer["probabilities"], expected.probabilities, atol=1e-5)
     assert np.allclose(answer["ood_score"], expected.ood_score, atol=1e-4)
     assert answer["is_ood"] == expected.is_ood.tolist()
     assert answer["conformal_set"] == expected.sets.tolist()
 
-    answer = run_alone(python, snippet("ONNX Runtime, texts"), tmp_path)
+    answer = run_alone(python, snippet("ONNX Runtime, texts"), here)
     model = model_of(texts)
     with torch.no_grad():
         prediction = model.predict(model.preprocess(["a fine film", "so dull !"]))
@@ -129,20 +128,14 @@ def test_a_file_gives_the_rows_of_predict(calibrated: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_file_is_timed(
-    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_is_timed(calibrated: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hydractl.export(calibrated, "images.onnx", input="uint8")
     exec(snippet("Time"), {})
     assert re.fullmatch(r"[0-9]+\.[0-9]{2} ms for 8 images\n", capsys.readouterr().out)
 
 
 @pytest.mark.long
-def test_weights_are_rounded_and_what_is_behind_features_is_not(
-    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_weights_are_rounded_and_what_is_behind_features_is_not(calibrated: Path, here: Path) -> None:
     hydractl.export(calibrated, "best.onnx", input="uint8")
     exec(snippet("8-bit weights"), {})
     answers = {}

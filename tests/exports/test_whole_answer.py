@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,7 +19,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.exports import targets as export
 from hydractl.exports.answer import GraphAnswer
 from hydractl.exports.formats import Onnx
-from hydractl.exports.graph import Graph, graph_answer_of, normalised, random_uint8_images, traced
+from hydractl.exports.graph import Graph
 from hydractl.exports.graph_arrays import IN_GRAPH
 from hydractl.exports.targets import plan_exports
 from hydractl.files.calibrate_answer import Conformal
@@ -33,9 +32,7 @@ from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTrainin
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.model.detection import Detector, detector_of
 from hydractl.model.prediction import Chosen, prediction_of
-from hydractl.model.runtime import HydraModel
 from tests.exports.test_export import plan_of
-from tests.pico import images
 from tests.spread import marked_release, spread
 
 ALL_SCORES = [*SCORES, *FEATURE_SCORES]
@@ -235,39 +232,6 @@ def test_scores_are_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(nam
             for outputs in (by_runtime, by_torch):
                 answer = {name: outputs[f"{score}_{name}"] for name in wanted}
                 check(answer, wanted, chosen_by_score[score])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("uint8", [False, True])
-def test_features_come_from_the_one_run_of_the_model(uint8: bool) -> None:
-    plan = plan_of("class-token")
-    extra = {
-        "ood_score": {"score": "mahalanobis"},
-        "threshold": {"score": "mahalanobis", "value": 30.0, "rule": "id:0.1"},
-    }
-    description = replace(plan.description, extra=extra)
-    model = HydraModel(description, plan.tensors)
-    with torch.no_grad():
-        width = model.attentions[0].projections[0].weights().o.shape[1]
-    model.detector = detector("mahalanobis", width)
-    batch = images(3)
-    image_format = model.family.image_format(description.preprocess) if uint8 else None
-    fed: dict[str, Tensor] = {"pixel_values": batch}
-    if image_format is not None:
-        fed = {"images": random_uint8_images(image_format, 3, seed=1)}
-        batch = normalised(fed["images"], image_format)
-    wanted = model.predict(batch)
-    assert wanted.is_ood is not None
-    assert graph_answer_of(model).takes_features
-    graph = traced(model, None, image_format)
-    assert list(graph.outputs) == ["probabilities", "ood_score", "is_ood", "member_logits"]
-    outputs = graph.program.module()(**fed)
-    allowed = 1e-4 * wanted.ood_score.abs().clamp(min=1)
-    assert bool(((outputs["ood_score"] - wanted.ood_score).abs() <= allowed).all())
-    # The model's blocks stand in the graph once.
-    convolutions = [node for node in graph.program.graph.nodes if "conv2d" in str(node.target)]
-    assert len(convolutions) in (1, MEMBERS)
-    assert json.dumps(graph.shapes().to_json())
 
 
 # --- what is planned --------------------------------------------------------------------------------------------------

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from hydractl.cli.app import main
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.fusion.averaging import AUTO, plan_checked
 from hydractl.log import Log
+from tests.image_data import write_images
 from tests.pico import mask_of, prune_source, source_of, stock
+from tests.running import run
 
 ALL = ["mlp", "norm", "embed"]
 
@@ -54,7 +54,7 @@ def loud(seed: int) -> Any:
 @pytest.mark.parametrize(
     ("make", "least", "most", "averaged"),
     [
-        pytest.param(lambda _: apart(0), 0, 0, True, marks=pytest.mark.long),
+        (lambda _: apart(0), 0, 0, True),
         (tuned, 0.05, 0.15, True),
         (silent, 0.6, 0.9, False),
         (loud, 0.05, 0.15, False),
@@ -77,10 +77,8 @@ def test_auto_averages_what_survives_it(make: Callable[[int], Any], least: float
 
 
 @pytest.fixture
-def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
-    np.savez("d.npz", x=pixels, y=np.arange(20) % 5)
+def members(here: Path) -> None:
+    write_images(d=20)
     for name, model in {"a": apart(0), "b": apart(1), "c": tuned(2), "twin": tuned(3, 1e-5)}.items():
         source = source_of(model, "class-token", name)
         with Output(Path(f"{name}.st"), force=False) as output:
@@ -89,7 +87,7 @@ def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fuse(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
     capsys.readouterr()
-    assert main(["fuse", *words, "--json", "--device", "cpu", "-o", "h.st", "--force"]) == 0
+    run("fuse", *words, "--json", "--device", "cpu", "-o", "h.st", "--force")
     out, err = capsys.readouterr()
     return json.loads(out), err
 
@@ -115,15 +113,15 @@ def test_members_that_do_not_differ_are_said(members: None, capsys: pytest.Captu
     (warning,) = document["warnings"]
     assert warning.startswith("members hardly differ on 4 random inputs, seed 0: disagreement 0, mutual information")
     assert warning in err
-    assert main(["eval", "h.st", "a.st", "--test", "d.npz", "--json", "--device", "cpu"]) == 0
+    run("eval", "h.st", "a.st", "--test", "d.npz", "--json", "--device", "cpu")
     out, err = capsys.readouterr()
     (warning,) = json.loads(out)["warnings"]
     assert warning.startswith("h: members hardly differ on --test d.npz: disagreement 0, mutual information")
     assert warning in err
     # Stored predictions of several rows may come from several files: the warning names none of them.
     evaluate = ["eval", "--json", "--device", "cpu"]
-    assert main([*evaluate, "h.st", "--test", "d.npz", "--predictions", "h.pred.st"]) == 0
+    run(*evaluate, "h.st", "--test", "d.npz", "--predictions", "h.pred.st")
     capsys.readouterr()
-    assert main([*evaluate, "a=h.pred.st", "b=h.pred.st"]) == 0
+    run(*evaluate, "a=h.pred.st", "b=h.pred.st")
     for warning in json.loads(capsys.readouterr()[0])["warnings"]:
         assert "members hardly differ on --test: disagreement" in warning

@@ -183,17 +183,6 @@ def test_no_weight_is_held_twice(variant: str) -> None:
     assert all(isinstance(p, nn.Parameter) and not p.is_inference() for p in model.parameters())
 
 
-@torch.no_grad()
-def test_heads_in_common_are_held_once_more_for_each_member() -> None:
-    model = one_weight("class-token", SHARED)
-    before = held(model)
-    batched(model).member_logits(inputs("class-token"))
-    # Only the out-projection of the pool, and all of the site behind it: 3 members of 2 of 3 heads, of width 8 of 24.
-    one_head = 24 * 8
-    pool, last = 3 * 2 * one_head, 3 * 2 * (4 * one_head + 3 * 8)
-    assert held(model) - before == 4 * (pool + last)
-
-
 @torch.inference_mode()
 def test_bfloat16_and_weights_moved_after_the_first_call() -> None:
     model = batched(own_weights("class-token", NEARLY))

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import io
-import types
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from hydractl.errors import InputError
-from hydractl.files.checkpoint import DictTensors, write_tensors
-from hydractl.fusion.averaging import AUTO, plan_checked
+from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.log import Log
-from hydractl.model.cost import parameters
 from hydractl.model.loading import build_model
 from hydractl.model.projections import neighbours, runs_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, open_source
-from tests.fusion.test_batched import GRAPHS as BATCHED
 from tests.pico import (
     close,
     inputs,
-    keeping,
     logits,
     mask_of,
     model_of,
     prune_source,
     shared_source,
-    shared_stock,
     source_of,
     stock,
     stock_logits,
+    tensors_of,
+    write_stored,
     zero_columns,
 )
 from tests.running import refused
@@ -45,7 +40,9 @@ SECOND = [[[0, 2], [1], [0, 1, 2]], [[0, 2], [0, 1, 2], []], [[0, 2], [2], [0, 1
 THIRD = [[[0, 2], [1], [0, 1]], [[0, 2], [1], []], [[0, 2], [1], [1, 2]]]
 NEVER = [[[0, 2], [], [1]]] * 3
 EMPTY = [[[0, 2], [], [1]], [[0, 2], [], [0]], [[0, 2], [], [2]]]
+BESIDE_THE_WHOLE = [[[0, 1, 2]] * 3, [[0, 1, 2], [0, 2], [1]], [[0, 1, 2], [1], [0, 1]]]
 MASKS = {"at-once": AT_ONCE, "second": SECOND, "third": THIRD, "never": NEVER, "empty-in-all": EMPTY}
+MASKS["beside-the-whole"] = BESIDE_THE_WHOLE
 
 
 def of_one_checkpoint(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Source], list[torch.Tensor]]:
@@ -101,23 +98,10 @@ def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, to
         assert all(fused.attentions[s].pooled == (s == parting) for s in chain.sites)
 
 
-@pytest.mark.parametrize("variant", ["class-token", *marked_long(["bert", "clip"])])
-@torch.no_grad()
-def test_the_whole_model_beside_a_pruned_one(variant: str) -> None:
-    """No copy is stored, averaging changes nothing, and the answer is the mean of two softmaxes of the library."""
-    (whole, pruned), expected = of_one_checkpoint(variant, [[[0, 1, 2]] * 3, THIRD[0]])
-    checked = plan_checked([whole, pruned], AUTO, torch.device("cpu"), 0, Log())
-    plan = checked.plan
-    assert checked.averaging.done and max(checked.averaging.distance) == 0 and not plan.own
-    assert parameters(plan.tensors) == sum(p.numel() for p in shared_stock(variant).parameters())
-    mean = torch.stack(expected).double().softmax(-1).mean(0)
-    close(model_of(plan)(inputs(variant)).exp(), mean.float())
-
-
 def changed(source: Source, where: str) -> Source:
     """The source with other numbers in every tensor whose name holds a text."""
     generator = torch.Generator().manual_seed(5)
-    tensors = {n: source.tensors.read(n).clone() for n in source.tensors.names()}
+    tensors = {n: tensor.clone() for n, tensor in tensors_of(source.tensors).items()}
     touched = [n for n in tensors if where in n]
     assert touched
     for name in touched:
@@ -182,9 +166,7 @@ def test_a_head_that_differs_is_kept_by_its_member() -> None:
 def test_through_a_file_and_back_to_single_members(variant: str, case: str, tmp_path: Path) -> None:
     members, expected = of_one_checkpoint(variant, MASKS[case])
     plan = plan_fusion(members)
-    with open(tmp_path / "hydra.st", "wb") as handle:
-        write_tensors(handle, plan.tensors, plan.description.to_json())
-    stored = open_source(str(tmp_path / "hydra.st"))
+    stored = open_source(str(write_stored(plan, tmp_path / "hydra.st")))
     heads = sum(len({h for kept in MASKS[case] for h in kept[s]}) for s in range(3))
     qkv = [stored.tensors.info(n).shape for n in stored.tensors.names() if n.endswith(("qkv.weight", "in_proj_weight"))]
     if qkv:
@@ -216,50 +198,21 @@ def test_gradients_reach_what_is_shared() -> None:
 def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -> None:
     members, _ = of_one_checkpoint("class-token", SECOND)
     plan = plan_fusion(members)
-    tensors = {n: plan.tensors.read(n) for n in plan.tensors.names()}
+    tensors = tensors_of(plan.tensors)
     tensors["blocks.1.attn.proj.weight"] = tensors["blocks.1.attn.proj.weight"][:, :16].contiguous()
-    buffer = io.BytesIO()
-    write_tensors(buffer, DictTensors(tensors), plan.description.to_json())
-    (tmp_path / "bad.st").write_bytes(buffer.getvalue())
-    caught = refused(InputError, open_source, str(tmp_path / "bad.st"))
+    path = write_stored(replace(plan, tensors=DictTensors(tensors)), tmp_path / "bad.st")
+    caught = refused(InputError, open_source, str(path))
     assert "tensor 'blocks.1.attn.proj.weight' is [24, 16], expected [24, 24]" in caught.problems
-
-
-# The others are among the batched ones.
-OTHERS = [v for v in ONE_OF_EACH if v not in BATCHED]
-OF_GRAPHS = spread(["class-token", *OTHERS], [False, True])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("variant", "own"), [*OF_GRAPHS[:2], *marked_release(OF_GRAPHS[2:])])
-@torch.no_grad()
-def test_all_of_it_is_one_graph(variant: str, own: bool) -> None:
-    """Of members that share a prefix, or of which each has weights of its own."""
-    members, expected = of_one_checkpoint(variant, SECOND[:2])
-    if own:
-        mask, other = SECOND[1], shared_source(variant, 1, name="other")
-        members[1] = keeping(other, mask)
-        expected[1] = stock_logits(variant, tuple(mask_of(other, mask).removed_heads), 1)
-    plan = plan_fusion(members, [])
-    fused = model_of(plan)
-    fused.member_logits(inputs(variant))  # the features of the classes of a CLIP are part of no graph
-    torch.compiler.reset()
-    fused.compile(backend="eager")
-    assert isinstance(fused.member_logits, types.FunctionType), "compiled in place"
-    for member, reference in zip(fused.member_logits(inputs(variant)), expected, strict=True):
-        close(member, reference)
-    torch.compiler.reset()
 
 
 def test_a_site_that_is_stored_partly_once_is_refused(tmp_path: Path) -> None:
     members, _ = of_one_checkpoint("class-token", NEVER)
     plan = plan_fusion(members)
-    tensors = {n: plan.tensors.read(n) for n in plan.tensors.names()}
+    tensors = tensors_of(plan.tensors)
     weight = tensors.pop("blocks.0.attn.proj.weight")
     tensors |= {f"members.{m}.blocks.0.attn.proj.weight": weight + m for m in range(3)}
-    with open(tmp_path / "bad.st", "wb") as handle:
-        write_tensors(handle, DictTensors(tensors), plan.description.to_json())
-    caught = refused(InputError, open_source, str(tmp_path / "bad.st"))
+    path = write_stored(replace(plan, tensors=DictTensors(tensors)), tmp_path / "bad.st")
+    caught = refused(InputError, open_source, str(path))
     assert list(caught.problems) == ["the attention of blocks.0.attn belongs partly to all members and partly to one"]
 
 
