@@ -134,10 +134,8 @@ def _flagged(study: StudyAnswer) -> list[str]:
     sentence = f"The threshold of best.st flags {', '.join(listed)}."
     wanted = re.fullmatch(r"id:(0?\.\d+)", threshold.rule or "")
     if wanted is not None and study.choice.n is not None:
-        sentence += (
-            f" It was set to flag at most {100 * float(wanted[1]):g} % of the {study.choice.n:,} ID samples of --val that "
-            "it was chosen on; on other samples the share differs by chance, the more the fewer they are."
-        )
+        samples = f"the {study.choice.n:,} ID samples of --val that it was chosen on"
+        sentence += f" It was set to flag at most {100 * float(wanted[1]):g} % of {samples}; on other samples the share differs by chance, the more the fewer they are."
     return [sentence]
 
 
