@@ -18,7 +18,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
-from hydractl.files.eval_answer import EvalRow, PairedDifference
+from hydractl.files.eval_answer import EvalRow
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import measured_sets
@@ -179,9 +179,8 @@ class Measuring:
             mc_dropout=model.mc_dropout,
             conformal=conformal,
             seen=dict(seen),
+            **self._intervals(model.name, inside, outside, groups),
         )
-        if self._options.bootstrap:
-            row = row.model_copy(update=self._intervals(model.name, inside, outside, groups))
         return row, id_predictions
 
     def _row_scores(self, model: LogitsProvider) -> list[str]:
@@ -204,6 +203,8 @@ class Measuring:
     ) -> dict[str, Any]:
         """Return the bootstrap intervals of a row, ``ci``, and except for the first row its ``difference`` to that row.
 
+        Nothing is returned if no intervals were asked for.
+
         Args:
             name: the name of the row.
             inside: the predictions on the ID set.
@@ -212,15 +213,14 @@ class Measuring:
         """
         # The metrics of this row on many random resamples of the data. The seed makes all rows use the same resamples.
         rounds = self._options.bootstrap
+        if not rounds:
+            return {}
         with self._log.progress(f"intervals of {name}", rounds, "resamples") as progress:
             resampled = bootstrap.resample(
                 inside, outside, groups, rounds=rounds, seed=self._options.seed, advance=progress.advance
             )
-        entries: dict[str, Any] = {"ci": bootstrap.intervals(resampled)}
+        intervals = bootstrap.intervals(resampled)
         if self._resampled_first_row is None:  # the first row has nothing to be compared with
             self._resampled_first_row = resampled
-            return entries
-        differences = {}
-        for key, difference in bootstrap.paired_differences(self._resampled_first_row, resampled).items():
-            differences[key] = PairedDifference.model_validate(difference)
-        return {**entries, "difference": differences}
+            return {"ci": intervals}
+        return {"ci": intervals, "difference": bootstrap.paired_differences(self._resampled_first_row, resampled)}

@@ -28,7 +28,7 @@ from hydractl.metrics.ood_scores import (
     says_nothing,
 )
 from hydractl.model.layers import layers_may_not_fit
-from hydractl.model.loading import find_models, resolve_device, with_class_names
+from hydractl.model.loading import check_names_differ, find_models, resolve_device, with_class_names
 from hydractl.model.source import ModelOptions
 
 
@@ -173,10 +173,7 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
         InputError: if a file is missing or wrong.
     """
     rows = _open_rows(models, opening, options, log)
-    names = [row.name for row in rows]
-    repeated_names = sorted({name for name in names if names.count(name) > 1})
-    if repeated_names:
-        raise UsageError(f"MODEL names used twice: {', '.join(repeated_names)}", hint="name them apart: NAME=MODEL")
+    check_names_differ([row.name for row in rows])
 
     # What `calibrate` chose for a model takes the place of what its own file holds.
     for path in options.calibration:

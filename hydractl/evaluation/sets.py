@@ -24,7 +24,7 @@ from hydractl.files.model_records import DataSetRecord
 from hydractl.files.predictions_header import PredictedSetRecord, SetGroup, SetRole
 from hydractl.jsonio import Document
 from hydractl.log import Log
-from hydractl.model.matching import label_differences
+from hydractl.model.matching import check_labels_are_classes, label_differences
 
 ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
 
@@ -194,7 +194,7 @@ def open_sets(options: EvalOptions, models: Sequence[Classifier], log: Log) -> l
         sets.append(_eval_set("train", TRAIN, training))
 
     for dataset in sets:
-        _check_classes(dataset, models[0])
+        check_labels_are_classes(dataset, models[0])
     return sets
 
 
@@ -269,27 +269,6 @@ def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
     return dataset.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
 
 
-def _check_classes(dataset: EvalSet, model: Classifier) -> None:
-    """Raise an error if a label is not the number of one of the model's classes.
-
-    Class names were already compared when the data set was opened; this also covers data and models without names.
-
-    Raises:
-        InputError: with the first such sample.
-    """
-    labels = dataset.labels
-    if labels is None or not len(labels):
-        return
-    is_unknown = labels >= model.classes
-    if not is_unknown.any():
-        return
-    first_unknown = int(is_unknown.argmax())
-    raise InputError(
-        f"label {int(labels[first_unknown])} of sample {dataset.ids[first_unknown]} is outside 0..{model.classes - 1}, "
-        f"the classes of {model.name}"
-    )
-
-
 def _label_map(document: Document | None) -> Mapping[str, str]:
     """Read the map from class names in the data to class names of the models; empty if there is no file.
 
@@ -313,10 +292,7 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     Raises:
         InputError: if the models have different names or numbers of classes; all differences are listed.
     """
-    named_models = [model for model in models if model.labels is not None]
-    class_names = None
-    if named_models:
-        class_names = named_models[0].labels
+    class_names = next((model.labels for model in models if model.labels is not None), None)
 
     # Every model must have the number of classes of the first, and these names or no names.
     classes = models[0].classes

@@ -159,28 +159,28 @@ class CalibrationRecord(Record):
     stored: bool | None = optional("Whether it stood in the model's file, or in one of `calibrate`.")
 
 
+_Factor = Annotated[float, Field(gt=-1e10, lt=1e10)]
+"""A scale or bias of a class; no fit needs a larger one."""
+
+
 class Calibration(CalibrationRecord):
     """A calibration that can be applied: log p over a temperature, or times a scale plus a bias for each class."""
 
     kind: Literal["temperature", "vector"]
-    temperature: float | None = None
-    scale: Sequence[float] | None = None
-    bias: Sequence[float] | None = None
+    temperature: Annotated[float, Field(gt=1e-10, lt=1e10)] | None = None
+    scale: Sequence[_Factor] | None = None
+    bias: Sequence[_Factor] | None = None
     fitted_on: FittedOnRecord | None = None
 
     @model_validator(mode="after")
     def check_numbers(self) -> Self:
-        """Refuse a kind without its numbers, and numbers that no fit gives."""
+        """Refuse a temperature without its number, and a vector without a scale and a bias for each class."""
         if self.kind == "temperature":
-            if self.temperature is None or not 1e-9 <= self.temperature <= 1e9:
-                raise ValueError(f"has the temperature {self.temperature}, not one between 1e-9 and 1e9")
-            return self
-        scale = self.scale or ()
-        bias = self.bias or ()
-        if not scale or len(scale) != len(bias):
-            raise ValueError(f"has {len(scale)} scales and {len(bias)} biases, not one of each for each class")
-        if any(abs(number) > _LARGEST_NUMBER for number in (*scale, *bias)):
-            raise ValueError(f"has a scale or a bias beyond {_LARGEST_NUMBER:g}")
+            is_whole = self.temperature is not None
+        else:
+            is_whole = bool(self.scale) and len(self.scales) == len(self.bias or ())
+        if not is_whole:
+            raise ValueError("lacks numbers of its kind")
         return self
 
     @property
@@ -195,10 +195,6 @@ class Calibration(CalibrationRecord):
     def of_temperature(cls, temperature: float) -> Self:
         """Return the calibration that divides log p by a temperature from 1e-9 to 1e9, rounded to twelve digits."""
         return cls(kind="temperature", temperature=float(f"{temperature:.12g}"), stored=False)
-
-
-_LARGEST_NUMBER = 1e9
-"""The largest magnitude of a scale or bias; no fit needs a larger one."""
 
 
 class ThresholdRecord(Record):

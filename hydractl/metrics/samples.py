@@ -233,40 +233,9 @@ def bin_of(confidence: np.ndarray) -> NDArray[np.int64]:
     return np.searchsorted(inner_edges, confidence, side="right")
 
 
-def samples_of(
-    logits: np.ndarray,
-    labels: np.ndarray | None = None,
-    *,
-    scores: Sequence[str] = ("msp",),
-    fitted_scores: Mapping[str, Floats] = {},
-    calibration: Calibration | None = None,
-    pairs: bool = True,
-) -> Samples:
-    """Reduce member logits to :class:`Samples`, in float64, in one pass over blocks of samples.
-
-    Args:
-        logits: [M, N, C], any float type; a memory map may be larger than memory. The result takes 40 + 4M bytes a
-            sample, 24 more with labels.
-        labels: [N] integers in 0..C-1; None for data without labels.
-        scores: the names of OOD scores, the leading one first: of :data:`hydractl.metrics.ood_scores.SCORES`, or of
-            ``fitted_scores``.
-        fitted_scores: scores [N] by name that are computed from features, not from logits, and are ready-made.
-        calibration: the calibration of p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay without it.
-        pairs: whether to compare each two members, which takes time quadratic in their number.
-
-    Raises:
-        NonFiniteError: a logit is NaN or infinite.
-        InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
-    """
-    samples, _ = samples_and_members(
-        logits,
-        labels,
-        scores=scores,
-        fitted_scores=fitted_scores,
-        calibration=calibration,
-        pairs=pairs,
-        alone=False,
-    )
+def samples_of(logits: np.ndarray, labels: np.ndarray | None = None, **how: Any) -> Samples:
+    """Reduce member logits as :func:`samples_and_members` does, whose arguments these are, without members alone."""
+    samples, _ = samples_and_members(logits, labels, alone=False, **how)
     return samples
 
 
@@ -281,11 +250,18 @@ def samples_and_members(
     pairs: bool = True,
     alone: bool = True,
 ) -> tuple[Samples, list[Samples]]:
-    """Reduce member logits as :func:`samples_of` does, and those of each member alone in the same pass.
+    """Reduce member logits to :class:`Samples`, in float64, in one pass over blocks of samples.
 
     Args:
-        logits, labels, scores, fitted_scores, calibration, pairs: see :func:`samples_of`.
+        logits: [M, N, C], any float type; a memory map may be larger than memory. The result takes 40 + 4M bytes a
+            sample, 24 more with labels.
+        labels: [N] integers in 0..C-1; None for data without labels.
+        scores: the names of OOD scores, the leading one first: of :data:`hydractl.metrics.ood_scores.SCORES`, or of
+            ``fitted_scores``.
+        fitted_scores: scores [N] by name that are computed from features, not from logits, and are ready-made.
+        calibration: the calibration of p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay without it.
         conformal: the threshold of prediction sets for samples with labels; None makes no sets.
+        pairs: whether to compare each two members, which takes time quadratic in their number.
         alone: whether to reduce the logits of each member alone.
 
     Returns:
@@ -293,7 +269,8 @@ def samples_and_members(
         without further arguments, or an empty list. The members' exponentials are computed only once.
 
     Raises:
-        NonFiniteError, InputError: as :func:`samples_of`.
+        NonFiniteError: a logit is NaN or infinite.
+        InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
     members, n, classes = check_shape(logits).shape
     checked_labels = None if labels is None else check_labels(labels, n, classes)

@@ -314,12 +314,20 @@ def find_models(models: Sequence[ModelRef], options: ModelOptions | None = None)
             sources = _with_class_names_of_first(sources, known=sources)
         joined_name = "+".join(source.name for source in sources)
         arguments.append(ModelArgument(name or joined_name, sources))
-    names = [argument.name for argument in arguments]
+    check_names_differ([argument.name for argument in arguments])
+    return arguments
+
+
+def check_names_differ(names: Sequence[str]) -> None:
+    """Check that no two MODEL arguments have the same name.
+
+    Raises:
+        UsageError: if two have.
+    """
     used_twice = {name for name in names if names.count(name) > 1}
     if used_twice:
         listed = ", ".join(sorted(used_twice))
         raise UsageError(f"MODEL names used twice: {listed}", hint="name them apart: NAME=MODEL")
-    return arguments
 
 
 def with_class_names(arguments: Sequence[ModelArgument], data: DataSpec, limit: int | None) -> list[ModelArgument]:

@@ -137,26 +137,25 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
         raise InputError(message, hint=hint)
 
 
-def check_labels_are_classes(dataset: Any, source: Source) -> None:
-    """Check that all labels of a data set are class indices of the model, also if neither side has class names.
+def check_labels_are_classes(dataset: Any, model: Any) -> None:
+    """Check that all labels of a data set are class indices of a model, also if neither side has class names.
+
+    Args:
+        dataset: a data set, or one of an evaluation.
+        model: a source whose classes are known, or a row of an evaluation.
 
     Raises:
         InputError: naming the first sample whose label is too large.
     """
-    classes = source.classes
-    assert classes is not None  # named_by_data() has given names to zero-shot models
-    labels = dataset.labels
-    if labels is None:
+    if dataset.labels is None:
         return
-    highest = int(labels.max())
-    if highest < classes:
+    is_outside = dataset.labels >= model.classes
+    if not is_outside.any():
         return
-
-    is_outside = labels >= classes
     first = int(is_outside.argmax())
-    label = int(labels[first])
+    label = int(dataset.labels[first])
     sample = dataset.ids[first]
-    raise InputError(f"label {label} of sample {sample} is outside 0..{classes - 1}, the classes of {source.name}")
+    raise InputError(f"label {label} of sample {sample} is outside 0..{model.classes - 1}, the classes of {model.name}")
 
 
 def known(labels: Tensor | None) -> Tensor:
