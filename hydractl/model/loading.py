@@ -141,28 +141,18 @@ def load_source(
 
 
 class SequentialEnsemble(nn.Module):
-    """Several models on the same inputs; called like a :class:`HydraModel`.
+    """Several models on the same inputs, which run one after another; called like a :class:`HydraModel`.
 
     Every member has the same weight in the averaged prediction, also the members inside a fused model.
 
     Attributes:
-        models: the models, in the order in which they run; they share nothing.
-        labels: the class names, or None if no model knows them.
-
-    Raises:
-        InputError: listing all differences between the models that forbid averaging them.
+        models: the models, in the order in which they run; they share nothing, and :func:`find_models` has checked that
+            they can be averaged.
     """
 
     def __init__(self, models: Sequence[HydraModel]) -> None:
-        """Check that the models can be averaged, and take the class names of the first that knows them."""
         super().__init__()
-        numbered = [(f"model {index}", model.description) for index, model in enumerate(models)]
-        check_agreement(numbered)
         self.models = nn.ModuleList(models)
-
-        # All models that know class names have the same ones; this was checked above.
-        known_labels = [model.labels for model in models if model.labels is not None]
-        self.labels: list[str] | None = known_labels[0] if known_labels else None
         self.eval()
 
     @property
@@ -171,66 +161,18 @@ class SequentialEnsemble(nn.Module):
         return list(self.models)  # type: ignore[arg-type]
 
     @property
-    def _first_model(self) -> HydraModel:
-        """The first model, which stands for all in what they agree on."""
-        return self._models[0]
-
-    @property
     def preprocess(self) -> Callable[[list[Any]], Any]:
         """A function from a list of raw samples to inputs."""
-        return self._first_model.preprocess
-
-    @property
-    def members(self) -> int:
-        """The number of members of all models together."""
-        return sum(model.members for model in self._models)
-
-    @property
-    def classes(self) -> int | None:
-        """The number of classes; None for zero-shot models without class names."""
-        return self._first_model.classes
-
-    def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
-        """Return a classifier for classes given by name, if the models compare samples with texts.
-
-        What was fitted to the classes of a checkpoint is left out, as by :meth:`HydraModel.zero_shot`.
-
-        Args:
-            labels: a list of class names, or a text that ``--labels`` accepts, such as ``imagenet``.
-            prompt: templates with ``{label}`` in place of the class name; None means those of each model.
-        """
-        return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self._models])
+        return self._models[0].preprocess
 
     def with_classes(self) -> SequentialEnsemble:
-        """Return this ensemble; if it has no classes yet, return one with stand-in classes for tests and timing."""
-        if self.classes is not None:
-            return self
+        """Return this ensemble; if it has no classes yet, one with stand-in classes for tests and timing."""
         return SequentialEnsemble([model.with_classes() for model in self._models])
 
     def read_prompts(self, log: Log, name: str) -> None:
         """Compute the features of the classes of every zero-shot model now, with progress."""
         for model in self._models:
             model.read_prompts(log, name)
-
-    @property
-    def whole_last_block(self) -> bool:
-        """Whether the last block runs for all tokens, in the first model; setting it sets it for all models."""
-        return self._first_model.whole_last_block
-
-    @whole_last_block.setter
-    def whole_last_block(self, whole: bool) -> None:
-        for model in self._models:
-            model.whole_last_block = whole
-
-    @property
-    def side_by_side(self) -> bool | None:
-        """Whether members run side by side, in the first model; setting it sets it for all models."""
-        return self._first_model.side_by_side
-
-    @side_by_side.setter
-    def side_by_side(self, together: bool | None) -> None:
-        for model in self._models:
-            model.side_by_side = together
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return the logits of every member, ``[M, B, classes]``, for the members of all models."""
@@ -242,7 +184,7 @@ class SequentialEnsemble(nn.Module):
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Draw random inputs of the right shape, on the device and in the dtype of the models."""
-        return self._first_model.example_inputs(batch, seed)
+        return self._models[0].example_inputs(batch, seed)
 
 
 Runnable = HydraModel | SequentialEnsemble
