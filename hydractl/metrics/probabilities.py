@@ -34,24 +34,6 @@ LOWEST_LOG_P = -1e150
 _LARGEST_LOGIT = 1e300
 
 
-def check_shape(member_logits: np.ndarray) -> np.ndarray:
-    """Check the shape and the type of logits, and return them as an array; their values are not read.
-
-    Raises:
-        ValueError: not numbers [M, N, C] with M >= 1 and C >= 1.
-    """
-    logits = np.asarray(member_logits)
-    shape = logits.shape
-    has_members_and_classes = len(shape) == 3 and shape[0] >= 1 and shape[2] >= 1
-    if not has_members_and_classes:
-        raise ValueError(f"member logits must be [members, samples, classes], got shape {shape}")
-    is_floating = np.issubdtype(logits.dtype, np.floating)
-    is_integer = np.issubdtype(logits.dtype, np.integer)
-    if not is_floating and not is_integer:
-        raise ValueError(f"member logits must be floating point, got {logits.dtype}")
-    return logits
-
-
 def _in_range(logits: Floats) -> NDArray[np.bool_]:
     """Return whether all C logits of a member and a sample are finite and at most 1e300 in magnitude, [M, N]."""
     # numpy's max and min return NaN if one of the values is NaN, and comparing NaN gives False, so NaN is found, too.
@@ -78,48 +60,14 @@ def check_finite(values: np.ndarray, name: str) -> Floats:
         name: the name of the values in a message.
 
     Raises:
-        ValueError: they are not one number for each sample.
         NonFiniteError: a value is NaN or infinite; the message names the first such sample.
     """
     vector = np.asarray(values, dtype=np.float64)
-    if vector.ndim != 1:
-        raise ValueError(f"{name} must be one number a sample, got shape {vector.shape}")
     is_finite = np.isfinite(vector)
     if not is_finite.all():
         first_bad = int(np.argmin(is_finite))
         raise NonFiniteError(f"{name}: not finite at sample {first_bad}")
     return vector
-
-
-def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.int64]:
-    """Check that labels are integers 0..C-1, one for each sample, and return them as int64 [N].
-
-    Args:
-        labels: the labels.
-        samples: N, the number of samples.
-        classes: C, the number of classes.
-
-    Raises:
-        ValueError: the labels are not one integer for each sample.
-        InputError: labels are outside 0..C-1; it lists every such label.
-    """
-    array = np.asarray(labels)
-    are_integers = np.issubdtype(array.dtype, np.integer) or array.size == 0
-    if array.shape != (samples,) or not are_integers:
-        raise ValueError(f"labels must be {samples} integers, got shape {array.shape} of {array.dtype}")
-    is_outside = (array < 0) | (array >= classes)
-    if is_outside.any():
-        wrong_samples = np.flatnonzero(is_outside)
-        values, first, counts = np.unique(array[wrong_samples], return_index=True, return_counts=True)
-        problems = []
-        for value, first_sample, count in zip(values, wrong_samples[first], counts, strict=True):
-            problems.append(f"label {value}: {count} samples, first sample {first_sample}")
-        raise InputError(
-            f"{wrong_samples.size} of {samples} labels are outside the model's classes 0..{classes - 1}",
-            hint="the data must use the label order of the model (--label-map)",
-            problems=problems,
-        )
-    return array.astype(np.int64)
 
 
 def scaled(calibration: Calibration, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
@@ -383,20 +331,18 @@ def blocks(member_logits: np.ndarray, calibration: Calibration | None = None) ->
         calibration: the calibration of p; None means none.
 
     Raises:
-        ValueError: the array has another shape or type.
         NonFiniteError: a logit is NaN, infinite or above 1e300 in magnitude.
         InputError: the calibration is for another number of classes; raised by the block when p is asked for.
     """
-    logits = check_shape(member_logits)
-    members, samples, classes = logits.shape
+    members, samples, classes = member_logits.shape
     # A block has as many samples as fit BLOCK_VALUES logits, but at least one.
     samples_in_block = max(1, BLOCK_VALUES // (members * classes))
     for start in range(0, max(samples, 1), samples_in_block):
-        logits_of_block = logits[:, start : start + samples_in_block]
+        logits_of_block = member_logits[:, start : start + samples_in_block]
         # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
         values = np.array(logits_of_block, dtype=np.float64, order="C")
         if not _in_range(values).all():
-            raise _out_of_range(logits)
+            raise _out_of_range(member_logits)
         stop = start + values.shape[1]
         yield slice(start, stop), Block(values, calibration)
 

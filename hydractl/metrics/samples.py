@@ -21,7 +21,7 @@ from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.model_records import Calibration
 from hydractl.metrics.conformal import prediction_sets
 from hydractl.metrics.ood_scores import SCORES, says_nothing
-from hydractl.metrics.probabilities import Block, Floats, blocks, check_finite, check_labels, check_shape
+from hydractl.metrics.probabilities import Block, Floats, blocks, check_finite
 
 BINS = 15
 """Bins of ``ece``, ``aece`` and the reliability curve."""
@@ -270,14 +270,13 @@ def samples_and_members(
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.
-        InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
+        InputError: the calibration is for another number of classes.
     """
-    members, n, classes = check_shape(logits).shape
-    checked_labels = None if labels is None else check_labels(labels, n, classes)
+    members = len(logits)
     parts: list[Samples] = []  # one for each block of samples
     parts_by_member: list[list[Samples]] = [[] for _ in range(members if alone else 0)]
     for rows, block in blocks(logits, calibration):
-        labels_of_block = None if checked_labels is None else checked_labels[rows]
+        labels_of_block = None if labels is None else labels[rows]
         values: dict[str, Floats | None] = {}  # None for a score that is constant for a single member
         for name in scores:
             values[name] = None

@@ -61,19 +61,14 @@ def choose_threshold(rule: Threshold, scores: np.ndarray) -> float:
 
     Args:
         rule: what was asked for, e.g. ``ood:0.95``.
-        scores: the OOD scores of the validation samples on the side of the rule (OOD or ID), [N].
+        scores: the OOD scores of the validation samples on the side of the rule (OOD or ID), [N], N > 0.
 
     Raises:
-        InputError: there is no sample.
         NonFiniteError: a score is NaN or infinite.
     """
     checked = check_finite(scores, "scores")
     falling = np.sort(checked)[::-1]
-    n = len(falling)
-    if not n:
-        raise InputError(f"a threshold {rule.rule} needs validation samples")
-
-    share_of_samples = rule.number * n  # an exact fraction: rounding must not decide about a sample
+    share_of_samples = rule.number * len(falling)  # an exact fraction: rounding must not decide about a sample
 
     # ood: at least this many samples must be flagged. The threshold is the score of the last of them.
     if rule.side == "ood":

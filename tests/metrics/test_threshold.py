@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hydractl.errors import InputError, NonFiniteError
+from hydractl.errors import NonFiniteError
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.metrics.requested import Threshold
 from hydractl.metrics.threshold import choose_threshold, measured_threshold
@@ -66,8 +66,6 @@ def test_the_block_of_a_row() -> None:
     }
 
 
-def test_no_sample_and_bad_scores() -> None:
-    with pytest.raises(InputError, match=r"ood:0\.95 needs validation samples"):
-        choose_threshold(Threshold.read("ood:0.95"), np.zeros(0))
+def test_scores_that_are_not_finite_are_an_error() -> None:
     with pytest.raises(NonFiniteError):
         choose_threshold(Threshold.read("id:0.1"), np.array([np.inf]))

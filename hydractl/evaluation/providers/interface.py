@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from hydractl.errors import UsageError
 from hydractl.evaluation.options import FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.sets import EvalSet
@@ -87,12 +86,8 @@ class LogitsProvider(ABC):
     # --- what only stored logits have ---------------------------------------------------------------------------------
 
     def stored_sets(self) -> list[EvalSet]:
-        """Return the test sets in a predictions file.
-
-        Raises:
-            UsageError: if the provider is not a predictions file.
-        """
-        raise UsageError("eval needs --test", hint="hydractl eval --help")
+        """Return the test sets in a predictions file; a model that runs has none."""
+        return []
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:  # noqa: B027 - a model that runs takes any set
         """Raise an error if there are data sets for which this row has no logits.
