@@ -217,7 +217,7 @@ def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalO
         row.name = name or "+".join(Path(ref).stem for ref in refs)
         rows[place] = row
         if len(files) > 1:  # in an ensemble, stored calibrations and so on are not used; a warning says so
-            model_records = [file.model.to_dict() for file in files]
+            model_records = [file.record.to_dict() for file in files]
             _warn_of_left_out(row.name, model_records, options, log, "of one model alone")
 
     if models_that_run:

@@ -266,8 +266,8 @@ def _prediction_facts(path: Path) -> dict[str, object]:
     """Return what a file of predictions says about the model and the data sets."""
     predictions = read_predictions(path)
     return {
-        "model": predictions.model.name,
-        "sha256": predictions.model.sha256,
+        "model": predictions.record.name,
+        "sha256": predictions.record.sha256,
         "members": predictions.members,
         "classes": predictions.classes,
         "data_sets": [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],

@@ -52,11 +52,11 @@ def concatenated(files: Sequence[Predictions]) -> Predictions:
         tensors_and_indices.append((tensors, indices))
 
     # One header for all. It has no calibration, threshold or OOD score, as these were chosen for a single model.
-    models = [file.model for file in files]
+    models = [file.record for file in files]
     digests: list[str | None] = []  # a file may have predictions of several models
     for model in models:
         digests += model.sha256 if isinstance(model.sha256, list) else [model.sha256]
-    header = first_file.model.model_copy(
+    header = first_file.record.model_copy(
         update={
             "sha256": digests,
             "heads": heads_of_all_members([model.heads or [] for model in models]),
@@ -72,7 +72,7 @@ def concatenated(files: Sequence[Predictions]) -> Predictions:
 
 def _settings_in_common(file: Predictions) -> dict[str, object]:
     """Return by name what is the same in all files of an ensemble: what decides logits, the classes, and the sets."""
-    settings = file.model.to_dict()
+    settings = file.record.to_dict()
     for key in _MAY_DIFFER:
         settings.pop(key, None)
     settings["classes"] = file.classes

@@ -26,7 +26,6 @@ from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvide
 from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import Header, read_header
-from hydractl.files.model_records import CostRecord
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSetRecord, PredictionsRecord
 from hydractl.jsonio import shown
 from hydractl.model.prediction import Chosen
@@ -51,26 +50,16 @@ class Predictions(LogitsProvider):
         sets: Sequence[EvalSet],
         files: Sequence[tuple[FileTensors, Sequence[int]]],
     ) -> None:
+        super().__init__(model)
         self.origin = origin
-        self.model = model
         self.sets = sets
         self.files = files
-        self.name = model.name
-        self.labels = model.labels
         self.members, _, self.classes = self.shape(0)
 
         # No model runs, so there are no inputs (images or texts) to read, and no list of the samples that it has seen:
         # already_seen() returns the stored number.
         self.reads = None
         self.seen = []
-
-        # Facts about the model, and the settings that decided the logits, e.g. the length at which texts were cut.
-        self.heads = model.heads or []
-        self.cost = model.cost or CostRecord()
-        self.training = model.training
-        self.max_length = model.max_length
-        self.prompt = model.prompt
-        self.mc_dropout = model.mc_dropout
 
         # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
         self.stored = Chosen.of(model.to_dict(), origin)
@@ -80,7 +69,7 @@ class Predictions(LogitsProvider):
     @property
     def sha256(self) -> str | list[str] | None:
         """The SHA-256 of the model that made the predictions, or a list for several models."""
-        digests: str | list[str] | None = self.model.sha256
+        digests: str | list[str] | None = self.record.sha256
         return digests
 
     def shape(self, index: int) -> tuple[int, int, int]:

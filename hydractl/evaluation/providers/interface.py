@@ -1,8 +1,8 @@
 """The interface of everything that an evaluation can measure: a provider gives the logits of its members.
 
-To measure something else, write a subclass of :class:`LogitsProvider` that sets the
-attributes, and defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The defaults of the other
-methods are right for a provider without a file of stored logits that fits nothing. ``rows.find_rows`` opens providers.
+To measure something else, write a subclass of :class:`LogitsProvider` that sets the attributes without a default, and
+defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The defaults of the other methods are right
+for a provider without a file of stored logits that fits nothing. ``rows.find_rows`` opens providers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,8 @@ from hydractl.evaluation.options import FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
-from hydractl.files.model_records import (
-    CostRecord,
-    DropoutRecord,
-    ScoreDataRecord,
-    TrainingRecord,
-)
-from hydractl.files.predictions_header import PredictedSiteRecord
+from hydractl.files.model_records import CostRecord, ScoreDataRecord
+from hydractl.files.predictions_header import PredictedModelRecord
 from hydractl.model.detection import Detector
 from hydractl.model.prediction import Chosen
 
@@ -32,6 +27,7 @@ class LogitsProvider(ABC):
     """One row: M members that answer with logits of C classes.
 
     Attributes:
+        record: what is known of the model, and what decides its logits, as the header of its predictions has it.
         name: the name of the row.
         labels: the names of the classes; None if they are unknown.
         classes: the number of classes C.
@@ -51,23 +47,27 @@ class LogitsProvider(ABC):
         zero_shot: whether it is measured with its own classifier of class texts.
     """
 
-    name: str
-    labels: Sequence[str] | None
     classes: int
     reads: str | None
     members: int
-    heads: Sequence[PredictedSiteRecord]
-    cost: CostRecord
     seen: Sequence[Entry]
     stored: Chosen
-    max_length: int | None
-    prompt: Sequence[str] | None
-    training: Sequence[TrainingRecord] = ()
-    mc_dropout: DropoutRecord | None = None
     on_features: Sequence[str] = ()
     detector: Detector | None = None
     scores_fitted_on: ScoreDataRecord | None = None
     zero_shot: bool = False
+
+    def __init__(self, record: PredictedModelRecord) -> None:
+        """Take from the record what it knows; the other attributes without a default are left to the subclass."""
+        self.record = record
+        self.name = record.name
+        self.labels = record.labels
+        self.heads = record.heads or []
+        self.cost = record.cost or CostRecord()
+        self.training = record.training
+        self.max_length = record.max_length
+        self.prompt = record.prompt
+        self.mc_dropout = record.mc_dropout
 
     @property
     @abstractmethod

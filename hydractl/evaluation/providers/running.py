@@ -43,7 +43,7 @@ from hydractl.model.detection import (
     read_training,
 )
 from hydractl.model.layers import layers_may_not_fit
-from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
+from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble, resolve_device
 from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
@@ -65,38 +65,46 @@ class RunningModel(LogitsProvider):
     """
 
     def __init__(self, argument: ModelArgument, options: EvalRunOptions, log: Log) -> None:
-        self.mc_dropout = options.dropout
         if options.dropout is not None:
             argument = replace(argument, sources=[with_layers(source) for source in argument.sources])
-        self.argument = argument
-
-        # The options, and what is filled later.
-        self.options = options
-        self._log = log
-        self._model: Runnable | None = None  # set by loaded(), which reads the weights
-        self._dropout_passes: MCDropout | None = None  # set with it
 
         # What the headers of its files say, without reading weights. Everything that all files have in common is taken
         # from the first.
         descriptions = [source.description for source in argument.sources]
         first_source = argument.sources[0]
-        self.name = argument.name
-        self.labels = next((each.labels for each in descriptions if each.labels is not None), None)
-        assert first_source.classes is not None  # with_class_names() has set the classes of zero-shot models
-        self.classes = first_source.classes
-        self.reads = first_source.description.reads
         passes = 1 if options.dropout is None else options.dropout.passes
-        self.members = passes * sum(len(description.masks) for description in descriptions)
-        self.zero_shot = len({site.tower for site in first_source.sites}) > 1
-        self.heads = heads_of_all_members([_kept_heads(source) for source in argument.sources])
         cost = total_cost([_cost(source, options.whole_last_block) for source in argument.sources])
         macs_of_pass = cost.macs
         assert macs_of_pass is not None
-        self.cost = cost.model_copy(update={"macs": passes * macs_of_pass})
-        self.training = trainings_of(descriptions)
+        super().__init__(
+            PredictedModelRecord.partly(
+                name=argument.name,
+                labels=next((each.labels for each in descriptions if each.labels is not None), None),
+                heads=heads_of_all_members([_kept_heads(source) for source in argument.sources]),
+                training=trainings_of(descriptions),
+                cost=cost.model_copy(update={"macs": passes * macs_of_pass}),
+                prompt=first_source.description.prompt,
+                max_length=first_source.description.preprocess.get("max_length"),
+                batch_size=options.batch_size,
+                dtype=options.dtype,
+                device=resolve_device(options.device).type,
+                whole_last_block=options.whole_last_block,
+                mc_dropout=options.dropout,
+            )
+        )
+        assert first_source.classes is not None  # with_class_names() has set the classes of zero-shot models
+        self.classes = first_source.classes
+        self.reads = first_source.description.reads
+        self.members = passes * sum(len(description.masks) for description in descriptions)
+        self.zero_shot = len({site.tower for site in first_source.sites}) > 1
         self.seen = merged(*(description.seen for description in descriptions))
-        self.max_length = first_source.description.preprocess.get("max_length")
-        self.prompt = first_source.description.prompt
+
+        # How it runs, and what is filled later.
+        self.argument = argument
+        self.options = options
+        self._log = log
+        self._model: Runnable | None = None  # set by loaded(), which reads the weights
+        self._dropout_passes: MCDropout | None = None  # set with it
 
         # What was chosen for it before. It fits a single file only that answers in the usual way.
         self.stored = Chosen()
@@ -109,18 +117,6 @@ class RunningModel(LogitsProvider):
     def sha256(self) -> str | list[str]:
         """The SHA-256 of its file, or a list for several files; they are hashed on first use."""
         return self.argument.sha256
-
-    def decisive(self) -> DecisiveRecord:
-        """Return the settings that decide the logits. Unfinished predictions with other settings cannot go on."""
-        return DecisiveRecord(
-            prompt=None if self.prompt is None else list(self.prompt),
-            max_length=self.max_length,
-            batch_size=self.options.batch_size,
-            dtype=self.options.dtype,
-            device=self._parameter().device.type,
-            whole_last_block=self.options.whole_last_block,
-            mc_dropout=self.mc_dropout,
-        )
 
     def header(self, feature_scores: Sequence[str], fitted_on: Mapping[str, object]) -> PredictedModelRecord:
         """Return the record of the model in the header of its predictions, with what its own file has stored.
@@ -138,19 +134,16 @@ class RunningModel(LogitsProvider):
             scores_fitted_on = ScoreDataRecord.model_validate(fitted_on)
         # The name comes from a file name, which may have bytes that are not valid UTF-8.
         name_bytes = self.name.encode("utf-8", "backslashreplace")
-        return PredictedModelRecord(
-            name=name_bytes.decode("utf-8"),
-            sha256=self.sha256,
-            labels=self.labels,
-            heads=self.heads,
-            training=self.training,
-            cost=self.cost,
-            **dict(self.decisive()),
-            calibration=calibration,
-            threshold=stored.threshold,
-            ood_score=None if stored.ood_score is None else StoredScoreRecord(score=stored.ood_score),
-            feature_scores=feature_scores or None,
-            fitted_on=scores_fitted_on,
+        return self.record.model_copy(
+            update={
+                "name": name_bytes.decode("utf-8"),
+                "sha256": self.sha256,
+                "calibration": calibration,
+                "threshold": stored.threshold,
+                "ood_score": None if stored.ood_score is None else StoredScoreRecord(score=stored.ood_score),
+                "feature_scores": feature_scores or None,
+                "fitted_on": scores_fitted_on,
+            }
         )
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -345,8 +338,8 @@ class RunningModel(LogitsProvider):
         if data is None or kept is None:
             return read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
         # Everything that decides the features.
-        made_with = {"sha256": self.sha256, "data": data.fingerprint, **self.decisive().to_dict()}
-        key = canonical_json(made_with)
+        decisive = self.record.model_dump(include=set(DecisiveRecord.model_fields))
+        key = canonical_json({"sha256": self.sha256, "data": data.fingerprint, **decisive})
         if key in kept and (labels is None or kept[key].layers) and (not holds_out or kept[key].held_out):
             return kept[key]
         computed = read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)

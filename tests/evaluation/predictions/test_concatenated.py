@@ -75,7 +75,7 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
     assert [len(rows) for rows, *_ in pieces] == [4, 5, 2] and found.shape(0) == (3, 12, 3)
     assert [row for rows, *_ in pieces for row in rows] == there
     assert np.array_equal(np.concatenate([logits for _, logits, _ in pieces], axis=1), expected)
-    assert found.model.cost == CostRecord(params=33, macs=15, single_macs=7)
+    assert found.record.cost == CostRecord(params=33, macs=15, single_macs=7)
     assert [one.seen for one in found.sets] == [0, 2]
 
 

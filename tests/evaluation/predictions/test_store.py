@@ -49,7 +49,7 @@ def test_what_is_written_in_any_order_is_read_in_order(tmp_path: Path, kind: str
     path = tmp_path / "p.st"
     write_all(writer(path, kind=kind))
     found = read_predictions(path)
-    assert found.model.to_dict() == MODEL
+    assert found.record.to_dict() == MODEL
     for index, (name, expected) in enumerate(LOGITS.items()):
         parts = list(found.batches(found.sets[index]))
         assert [row for rows, *_ in parts for row in rows] == list(range(expected.shape[1]))
