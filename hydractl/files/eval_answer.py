@@ -276,16 +276,12 @@ class EvalRow(RowMetrics, EvaluatedModel):
     @property
     def macs(self) -> int | None:
         """The mult-adds of one sample; None if unknown."""
-        if self.cost is None:
-            return None
-        return self.cost.macs
+        return None if self.cost is None else self.cost.macs
 
     @property
     def single_macs(self) -> int | None:
         """The mult-adds of one sample in the model with all its heads; None if unknown."""
-        if self.cost is None:
-            return None
-        return self.cost.single_macs
+        return None if self.cost is None else self.cost.single_macs
 
     @property
     def files(self) -> list[str]:
@@ -334,11 +330,8 @@ class EvalAnswer(Result):
     @model_validator(mode="after")
     def check_names(self) -> Self:
         """Refuse several rows of the same name."""
-        counts = Counter(row.name for row in self.models)
-        twice = []
-        for name, count in counts.items():
-            if count > 1:
-                twice.append(shown(name))
+        counts = Counter(self.names)
+        twice = [shown(name) for name, count in counts.items() if count > 1]
         if twice:
             raise ValueError(f"two rows have the name {', '.join(twice)}")
         return self
