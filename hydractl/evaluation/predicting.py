@@ -79,8 +79,6 @@ def predicted_windows(
     Raises:
         NonFiniteError: if a logit is not finite; the message names the first such sample.
     """
-    if not samples:
-        return
     loaded = model.loaded()
     if model.stored.score in ON_FEATURES:
         (single_model,) = models_of(loaded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -93,11 +92,9 @@ class _Plan:
         """The paths of the files that are written."""
         return [path for path in (self.lines, self.report) if path is not None]
 
-    def claim_report(self, stack: ExitStack, *, force: bool) -> Output | None:
-        """Claim the file of the summary before predicting; the stack completes it, or frees it after an error."""
-        if self.report is None:
-            return None
-        return stack.enter_context(Output(self.report, force=force, resumed=self.options.resume))
+    def claim(self, path: Path, stack: ExitStack) -> Output:
+        """Claim a file before predicting; the stack frees it after an error."""
+        return stack.enter_context(Output(path, force=self.options.force, resumed=self.options.resume))
 
 
 def run(call: Call) -> Outcome:
@@ -218,7 +215,7 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[P
         InputError: none of the inputs can be read.
     """
     with ExitStack() as stack:
-        report_output = plan.claim_report(stack, force=plan.options.force)
+        report_output = None if plan.report is None else plan.claim(plan.report, stack)
         tally = PredictionTally()
         for row in tally.counted(_predict_windows(plan, 0, log)):
             if not plan.options.flagged or row[FLAG]:
@@ -238,12 +235,10 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
     with ExitStack() as stack:
         # A stopped run may already have written the outputs, and left its unfinished file because it was not at its
         # end. Resumed, it finds them the same; outputs that say something else are replaced with --force alone.
-        target = Path(os.path.realpath(path))
-        unfinished_path = target.with_name(f"{target.name}.part")
+        output = plan.claim(path, stack)
+        unfinished_path = output.target.with_name(f"{output.target.name}.part")
         exists = unfinished_path.exists()
-        force = plan.options.force
-        output = stack.enter_context(Output(path, force=force, resumed=resume))
-        report_output = plan.claim_report(stack, force=force)
+        report_output = None if plan.report is None else plan.claim(plan.report, stack)
 
         # Predict; a resumed run goes on after the last sample in its unfinished file.
         if resume and not exists:
