@@ -125,9 +125,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a score on features of the first member",
-        "hydractl/evaluation/gathering.py",
-        "score: values.mean(axis=0) for score",
-        "score: values[0] for score",
+        "hydractl/evaluation/predictions/store.py",
+        "name: values.mean(axis=0) for name",
+        "name: values[0] for name",
         "tests/studies/test_measured_rows.py",
     ),
     Mutation(
@@ -147,8 +147,8 @@ MUTATIONS = (
     Mutation(
         "labels of samples that were skipped",
         "hydractl/evaluation/gathering.py",
-        "labels = dataset.labels[list(rows)]",
-        "labels = dataset.labels[: len(rows)]",
+        "labels = dataset.labels[list(batch.rows)]",
+        "labels = dataset.labels[: len(batch.rows)]",
         "tests/studies/test_measured_rows.py",
     ),
     Mutation(
@@ -283,8 +283,8 @@ MUTATIONS = (
     Mutation(
         "classes of a small fraction",
         "hydractl/data/part.py",
-        "(number_in_class + starts[classes]) / counts[classes]",
-        "number_in_class / counts[classes]",
+        "(np.arange(len(members)) + start) / len(members)",
+        "np.arange(len(members)) / len(members)",
         "tests/data/test_part.py",
     ),
     Mutation(
@@ -396,8 +396,8 @@ MUTATIONS = (
     Mutation(
         "a requirement of the last row that is reported",
         "hydractl/verbs/report.py",
-        "unmet = unmet_in(rows, requirements)\n    names",
-        "unmet = unmet_in(rows[:-1], requirements)\n    names",
+        'unmet = unmet_in(rows, values["require"])',
+        'unmet = unmet_in(rows[:-1], values["require"])',
         "tests/evaluation/test_means.py",
     ),
     Mutation(
@@ -515,8 +515,8 @@ MUTATIONS = (
     Mutation(
         "an unfinished file replaces what another command has written",
         "hydractl/verbs/predict.py",
-        "force = plan.options.force\n",
-        "force = plan.options.force or (resume and exists)\n",
+        "Output(path, force=self.options.force, ",
+        "Output(path, force=self.options.force or self.options.resume, ",
         "tests/verbs/test_predict.py -k fault_105",
     ),
     Mutation(

@@ -37,7 +37,7 @@ def test_resume_replaces_no_file_but_predictions(capsys: Any) -> None:
     run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "-o", "e.json", code=5)
     assert Path("copy.st").read_bytes() == b"not even safetensors" and not Path("e.json").exists()
     run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "--force", "-o", "e.json")
-    assert read_predictions("copy.st").model.name == "c"
+    assert read_predictions("copy.st").name == "c"
 
 
 @pytest.mark.fault(110)
