@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
@@ -19,6 +18,7 @@ from hydractl.errors import InputError
 from hydractl.files.header import read_header
 from hydractl.files.results import Result
 from hydractl.report.terminal import render
+from tests.image_data import write_images
 from tests.running import read_json, script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -69,10 +69,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])  # pictures take long and are no documents
-        draw = np.random.default_rng(0)
-        for name, count in (("train", 20), ("val", 24), ("test", 9), ("other", 8), ("held-out", 200)):
-            pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-            np.savez(f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+        write_images(train=20, val=24, test=9, other=8, held_out=200)
         search = ["--val", "val.npz"]
         for command in (
             ["finetune", PICO, "--train", "train.npz", "--val", "val.npz", "--epochs", "1", "-o", "a.st"],
@@ -98,7 +95,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
                 *("calibrate", "ab.st", "--val", "val.npz", "--ood-val", "far=other.npz", "--temperature", "fit"),
                 *("--threshold", "ood:0.9", "--conformal", "0.2", "--ood-score", "mi,msp", "-o", "cal.st", "--json"),
             ],
-            ["predict", "cal.st", "held-out.npz", "--top", "2", "-o", "lines.jsonl", "--report", "predict.json"],
+            ["predict", "cal.st", "held_out.npz", "--top", "2", "-o", "lines.jsonl", "--report", "predict.json"],
             ["bench", "a.st", "ab.st", "--compare", "stock", "--rounds", "2", "--batch-size", "1", "-o", "bench.json"],
         ):
             with contextlib.redirect_stdout(io.StringIO()) as printed:

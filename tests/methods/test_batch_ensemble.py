@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl.cli.app import main
 from hydractl.methods.batch_ensemble.factors import BatchEnsemble
 from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.start import trainable
-from tests.image_data import write_images
 from tests.model.test_attention import weights
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
-from tests.running import stopped_after
 from tests.spread import marked_release
 from tests.training.test_loop import prepare, settings
 
@@ -124,31 +120,3 @@ def test_one_tower_can_be_trained() -> None:
     changed = {n for n, t in model.stock_tensors().items() if not torch.equal(t, whole[n])}
     assert changed and all(n.startswith("visual.transformer.resblocks.") for n in changed)
     assert {n.split("resblocks.")[1].split(".")[1] for n in changed} == {"attn", "mlp"}
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_images(d=20, v=20)
-
-
-def finetune(model: str, *more: str, code: int = 0) -> None:
-    base = ["--train", "d.npz", "--device", "cpu", "-q", "--ensemble", "batch-ensemble:0.2"]
-    assert main(["finetune", model, *base, *more]) == code
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("folder")
-def test_it_goes_on_with_the_same_bytes() -> None:
-    command = ["--epochs", "3", "--batch-size", "8", "--val", "v.npz", "--lr", "0.01,0.02", "--patience", "2"]
-    command = [*command, "--dropout", "0.1", "-o"]
-    finetune(PICO, *command, "whole.st")
-    with stopped_after(4, lr=0.02):
-        finetune(PICO, *command, "part.st", code=130)
-    finetune(PICO, *command, "part.st", "--resume")
-    assert Path("part.st").read_bytes() == Path("whole.st").read_bytes()
