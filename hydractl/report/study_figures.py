@@ -135,7 +135,9 @@ def _flagged(study: StudyAnswer) -> list[str]:
     wanted = re.fullmatch(r"id:(0?\.\d+)", threshold.rule or "")
     if wanted is not None and study.choice.n is not None:
         samples = f"the {study.choice.n:,} ID samples of --val that it was chosen on"
-        sentence += f" It was set to flag at most {100 * float(wanted[1]):g} % of {samples}; on other samples the share differs by chance, the more the fewer they are."
+        promised = f"at most {100 * float(wanted[1]):g} % of {samples}"
+        by_chance = "on other samples the share differs by chance, the more the fewer they are"
+        sentence += f" It was set to flag {promised}; {by_chance}."
     return [sentence]
 
 
