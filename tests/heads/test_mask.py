@@ -186,6 +186,11 @@ def test_every_problem_of_a_mask_is_listed() -> None:
     ]
 
 
+@pytest.mark.parametrize("entry", [None, {}, {"kept": {"0": 1}}])
+def test_a_site_without_a_list_of_heads(entry: Any) -> None:
+    assert problems_of(mask_from_json, mask_document(b=entry)) == [f'site {B} needs a list "kept"']
+
+
 @pytest.mark.fault(20, 43)
 @pytest.mark.parametrize("heads", [3, 0, -2, 2.0, True, "2", None, [2], pytest.param(10**4000, id="huge")])
 def test_a_site_with_another_number_of_heads(heads: Any) -> None:

@@ -23,9 +23,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def clip(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def clip(folders: Path, here: Path) -> str:
     """The first of them, in a folder with ``data.npz`` (class names in it), ``plain.npz`` (none) and ``ood.npz``."""
-    monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
     labels = np.arange(12) % 3

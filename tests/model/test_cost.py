@@ -16,7 +16,7 @@ from hydractl.files.header import TensorInfo, tensor_info
 from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model import cost as module
-from hydractl.model.cost import cost_of, dense_macs, macs, parameters, total_cost, weight_bytes
+from hydractl.model.cost import cost_of, dense_macs, macs, parameters, weight_bytes
 from hydractl.model.source import Source
 from tests.pico import keeping, shared_source
 from tests.spread import marked_long, spread
@@ -118,11 +118,6 @@ def test_pruned_member(vit_base: Source) -> None:
     assert vit_base_macs([8], queries=T) == 15_466_260_480
 
 
-def test_deep_ensemble(vit_base: Source) -> None:
-    total = total_cost([cost(vit_base)] * 3)
-    assert total == {"params": 259_702_968, "macs": 3 * vit_base_macs([12]), "bytes": 4 * 259_702_968}
-
-
 def test_fused(vit_base: Source) -> None:
     members = [keep(with_weights(vit_base, index), range(8)) for index in range(3)]
     plan = plan_fusion(members)
@@ -167,21 +162,6 @@ def test_what_members_of_one_checkpoint_share_is_stored_and_run_once(vit_base: S
     heads_once = 3 * T * D * HEADS * DK + 2 * T * T * HEADS * DK
     parting = heads_once + 3 * (T * 8 * DK * D + 2 * T * D * 4 * D)
     assert whole == PATCHES + once + parting + 3 * (BLOCKS - shared - 1) * layer + 3 * CLASSIFIER
-
-
-@pytest.mark.parametrize("shared", [8, *marked_long([0])])
-def test_a_member_beside_the_whole_model_stores_nothing_and_runs_where_it_differs(
-    vit_base: Source, shared: int
-) -> None:
-    whole = with_weights(vit_base, 1.0)
-    pruned = replace(keep(whole, *[range(HEADS)] * shared, *[EIGHT[0]] * (BLOCKS - shared)), digest="pruned")
-    plan = plan_fusion([whole, pruned])
-    assert parameters(plan.tensors) == 86_567_656 and not plan.own
-    dense, fewer = (layer_macs(heads, D, DK, T, 4 * D) for heads in (HEADS, 8))
-    heads_once = 3 * T * D * HEADS * DK + 2 * T * T * HEADS * DK
-    parting = heads_once + T * (HEADS + 8) * DK * D + 2 * (2 * T * D * 4 * D)
-    expected = PATCHES + shared * dense + parting + (BLOCKS - shared - 1) * (dense + fewer) + 2 * CLASSIFIER
-    assert macs(plan.description, plan.tensors, whole_last_block=True) == expected
 
 
 @pytest.mark.parametrize(("merge", "stems"), [(["mlp", "norm"], 2), (["embed"], 1)])

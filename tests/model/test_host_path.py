@@ -17,11 +17,9 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hydractl.families.base import State
 from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.selfcheck import float32_model
 from hydractl.methods.lora.matrices import LowRankProjections
-from hydractl.model.context import RepeatedMasks, RunContext
 from hydractl.model.runtime import HydraModel
 from hydractl.model.stacking import StackCache
 from tests.fusion.test_batched import EQUAL, NEARLY, SHARED, batched, one_weight, own_weights, planned
@@ -54,52 +52,6 @@ def test_operators_and_calls_of_twelve_blocks(host_path: ModuleType) -> None:
     for name in ("fused0", "fused10"):
         assert counts[name].operators <= single.operators + 10, name
         assert counts[name].calls < 1.2 * single.calls, name
-
-
-class Copies(TorchDispatchMode):
-    """Notes the names of operators that copy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function.overloadpacket.__name__
-        if name in ("clone", "copy_", "cat", "index_select"):
-            self.names.append(name)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    ("together", "expected"),
-    # Apart, the heads of one member form two runs of neighbours, and the outputs of the members are concatenated.
-    [(True, ["index_select"]), (False, ["cat", "cat"])],
-)
-@torch.no_grad()
-def test_members_take_their_heads_of_a_pool_with_one_copy(together: bool, expected: list[str]) -> None:
-    model = one_weight("class-token", SHARED)
-    (pool,) = [attention for attention in model.attentions if attention.pooled]
-    x = torch.randn(2, 5, 24).repeat(3, 1, 1)
-    context = RunContext(batched=together)
-
-    def attend(state: State) -> Tensor:
-        return pool(state.hidden)
-
-    context.run(attend, State(x, {}))  # makes what is kept
-    with Copies() as copies:
-        context.run(attend, State(x, {}))
-    assert copies.names == expected
-
-
-def test_a_mask_is_repeated_once_in_a_run() -> None:
-    masks = RepeatedMasks()
-    padding = torch.ones(3, 1, 1, 7, dtype=torch.bool)
-    repeated = masks.of(padding, 2)
-    assert repeated.shape == (6, 1, 1, 7)
-    assert masks.of(padding, 2) is repeated
-    assert masks.of(padding.clone(), 2) is not repeated
-    of_all_samples = torch.ones(1, 1, 7, 7)
-    assert masks.of(of_all_samples, 2) is of_all_samples
 
 
 class OnTheHost(TorchDispatchMode):

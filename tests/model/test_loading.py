@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.models import ModelRef
-from hydractl.files.checkpoint import write_tensors
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.loading import ModelArgument, SequentialEnsemble, build_model, find_models, resolve_dtype
 from hydractl.model.matching import check_agreement
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
-from tests.pico import images, model_of, shared_source, stock
+from tests.pico import images, model_of, shared_source, stock, write_stored
 from tests.running import refused
 
 VARIANT = "class-token"
@@ -29,25 +26,14 @@ def sources(count: int) -> list[Source]:
     return [shared_source(VARIANT, seed, name=f"m{seed}") for seed in range(count)]
 
 
-def write(source: Source, path: Path) -> str:
-    with open(path, "wb") as handle:
-        write_tensors(handle, source.tensors, source.description.to_json())
-    return str(path)
-
-
 def found(*texts: str) -> list[ModelArgument]:
     return find_models([ModelRef(text) for text in texts])
 
 
-def test_preprocess_takes_a_list() -> None:
-    text, image = (build_model(shared_source(v, 0, name="m")).preprocess for v in ("bert", VARIANT))
+def test_one_text_alone_is_no_list() -> None:
+    preprocess = build_model(shared_source("bert", 0, name="m")).preprocess
     with pytest.raises(InputError, match="a list of texts, not one alone"):
-        text("a film")  # a list of letters otherwise
-    with pytest.raises(InputError, match="a list of images, not one alone"):
-        image(Image.new("RGB", (8, 8)))
-    assert image([np.zeros((8, 8, 3), np.uint8)]).shape[:2] == (1, 3)
-    with pytest.raises(InputError, match="not str"):
-        image(["a.png"])
+        preprocess("a film")  # a list of letters otherwise
 
 
 def test_an_unknown_dtype_lists_those_there_are() -> None:
@@ -105,7 +91,7 @@ def test_other_numbers_of_classes_are_refused_before_building() -> None:
 
 
 def test_names_and_sizes(tmp_path: Path) -> None:
-    files = [write(source, tmp_path / f"{source.name}.st") for source in sources(2)]
+    files = [str(write_stored(source, tmp_path / f"{source.name}.st")) for source in sources(2)]
     one, both, named, random = found(files[0], "+".join(files), f"deep={files[1]}+{files[0]}", f"{NAMED}3")
     assert [one.name, both.name, named.name, random.name] == ["m0", "m0+m1", "deep", "vit_tiny_patch16_224"]
     sizes = [Path(file).stat().st_size for file in files]
@@ -117,9 +103,9 @@ def test_names_and_sizes(tmp_path: Path) -> None:
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
-    file = write(sources(1)[0], tmp_path / "m0.st")
+    file = write_stored(sources(1)[0], tmp_path / "m0.st")
     with pytest.raises(UsageError, match="MODEL names used twice: m0"):
-        found(file, f"m0={file}+{file}")
+        found(str(file), f"m0={file}+{file}")
 
 
 def test_what_is_wrong_with_every_model_is_said(tmp_path: Path) -> None:

@@ -14,19 +14,13 @@ from hydractl.errors import InputError
 from hydractl.fusion.plan import plan_fusion
 from hydractl.metrics.feature_scores import layers as sums
 from hydractl.model.detection import fit_detector, read_features, read_training
+from tests.families.test_contract import READS_ALL, READS_TWO, reads_the_last
 from tests.fusion.test_common import MASKS, of_one_checkpoint
-from tests.pico import DECODERS, VARIANTS, close, images, inputs, model_of, shared_source, stock
+from tests.metrics.arrays import class_distances
+from tests.pico import HF, VARIANTS, close, images, inputs, model_of, shared_source, stock
 from tests.spread import marked_release
 
 SCORE = "mahalanobis-layers"
-
-READS_LAST = ("llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma", "gemma3", *DECODERS)
-READS_ALL = (
-    *("average-pooling", "map-pooling", "eva", "swin", "swinv2", "modernbert-mean", "hf-swin", "hf-swinv2"),
-    *("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu"),
-    *("hf-siglip", "hf-clip-images", "hf-siglip-images"),
-)
-"""Which tokens a classifier reads, by the libraries' code; of all others it is the first, of a distilled one two."""
 
 QUICK = ("class-token", "distilled", "swin", "torchvision", "bert", "modernbert-mean", "llama", "clip", "hf-dinov2")
 
@@ -78,10 +72,10 @@ def tokens_read(variant: str, batch: Any, tokens: int) -> list[tuple[list[int], 
         length = tokens if mask is None else int(mask[sample].sum())
         if variant in READS_ALL:
             read = list(range(length))
-        elif variant in READS_LAST:
+        elif variant in HF and reads_the_last(variant):
             read = [length - 1]
         else:
-            read = [0, 1] if variant in ("distilled", "hf-deit-distilled") else [0]
+            read = [0, 1] if variant in READS_TWO else [0]
         places.append((read, length))
     return places
 
@@ -100,20 +94,6 @@ def library_vectors(variant: str, network: Any, paths: list[str], batch: Any) ->
         if variant not in READS_ALL and block < len(outputs) - 1:
             vectors.append(np.stack(others))
     return vectors
-
-
-def naive_scores(
-    training: list[NDArray[np.float64]], labels: NDArray[np.int64], layers: list[NDArray[np.float64]]
-) -> NDArray[np.float64]:
-    """The sum over layers of the squared distance to the nearest class, sample by sample."""
-    total = np.zeros(len(layers[0]))
-    for fit, x in zip(training, layers, strict=True):
-        means = {label: fit[labels == label].mean(axis=0) for label in set(labels)}
-        centred = np.stack([vector - means[label] for vector, label in zip(fit, labels, strict=True)])
-        precision = np.linalg.pinv(centred.T @ centred / len(fit), rcond=1e-12, hermitian=True)
-        for sample, vector in enumerate(x):
-            total[sample] += min((vector - mean) @ precision @ (vector - mean) for mean in means.values())
-    return total
 
 
 def cut(batch: Any, rows: range) -> Any:
@@ -145,7 +125,9 @@ def test_the_score_of_all_layers_is_that_of_the_library_s_model(variant: str) ->
     np.testing.assert_allclose(of_blocks, np.concatenate(expected, axis=1), rtol=1e-6, atol=1e-6)
 
     fit = [training_features.numpy(), *library_vectors(variant, network, paths, training)]
-    naive = naive_scores(fit, labels, [features.numpy(), *expected])
+    naive = np.zeros(7)
+    for of_training, of_samples in zip(fit, [features.numpy(), *expected], strict=True):
+        naive += class_distances(of_training, labels, of_samples)
     assert scores[SCORE][0] == pytest.approx(naive, rel=1e-5)
     alone = fit_detector(["mahalanobis"], [model], read, labels, 1, {})
     np.testing.assert_array_equal(alone.scores(plain_logits, [features])["mahalanobis"], scores["mahalanobis"])

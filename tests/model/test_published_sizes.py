@@ -44,46 +44,12 @@ NAMED: dict[str, tuple[str, list[int], int]] = {
     "vit_b_16": ("torchvision", _12, 224),
     "ViT-B-32": ("clip", [*_12, *[8] * 12], 224),
 }
-_ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1}
-_BASE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072}
-_LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-_QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
-_DEBERTA = {**_BASE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+_DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
 _DEBERTA |= {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "type_vocab_size": 0}
 # What is set of the configuration of a class of transformers. Without it, it is the size that the class is made for.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "RobertaForSequenceClassification": _ROBERTA,
-    "ElectraForSequenceClassification": {**_BASE, "embedding_size": 768},
-    "LlamaForSequenceClassification": {**_LLAMA, "num_key_value_heads": 8, "vocab_size": 128256},
-    "Qwen3ForSequenceClassification": {**_QWEN, "num_key_value_heads": 8, "head_dim": 128},
     "MinistralForSequenceClassification": {"head_dim": 128},
     "DebertaV2ForSequenceClassification": _DEBERTA,
-    "Swinv2ForImageClassification": {"image_size": 256, "window_size": 16},
-}
-# Parameters as published, with the two or 1,000 classes that they have here.
-PARAMETERS = {
-    "vit_base_patch16_224": 86_567_656,
-    "deit_base_distilled_patch16_224": 87_338_192,
-    "eva02_base_patch14_448": 87_117_544,
-    "vit_base_patch16_dinov3": 85_641_216,
-    "vit_base_patch14_reg4_dinov2": 86_582_016,
-    "beitv2_base_patch16_224": 86_530_984,
-    "swin_tiny_patch4_window7_224": 28_288_354,
-    "swinv2_tiny_window16_256": 28_347_154,
-    "vit_b_16": 86_567_656,
-    "ViT-B-32": 151_277_313,
-    "CLIPModel": 151_277_313,
-    "SiglipModel": 203_155_970,
-    "BertForSequenceClassification": 109_483_778,
-    "RobertaForSequenceClassification": 124_647_170,
-    "DistilBertForSequenceClassification": 66_955_010,
-    "ElectraForSequenceClassification": 109_483_778,
-    "ModernBertForSequenceClassification": 149_606_402,
-    "LlamaForSequenceClassification": 1_235_814_400 + 2 * 2048,
-    "Qwen3ForSequenceClassification": 596_049_920 + 2 * 1024,
-    "GPT2ForSequenceClassification": 124_439_808 + 2 * 768,
-    "Phi3ForSequenceClassification": 3_821_079_552 - 32_064 * 3_072 + 2 * 3_072,
-    "SmolLM3ForSequenceClassification": 3_075_098_624 + 2 * 2_048,
 }
 CLASSES = {name: variant for variant, (name, _, _) in reversed({**HF, **HF_CLIP}.items())}
 CASES = [*NAMED, *CLASSES]
@@ -160,7 +126,7 @@ def test_a_published_model(name: str, tmp_path: Path) -> None:
     description = replace(pico, config=config, masks=[HeadMask.full(sites)], preprocess=preprocess)
     tensors = Skeleton(dict(family.build(config).state_dict()))
     count = sum(p.numel() for p in stock.parameters())
-    assert parameters(tensors) == count == PARAMETERS.get(name, count)
+    assert parameters(tensors) == count
     if variant == "hf-siglip-images":
         stock.vision_model.use_head = False  # the library runs it, and does not use it
     given = family.example_inputs(preprocess, 1, 0)

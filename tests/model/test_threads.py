@@ -86,22 +86,6 @@ def test_views_have_settings_of_their_own() -> None:
     same(together([lambda i=i: (enter(i), calls[i]())[1] for i in range(2)]), calls)
 
 
-def test_a_call_inside_a_call() -> None:
-    model, inner = own_weights("class-token", NEARLY), []
-    model.side_by_side = False
-    with torch.no_grad():
-        expected, other = model.member_logits(images(3)), model.member_logits(images(2, seed=2))
-
-        def call(*_: object) -> None:
-            if len(inner) < 1:
-                inner.append(None)
-                inner[0] = model.member_logits(images(2, seed=2))
-
-        model.networks[0].blocks[2].attn.register_forward_pre_hook(call)
-        assert torch.equal(model.member_logits(images(3)), expected)
-    assert torch.equal(inner[0], other)
-
-
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("variant", "side_by_side", "batched"),

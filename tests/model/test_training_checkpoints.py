@@ -197,8 +197,7 @@ class _Runs:
 
 @pytest.mark.fault(18, 39)
 @pytest.mark.parametrize("place", ["args", "in args", "optimizer"])
-def test_nothing_in_a_checkpoint_runs(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nothing_in_a_checkpoint_runs(place: str, here: Path) -> None:
     content: dict[str, Any] = {"state_dict": timm_model(0).state_dict(), "args": argparse.Namespace()}
     if place == "in args":
         content["args"].model = _Runs()

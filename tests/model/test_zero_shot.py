@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
 from tests.model.conftest import LABELS
-from tests.model.test_two_towers import read, removed
-from tests.pico import close
-from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, zero_clip_columns
 from tests.running import quiet as run
-
-
-@pytest.mark.long
-def test_imagenet_with_eighty_prompts_equals_the_library(clip: str) -> None:
-    """The 1,000 classes and both published sets of templates, by the names of the options."""
-    asked = ["--labels", "imagenet", "--prompt", "simple-imagenet"]
-    run("prune", clip, "--method", "random", "--remove", "4", *asked, "-o", "a.st")
-    model = hydractl.load("a.st", device="cpu")
-    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
-
-    stock = zero_clip_columns(pico_clip("clip"), removed("a.mask.json"))
-    images = clip_images()
-
-    def expected(names: list[str], templates: Any) -> torch.Tensor:
-        features = open_clip.build_zero_shot_classifier(stock, clip_tokenizer(), names, templates, 100)
-        return stock.logit_scale.exp() * stock.encode_image(images, normalize=True) @ features
-
-    with torch.no_grad():
-        assert len(model.labels) == 1000
-        close(model.member_logits(images)[0], expected(list(IMAGENET_CLASSNAMES), SIMPLE_IMAGENET_TEMPLATES))
-        few = model.zero_shot(IMAGENET_CLASSNAMES[:20], "openai-imagenet")
-        close(few.member_logits(images)[0], expected(list(IMAGENET_CLASSNAMES[:20]), OPENAI_IMAGENET_TEMPLATES))
+from tests.running import read_json
 
 
 def test_python_takes_names_of_lists_too(clip: str) -> None:
@@ -81,17 +54,7 @@ def test_members_without_class_names_take_those_of_the_others(clip: str) -> None
     # Where b.st took the names of the data, their order would differ from that of a.st.
     run("eval", "b.st+a.st", "b.st", "--test", "data.npz", "-o", "e.json")
     run("eval", "c.st+a.st", "c.st", "--test", "data.npz", "-o", "f.json")
-    found, expected = read("e.json")["models"], read("f.json")["models"]
+    found, expected = read_json("e.json")["models"], read_json("f.json")["models"]
     for one, other in zip(found, expected, strict=True):
         assert one["id"] == other["id"] and one["diversity"] == other["diversity"]
-    assert read("e.json")["conventions"]["prompt"] == {"b+a": ["one {label}"], "b": ["one {label}"]}
-
-
-def test_classes_of_a_published_data_set_are_found_by_the_names_it_has(clip: str) -> None:
-    with np.load("plain.npz") as plain:
-        pixels, labels = plain["x"], plain["y"]
-    np.savez("land.npz", x=pixels, y=labels, classes=["SeaLake", "AnnualCrop", "HerbaceousVegetation"])
-    np.savez("plain.npz", x=pixels, y=np.array([9, 0, 2])[labels])
-    run("eval", clip, "--test", "land.npz", "--labels", "eurosat", "-o", "a.json")
-    run("eval", clip, "--test", "plain.npz", "--labels", "eurosat", "-o", "b.json")
-    assert read("a.json")["models"][0]["id"] == read("b.json")["models"][0]["id"]
+    assert read_json("e.json")["conventions"]["prompt"] == {"b+a": ["one {label}"], "b": ["one {label}"]}
