@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from hydractl.model.source import ModelOptions, open_source
 from hydractl.training.start import with_drawn_head, with_new_head
 from tests import pico
 from tests.pico import HF, PAIRS, SMALL, close, inputs, logits, write_tokenizer
-from tests.running import refused
+from tests.running import read_json, refused
 from tests.spread import marked_release
 
 declare_operators()
@@ -152,8 +151,7 @@ def test_a_timm_tag_without_classes_is_a_body(name: str) -> None:
 
 
 @pytest.fixture
-def bert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def bert(here: Path) -> Path:
     named = ["text,label"]
     numbered = ["text,label"]
     for _ in range(4):
@@ -161,7 +159,7 @@ def bert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         numbered += ["a fine film,0", "so dull,1", "not unkind !,2"]
     Path("train.csv").write_text("\n".join(named) + "\n")
     Path("numbers.csv").write_text("\n".join(numbered) + "\n")
-    return published_body("BertForMaskedLM", tmp_path / "bert")
+    return published_body("BertForMaskedLM", here / "bert")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
@@ -222,7 +220,7 @@ def test_a_classifier_of_a_body_is_trained_alone_and_measured(bert: Path, capsys
         assert torch.equal(after.read(name), before.read(name)), name
     Path("new.csv").write_text("text,label\nunkind film,bad\nso fine !,good\n")
     run(capsys, "eval", "linear.st", "--test", "new.csv", "-o", "e.json", "-q")
-    assert json.loads(Path("e.json").read_text())["models"][0]["id"]["n"] == 2
+    assert read_json("e.json")["models"][0]["id"]["n"] == 2
 
 
 NEED_A_CLASSIFIER = {
@@ -242,7 +240,7 @@ def test_what_needs_a_classifier_says_how_to_get_one(verb: str, bert: Path, caps
 
 def test_a_folder_of_a_body_is_one_of_its_library(bert: Path, capsys: Any) -> None:
     run(capsys, "prune", "bert", "--method", "random", "--keep", "2", "--layout", "zeroed", "-o", "out/", "-q")
-    assert json.loads(Path("out/config.json").read_text())["architectures"] == ["BertModel"]
+    assert read_json("out/config.json")["architectures"] == ["BertModel"]
     model, report = transformers.AutoModel.from_pretrained("out", add_pooling_layer=False, output_loading_info=True)
     assert not any(report.values())
     again = open_source("out", ALLOWED)
@@ -259,9 +257,8 @@ BODY = "DINOv3ViTModel"
 
 
 @pytest.fixture
-def dinov3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def dinov3(here: Path) -> Any:
     """The library's own model, published as ``dinov3/``."""
-    monkeypatch.chdir(tmp_path)
     sizes = {key: HF["hf-vit"][2][key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32, image_size=16, patch_size=4)
     model = getattr(transformers, BODY)._from_config(config, attn_implementation="sdpa").eval()

@@ -149,9 +149,6 @@ def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tm
     close(build_model(classifier).member_logits(batch)[0], logits(zero_columns(library, removed), batch))
 
 
-# --- published sizes ----------------------------------------------------------------------------------------------
-
-
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 

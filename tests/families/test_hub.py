@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
 from hydractl.families.reading import checkpoint_on_hub
 from hydractl.files.checkpoint import sha256_file
 from tests.fake_hub import Hub, serving
 from tests.pico import SMALL
+from tests.running import run
 
 REPO = "me/hydra-vit"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
@@ -113,4 +113,4 @@ def test_the_commands_of_the_page_upload_all_that_is_in_the_folder(hub: Hub, wit
     assert uploaded.keys() - {".gitattributes"} == {"report.html", "hydra.onnx", "hydra.st", "notes.txt"}
     assert uploaded["hydra.st"] == Path("hydra.st").read_bytes()
     assert last == f"hydractl predict hf:{REPO} cat.png"
-    assert main(last.split()[1:]) == 0
+    run(*last.split()[1:])

@@ -37,7 +37,6 @@ declare_operators()
 
 import open_clip  # noqa: E402
 import timm  # noqa: E402
-from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: E402
 
 LABELS = ["cat", "great white shark", "aeroplane, or something like it", "{dog}"]
 THREE = ["a photo of a {}.", "{}", "a bad picture of the {}, a {}"]
@@ -199,15 +198,6 @@ def test_collate_is_the_librarys_own_transform(settings: dict[str, Any], tmp_pat
         assert torch.equal(found, torch.stack([reference(image) for image in pictures(mode)])), mode
 
 
-def test_images_of_16_bits_keep_their_upper_byte() -> None:
-    upper = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)
-    preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
-    of_16_bits = Image.fromarray(upper.astype(np.uint16) * 256 + 3)
-    pixels = FAMILY.collate(preprocess)([of_16_bits])
-    transform = image_transform_v2(PreprocessCfg(size=(16, 16)), is_train=False)
-    assert torch.equal(pixels[0], transform(Image.fromarray(upper)))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -229,16 +219,6 @@ def test_preprocessing_that_the_library_does_not_take_is_refused(changes: dict[s
     assert len(caught.problems) == max(1, len(changes))
     with pytest.raises(InputError, match="it lacks resize_mode"):
         FAMILY.collate({key: value for key, value in preprocess.items() if key != "resize_mode"})
-
-
-def test_example_inputs_are_drawn_by_the_seed() -> None:
-    preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
-    one = FAMILY.example_inputs(preprocess, 64, 3)
-    assert one.shape == (64, 3, 16, 16)
-    assert abs(float(one.mean())) < 0.02
-    assert abs(float(one.std()) - 1) < 0.02
-    assert torch.equal(one, FAMILY.example_inputs(preprocess, 64, 3))
-    assert not torch.equal(one, FAMILY.example_inputs(preprocess, 64, 4))
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
