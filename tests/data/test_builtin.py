@@ -73,15 +73,6 @@ def test_glyphs_are_as_black_and_white_as_digits(name: str) -> None:
     assert (glyphs.max(axis=(1, 2)) >= 100).all()
 
 
-def test_variants_of_a_character_are_alike() -> None:
-    """Each character is nearer to its own mean image than to the other characters' for most images."""
-    letters = pixels("builtin:letters").astype(float).reshape(-1, len(LETTERS), 64)
-    means = letters.mean(axis=0)
-    squared_distances = ((letters[:, :, None] - means) ** 2).sum(axis=-1)  # [variants, letters, letters]
-    nearest = squared_distances.argmin(axis=-1)
-    assert (nearest == np.arange(len(LETTERS))).mean() > 0.6
-
-
 def test_no_character_is_there_twice_or_like_a_digit() -> None:
     assert len(set(LETTERS)) == len(LETTERS)
     assert len(set(SYMBOLS)) == len(SYMBOLS)

@@ -23,8 +23,7 @@ NAMES = ["in/0.png", "in/1.png", "in/2.png", "in/3.png", "in/1.png"]
 
 
 @pytest.fixture(autouse=True)
-def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def images(here: Path) -> None:
     Path("in").mkdir()
     for value in range(4):
         Path(f"in/{value}.png").write_bytes(png(value))

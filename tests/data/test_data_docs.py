@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.data import open_data
-from hydractl.data.base import MOST_LISTED
-from hydractl.data.corrupted import LARGE_SIDE, SMALL_SIDE, take_corruption
+from hydractl.data.corrupted import take_corruption
 from hydractl.data.corruptions import TABLE
 from hydractl.expressions.data_sets import DataSpec
 from tests.image_data import first_pixels, png, shard
@@ -45,12 +44,6 @@ def names(cell: str) -> set[str]:
 
 def test_every_corruption_is_named() -> None:
     assert [name for name in TABLE if f"`{name}`" not in TEXT] == []
-
-
-def test_numbers_in_the_text() -> None:
-    text = " ".join(TEXT.split())
-    assert f"shorter side has {SMALL_SIDE} pixels or more" in text
-    assert f"shorter side of {LARGE_SIDE} pixels" in text and f"{MOST_LISTED:,} ids" in text
 
 
 def test_shards_become_a_file_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

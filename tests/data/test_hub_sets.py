@@ -55,10 +55,6 @@ def test_images(pets: str) -> None:
     test = open_data(f"hf:{pets}/default/test", limit=2)
     assert len(test) == 2 and test.label_names == ["cat", "dog"]
     assert test.sample_fingerprints() == data.sample_fingerprints()[:2]
-    with pytest.raises(InputError, match="holds images, and bert reads texts"):
-        open_data(f"hf:{pets}/default/test", reads={"bert": "text"})
-    with pytest.raises(UsageError, match="unknown setting 'text'"):
-        open_data(f"hf:{pets}/default/test?text=x")
 
 
 def test_texts(hub: Path) -> None:

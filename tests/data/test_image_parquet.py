@@ -80,8 +80,6 @@ def test_columns(tmp_path: Path) -> None:
         open_data(f"{path}?image=label")
     with pytest.raises(InputError, match="no column for .label=x: it has 'left', 'right', 'label'"):
         open_data(f"{path}?image=left&label=x")
-    with pytest.raises(InputError, match="holds images, and bert reads texts"):
-        open_data(path, reads={"bert": "text"})
 
 
 def test_a_limit_of_a_file_sorted_by_class_takes_some_of_each(tmp_path: Path) -> None:

@@ -94,8 +94,7 @@ def test_names_that_no_list_has_are_refused() -> None:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def test_labels_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_labels_by_name_and_by_file(here: Path) -> None:
     expected = list(label_set("cifar10").labels)
     assert read_labels("cifar10") == read_labels("builtin:cifar10") == expected
     Path("cifar10").write_text("a\nb\n")
@@ -108,17 +107,16 @@ def test_labels_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="neither a file nor a list of class names") as unknown:
         read_labels("cifar20")
     assert unknown.value.message.endswith("; did you mean cifar10?")
-    (tmp_path / "train").mkdir()
+    (here / "train").mkdir()
     with pytest.raises(InputError, match="neither a file nor a list of class names") as unknown:
-        read_labels(str(tmp_path / "trian"))
-    assert unknown.value.hint == f"in {tmp_path}/ there is: train"
+        read_labels(str(here / "trian"))
+    assert unknown.value.hint == f"in {here}/ there is: train"
 
 
-def test_prompts_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_by_name_and_by_file(here: Path) -> None:
     declare_operators()
     from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
 
-    monkeypatch.chdir(tmp_path)
     eighty = read_prompts(["openai-imagenet"])
     assert [t.replace("{label}", "cat") for t in eighty] == [t("cat") for t in OPENAI_IMAGENET_TEMPLATES]
     assert len(eighty) == 80 and read_prompts(["builtin:simple-imagenet"]) == [

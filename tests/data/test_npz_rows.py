@@ -47,19 +47,6 @@ def test_every_order_gives_the_same_images(save: Callable[..., str]) -> None:
     assert all(read_rows(copy, [5, 80, 3]))
 
 
-def test_limits_and_parts_take_their_images(save: Callable[..., str]) -> None:
-    path = save(x=IMAGES[..., :1], y=np.arange(100) // 50)
-    sorted_by_class = open_data(path, limit=4)
-    places = [int(sample.partition("#")[2]) for sample in sorted_by_class.ids]
-    assert places[1] < 50 <= places[2]
-    part = open_data(f"{path}?part=2/3&take=60")
-    assert part.ids[:2] == ["a.npz#1", "a.npz#4"]
-    for data in (sorted_by_class, part):
-        for number, sample in enumerate(data.ids):
-            place = int(sample.partition("#")[2])
-            assert np.array_equal(np.asarray(data[number]), IMAGES[place, ..., 0])
-
-
 def test_memory_does_not_grow_with_the_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((600, 128, 128), np.uint8))  # 10 MB
     tracemalloc.start()

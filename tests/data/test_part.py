@@ -261,23 +261,6 @@ def test_a_missing_label_is_missing_only_in_its_part(tmp_path: Path) -> None:
         open_data(f"{numbers}?part=2/2", labels=["x", "y"], need_labels=True)
 
 
-def test_labels_beyond_64_bits_are_bad_only_in_their_part(tmp_path: Path) -> None:
-    labels = np.array([0, 1, 2**63, 1], dtype=np.uint64)
-    np.savez(tmp_path / "a.npz", x=np.zeros((4, 8, 8), dtype=np.uint8), y=labels)
-    part = open_data(f"{tmp_path}/a.npz?without=2")
-    assert part.labels.dtype == np.int64 and part.labels.tolist() == [0, 1, 1]
-    caught = refused(InputError, open_data, f"{tmp_path}/a.npz?from=1")
-    assert caught.problems == ["the label of sample a.npz#2 is beyond 2^63"]
-
-
-def test_a_part_of_a_table_without_labels_has_none_where_classes_are_named_by_numbers(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\na,1\nb,\nc,2\nd,\n")
-    part = open_data(f"{tmp_path}/a.csv?part=2/2", labels=["1", "2"])
-    assert part.labels is None
-    with pytest.raises(InputError, match=r"no label for sample|has no labels"):
-        open_data(f"{tmp_path}/a.csv?part=2/2", labels=["1", "2"], need_labels=True)
-
-
 def test_a_fraction_mixes_classes_evenly_though_a_label_is_missing(tmp_path: Path) -> None:
     labels = [*["a"] * 50, *["b"] * 10, ""]
     lines = [f"text {number},{label}\n" for number, label in enumerate(labels)]

@@ -154,15 +154,6 @@ def test_limit_reads_no_further(tmp_path: Path) -> None:
         open_data(path, limit=6)
 
 
-def test_limit_reads_no_further_in_a_compressed_file(tmp_path: Path) -> None:
-    cut = tmp_path / "cut.tsv.gz"
-    random = np.random.default_rng(0).integers(97, 122, 200_000, dtype=np.uint8).tobytes()
-    cut.write_bytes(gzip.compress(b"text\nfirst\n" + random)[:-50_000])
-    assert texts(open_data(str(cut), limit=1)) == ["first"]
-    with pytest.raises(InputError, match="cannot read the file"):
-        open_data(str(cut))
-
-
 def test_fingerprints(tmp_path: Path) -> None:
     def opened(*rows: dict[str, Any]) -> Dataset:
         return open_data(write(tmp_path / "a.jsonl", lines(list(rows))))

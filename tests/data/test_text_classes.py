@@ -6,16 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-import hydractl
 from hydractl.data import open_data
 from hydractl.errors import InputError
 from tests.fake_hub import hub_in
-from tests.pico import WORDS, named, publish, stock
 
 MODEL = ["positive", "negative", "neutral"]
 """The classes of the model, in another order than those of the data."""
@@ -124,36 +121,3 @@ def test_fault_89_damaged_metadata_name_nothing(metadata: bytes, tmp_path: Path)
     parquet.write_table(table, tmp_path / "a.parquet")
     data = open_data(f"{tmp_path}/a.parquet", labels=MODEL)
     assert data.labels.tolist() == INTEGERS
-
-
-STARS = ["awful", "bad", "fair", "good", "great"]
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A published folder of a pico BERT whose five classes have names."""
-    folder = tmp_path_factory.mktemp("models") / "bert"
-    publish(named(stock("bert"), STARS), "bert", folder)
-    return str(folder)
-
-
-@pytest.mark.fault(89)
-def test_fault_89_eval_answers_alike_for_numbers_and_names(
-    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(0)
-    texts = [" ".join(random.choice(WORDS, 8)) for _ in range(24)]
-    labels = random.integers(0, 5, 24).tolist()
-    names_of_data = STARS[::-1]
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names_of_data)})
-    table = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
-    table.to_parquet("numbers.parquet")
-    rows = [{"text": text, "label": names_of_data[label]} for text, label in zip(texts, labels, strict=True)]
-    Path("names.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    by_name, by_number, in_memory = (
-        hydractl.evaluate(bert, test=data).models[0].id for data in ("names.jsonl", "numbers.parquet", table)
-    )
-    assert by_name == by_number == in_memory

@@ -22,6 +22,7 @@ from hydractl.studies.sets import MADE_TEXTS, study_sets
 from tests.calls import study_request
 from tests.pico import WORDS, named, publish, stock
 from tests.running import quiet as run
+from tests.running import read_json
 from tests.spread import marked_long
 
 LABELS = ["awful", "bad", "fair", "good", "great"]
@@ -37,19 +38,18 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(here: Path) -> Path:
     """``data.jsonl`` and ``ood.tsv``: texts of 0 to 20 words in no order of length, none of them in both files.
 
     A text in both would tie with itself, and a tie is broken by rounding, which depends on the batch.
     """
-    monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS[:5], n)) for n in random.permutation(21)]
     rows = [{"text": text, "label": LABELS[i % 5]} for i, text in enumerate(texts)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outside = [" ".join(random.choice(WORDS[5:], n)) for n in random.permutation(np.arange(1, 21))]
-    (tmp_path / "ood.tsv").write_text("text\n" + "\n".join(outside) + "\n")
-    return tmp_path / "data.jsonl"
+    (here / "ood.tsv").write_text("text\n" + "\n".join(outside) + "\n")
+    return here / "data.jsonl"
 
 
 def alone(model: Any, opened: Any) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_eval_does_not_depend_on_the_grouping(bert: str, data: Path) -> None:
         stored = read_predictions("p.st")
         found = np.concatenate([logits for _, logits, _ in stored.batches(stored.sets[0])], axis=1)
         assert np.allclose(found[:, :21], expected, atol=1e-4)
-        document = json.loads(Path("e.json").read_text())
+        document = read_json("e.json")
         assert document["conventions"]["max_length"] == {"bert": 16}
         rows += document["models"]
     for row in rows:
@@ -113,20 +113,19 @@ def test_max_length_travels_into_what_is_trained_or_fused(
     assert "hint: give all of them one length with --max-length" in capsys.readouterr().err
     assert [max_length(path) for path in ("c.st", "h.st", "i.st")] == [6, 6, 9]
     run("eval", "h.st", bert, "--test", "data.jsonl", "--max-length", "7", "-o", "e.json", "--allow-seen")
-    assert json.loads(Path("e.json").read_text())["conventions"]["max_length"] == {"h": 7, "bert": 7}
+    assert read_json("e.json")["conventions"]["max_length"] == {"h": 7, "bert": 7}
     run("extract-circuit", "a.st", "--val", "data.jsonl", "--objective", "acc", "--budget", "1", "-o", "k.json")
-    assert json.loads(Path("k.json").read_text())["source"]["settings"]["max_length"] == 6
+    assert read_json("k.json")["source"]["settings"]["max_length"] == 6
 
 
 def test_max_length_of_calibration_changes_no_model(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short, taylor = ["--max-length", "6"], ["--method", "taylor", "--data", "data.jsonl"]
     run("prune", bert, *taylor, "--keep", "2", *short, "-o", "a.st")
     run("score", bert, *taylor, *short, "-o", "s.json")
-    found = json.loads(Path("a.mask.json").read_text())["source"]["settings"]["scores"]
-    assert found["max_length"] == json.loads(Path("s.json").read_text())["source"]["settings"]["max_length"] == 6
+    found = read_json("a.mask.json")["source"]["settings"]["scores"]
+    assert found["max_length"] == read_json("s.json")["source"]["settings"]["max_length"] == 6
     run("prune", bert, "--scores", "s.json", "--keep", "2", "-o", "b.st")
     assert (max_length("a.st"), max_length("b.st")) == (16, 16)
-    run("prune", bert, *taylor, "--keep", "2", "--max-length", "17", "--dry-run", code=2)
     for which in (["--scores", "s.json"], ["--mask", "a.mask.json"], ["--method", "random"]):
         run("prune", bert, *which, *short, "-o", "c.st", code=2)
         assert f"--max-length has no effect with {which[0]}" in capsys.readouterr().err
@@ -139,7 +138,7 @@ def test_bench_runs_all_rows_on_one_length(bert: str, data: Path, capsys: pytest
 
     def rows(*options: str) -> list[tuple[dict[str, Any], bool]]:
         run("bench", bert, "short.st", *few, *options, "-o", "b.json")
-        results = json.loads(Path("b.json").read_text())["results"]
+        results = read_json("b.json")["results"]
         return [(row["input"], row["macs"] == results[0]["macs"]) for row in results]
 
     assert rows() == [({"tokens": 6}, True)] * 2
@@ -152,13 +151,6 @@ def test_bench_runs_all_rows_on_one_length(bert: str, data: Path, capsys: pytest
     said = capsys.readouterr().err
     assert "read different inputs" in said and "- bert: 16 tokens" in said and ": 1x8x8" in said and "--unequal" in said
     run("bench", IMAGES, f"large={IMAGES}".replace("img_size=8", "img_size=16"), *few, code=3)
-
-
-def test_max_length_cuts_the_inputs(bert: str, data: Path) -> None:
-    long = [" ".join(["film"] * 30)]
-    for length in (None, 6):
-        model = build_model(open_source(bert, ModelOptions(max_length=length)))
-        assert model.preprocess(long)["input_ids"].shape == (1, length or 16)
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 100_000])
@@ -175,29 +167,12 @@ def test_max_length_means_nothing_to_a_model_of_images() -> None:
         open_source(IMAGES, ModelOptions(max_length=8))
 
 
-@pytest.mark.parametrize(
-    ("verb", "option", "others"),
-    [
-        ("prune", "--data", ["--method", "gate", "--keep", "1"]),
-        ("eval", "--test", []),
-    ],
-)
-def test_data_of_the_wrong_kind(
-    verb: str, option: str, others: list[str], bert: str, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(verb, bert, option, "builtin:digits/val", *others, code=3)
-    error = capsys.readouterr().err
-    assert f"error: {option} builtin:digits/val holds images, and bert reads texts" in error
-    assert ".jsonl" in error
-    run(verb, IMAGES, option, "data.jsonl", *others, code=3)
-    error = capsys.readouterr().err
-    assert f"error: {option} data.jsonl holds texts, and vit_tiny_patch16_224 reads images" in error
-
-
-def test_the_other_data_of_the_wrong_kind(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_of_the_wrong_kind(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = {
         "--ood-val": ["extract-circuit", bert, "--val", "data.jsonl", "--budget", "1", "--ood-val", "builtin:symbols"],
         "--val": ["finetune", bert, "--train", "data.jsonl", "--val", "builtin:symbols"],
+        "--data": ["score", bert, "--method", "gate", "--data", "builtin:symbols"],
+        "--test": ["eval", bert, "--test", "builtin:symbols"],
         "--ood x": ["eval", bert, "--test", "data.jsonl", "--ood", "x=builtin:symbols"],
     }
     for option, command in commands.items():
@@ -209,9 +184,8 @@ def test_the_other_data_of_the_wrong_kind(bert: str, data: Path, capsys: pytest.
 
 @pytest.mark.parametrize(("outside", "warned"), [(["auto"], True), *marked_long([(["builtin:docstrings"], False)])])
 def test_a_study_by_made_texts_alone_says_what_they_may_not_tell(
-    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: list[str], warned: bool
+    bert: str, here: Path, outside: list[str], warned: bool
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     for name in ("val", "test", "ood"):
         texts = [" ".join([name, *random.choice(WORDS, 8)]) for _ in range(100)]
