@@ -205,7 +205,7 @@ VERBS: dict[str, Verb] = {
     "study": Verb(
         signature="hydractl.api.study:study",
         summary="Find out whether any of this helps a model",
-        usage="MODEL [--train SPEC] --val SPEC --ood-val SPEC --test SPEC --ood NAME=SPEC [-o DIR] [options]",
+        usage="MODEL [--train SPEC] --val SPEC [--ood-val SPEC] --test SPEC [--ood NAME=SPEC] [-o DIR] [options]",
         about="Find out whether any of this helps a model: make several fused models of it, choose one and an OOD "
         "score on validation data, and say what it gains and loses on test data against the single model. The same "
         "command goes on after a break.",
