@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import EvalAnswer, EvalRow
@@ -46,7 +46,7 @@ _FIGURES = (
 """Keys of a row whose numbers are averaged."""
 
 
-def means(answers: Answers, over: str) -> EvalAnswer:
+def means(answers: Answers, over: Literal["seed", "data"]) -> EvalAnswer:
     """Return an answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
 
     Over seeds, the runs of a row are the rows of all answers that have the same name before ``#``. A model that was
@@ -77,14 +77,13 @@ def means(answers: Answers, over: str) -> EvalAnswer:
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
 
-    document = {
-        "over": over,
-        "models": [mean_row(name, [run.row for run in runs]) for name, runs in runs_by_name.items()],
-        "test": {name: data.to_dict() for name, data in _test_sets(answers).items()},
-        "conventions": _shared_conventions(answers, over),
-        "warnings": _all_warnings(answers),
-    }
-    return EvalAnswer.model_validate(document)
+    return EvalAnswer(
+        over=over,
+        models=[mean_row(name, [run.row for run in runs]) for name, runs in runs_by_name.items()],
+        test=_test_sets(answers),
+        conventions=_shared_conventions(answers, over),
+        warnings=_all_warnings(answers),
+    )
 
 
 # --- which runs belong together ---------------------------------------------------------------------------------------
@@ -258,8 +257,8 @@ def _value_at(document: Mapping[str, object], key: str) -> object:
 # --- the row of means -------------------------------------------------------------------------------------------------
 
 
-def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
-    """Return one row, as JSON, whose figures are the means over runs.
+def mean_row(name: str, runs: Sequence[EvalRow]) -> EvalRow:
+    """Return one row whose figures are the means over runs.
 
     ``std`` holds the sample standard deviation of each figure by its dotted key.
     """
@@ -271,7 +270,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     for run in runs:
         for data_set, count in run.seen.items():
             most_seen[data_set] = max(most_seen.get(data_set, 0), count or 0)
-    return {
+    row = {
         "name": name,
         "runs": len(runs),
         "std": deviations,
@@ -280,6 +279,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
         **means_of_runs,
         "seen": most_seen,
     }
+    return EvalRow.model_validate(row)
 
 
 def _figures_as_json(run: EvalRow) -> dict[str, object]:
