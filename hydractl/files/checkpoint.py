@@ -92,11 +92,7 @@ class FileTensors:
 
     def names(self) -> list[str]:
         """Return all tensor names, sorted, without those that begin with :data:`BESIDE`."""
-        names = []
-        for name in self.header.tensors:
-            if not name.startswith(BESIDE):
-                names.append(name)
-        return sorted(names)
+        return sorted(name for name in self.header.tensors if not name.startswith(BESIDE))
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype and shape of one tensor."""
@@ -356,11 +352,7 @@ def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]
     """Return the extra tensors of a file, which are not weights of its model: their names begin with ``start``."""
     if not isinstance(source, FileTensors):
         return {}
-    tensors = {}
-    for name in source.header.tensors:
-        if name.startswith(start):
-            tensors[name] = source.read(name)
-    return tensors
+    return {name: source.read(name) for name in source.header.tensors if name.startswith(start)}
 
 
 def beside_infos(source: TensorSource, start: str = BESIDE) -> list[TensorInfo]:

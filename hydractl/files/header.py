@@ -241,9 +241,12 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
     tensors: dict[str, TensorInfo] = {}
     problems = []
     for name, entry in entries.items():
-        problem = _entry_problem(name, entry)
-        if problem is not None:
-            problems.append(problem)
+        problem_of_name = _name_problem(name)
+        problem_of_fields = _fields_problem(entry)
+        if problem_of_name is not None:
+            problems.append(f"tensor name {shown(name)} {problem_of_name}")
+        elif problem_of_fields is not None:
+            problems.append(f"tensor {shown(name)} {problem_of_fields}")
         else:
             start, end = entry["data_offsets"]
             tensors[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), start, end)
@@ -257,17 +260,6 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
 
 
 _KEYS_OF_ENTRY = {"dtype", "shape", "data_offsets"}
-
-
-def _entry_problem(name: str, entry: Any) -> str | None:
-    """Return the first problem with the entry of one tensor, as a sentence; None if there is none."""
-    problem_of_name = _name_problem(name)
-    if problem_of_name is not None:
-        return f"tensor name {shown(name)} {problem_of_name}"
-    problem_of_fields = _fields_problem(entry)
-    if problem_of_fields is not None:
-        return f"tensor {shown(name)} {problem_of_fields}"
-    return None
 
 
 def _name_problem(name: str) -> str | None:

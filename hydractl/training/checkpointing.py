@@ -48,11 +48,8 @@ class Saved:
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors whose names start with a prefix, by their names without it."""
-        part = {}
-        for name, tensor in self.tensors.items():
-            if name.startswith(prefix):
-                part[name.removeprefix(prefix)] = tensor
-        return part
+        named = self.tensors.items()
+        return {name.removeprefix(prefix): tensor for name, tensor in named if name.startswith(prefix)}
 
     def add(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
         """Add tensors whose names then start with a prefix, the reverse of :meth:`part`."""
