@@ -88,10 +88,6 @@ def test_settings_import_nothing_heavy(tmp_path: Path) -> None:
     assert heavy_after(code, tmp_path) == []
 
 
-def test_the_import_test_can_fail(tmp_path: Path) -> None:
-    assert "yaml" in heavy_after("import yaml", tmp_path)
-
-
 def test_the_app_help_builds_no_options(tmp_path: Path) -> None:
     """It is a fifth of the time of the most used command."""
     code = "from hydractl.cli.app import main\nmain(['--help'])\nimport sys\n"

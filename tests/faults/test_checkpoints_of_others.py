@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import hydractl
 from hydractl.errors import HydraError, InputError, UsageError, did_you_mean
 from hydractl.model.source import ModelOptions, open_source
-from tests.pico import close, inputs, logits, model_of, published, shared_stock, stock_logits, tensors_of
+from tests.pico import close, inputs, logits, model_of, published, same_tensors, shared_stock, stock_logits, tensors_of
 from tests.running import read_json, run
 
 SIZES: dict[str, int] = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
@@ -38,10 +38,6 @@ def of_timm() -> dict[str, torch.Tensor]:
 
 def opened(path: Path, arch: str | None = ARCH) -> Mapping[str, torch.Tensor]:
     return tensors_of(open_source(str(path), ModelOptions(arch=arch)).tensors)
-
-
-def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
@@ -106,7 +102,7 @@ def test_a_kind_of_model_that_is_no_text(kind: object, tmp_path: Path) -> None:
 @pytest.mark.fault(107)
 def test_a_kind_of_model_that_its_class_is_not_of(tmp_path: Path) -> None:
     folder = with_config(published("hf-vit", tmp_path / "vit"), model_type="bert")
-    assert same(opened(folder, None), opened(published("hf-vit", tmp_path / "same"), None))
+    assert same_tensors(opened(folder, None), opened(published("hf-vit", tmp_path / "same"), None))
 
 
 @pytest.mark.fault(107)
@@ -183,7 +179,7 @@ def test_a_checkpoint_of_lightning(tmp_path: Path, capsys: pytest.CaptureFixture
     content = {**of_training, "state_dict": {f"model.{name}": tensor for name, tensor in state.items()}}
     path = tmp_path / "last.ckpt"
     torch.save(content, path)
-    assert same(opened(path), state)
+    assert same_tensors(opened(path), state)
     run("prune", path, "--arch", ARCH, "--method", "random", "--keep", 1, "-o", tmp_path / "a.st")
     said = capsys.readouterr().err
     assert "last: its weights are the entry state_dict of the file" in said
@@ -195,7 +191,7 @@ def test_a_checkpoint_of_lightning(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_bare_state_dict_by_any_of_its_endings(ending: str, tmp_path: Path) -> None:
     state = of_timm()
     torch.save(state, tmp_path / f"model{ending}")
-    assert same(opened(tmp_path / f"model{ending}"), state)
+    assert same_tensors(opened(tmp_path / f"model{ending}"), state)
 
 
 @pytest.mark.fault(109)
@@ -204,7 +200,7 @@ def test_a_compiled_model_as_an_attribute(before: str, tmp_path: Path) -> None:
     state = of_timm()
     wrapped = {f"{before}{name}": tensor for name, tensor in state.items()}
     torch.save({"state_dict": wrapped}, tmp_path / "model.ckpt")
-    assert same(opened(tmp_path / "model.ckpt"), state)
+    assert same_tensors(opened(tmp_path / "model.ckpt"), state)
 
 
 @pytest.mark.fault(109)
@@ -212,7 +208,7 @@ def test_averaged_weights_come_first(tmp_path: Path) -> None:
     state = of_timm()
     averaged = {name: tensor + 1 for name, tensor in state.items()}
     torch.save({"state_dict": state, "ema_state_dict": averaged}, tmp_path / "model.pth")
-    assert same(opened(tmp_path / "model.pth"), averaged)
+    assert same_tensors(opened(tmp_path / "model.pth"), averaged)
 
 
 @pytest.mark.fault(109)
