@@ -139,10 +139,20 @@ def test_patience_and_the_best_weights_survive() -> None:
     assert len(read_header("again.st").description["provenance"]["settings"]["history"]) == 3  # type: ignore[index]
 
 
-def test_another_optimizer_is_taken_up_again() -> None:
+def test_another_optimizer_and_an_adapter_are_taken_up_again() -> None:
     """Than AdamW, which all others here have; its gradients are added up over two batches."""
     clean("opt")
-    command = [*TRAIN, "--optimizer", "sgd", "--accumulate", "2", "--freeze", "stem"]
+    command = [
+        *TRAIN,
+        "--optimizer",
+        "sgd",
+        "--accumulate",
+        "2",
+        "--freeze",
+        "stem",
+        "--ensemble",
+        "batch-ensemble:0.2",
+    ]
     run(*command, "-o", "opt-whole.st")
     with stopped_after(5):
         run(*command, "-o", "opt.st", code=130)
