@@ -124,18 +124,15 @@ class Tested(Chosen):
             against_unbeaten = self._differences(used, Rung(SINGLE, against.unbeaten))
 
         # What an operator notices of it: how many false alarms there are.
-        compared = [self._baseline, figures]
+        alarming = [self._baseline, figures]
         if against.hardest is not None and not is_single:
-            compared.insert(1, self._on_resamples(Rung(SINGLE, against.hardest)))
-        false_alarms = [value for value in (one.values.get(FPR95) for one in compared) if value is not None]
+            alarming.insert(1, self._on_resamples(Rung(SINGLE, against.hardest)))
 
         # If the choice was the single model, explain why no other row was taken.
         has_vote = bool(self.choice.telling)
         reasons_for_single: list[str] = []
         if self.taken.row == SINGLE and has_vote:
             reasons_for_single = self._why_no_other_row()
-        highest = self._highest
-        why_not_highest = "" if highest is None else self.choice.why_not_taken(highest)
         return Facts(
             ladder=self.ladder,
             differences_to_next=self._differences_to_next,
@@ -153,8 +150,8 @@ class Tested(Chosen):
             has_other_rows=len(self.rows) > 1,
             reasons_for_single=reasons_for_single,
             next_best=self._compared("Next best on validation data", self._next_best),
-            highest=self._compared("Highest of all models", highest, why_not_highest),
-            false_alarms=false_alarms if len(false_alarms) == len(compared) else (),
+            highest=self._compared("Highest of all models", self._highest, explained=True),
+            false_alarms=[resampled.values.get(FPR95) for resampled in alarming],
             uncertain=" ".join(doubts.of_stability(self.choice.stability)) if has_vote else "",
             doubts=[*self._sentences_of_doubt(), *self._doubts_of_threshold(threshold)],
             mistakes=mistakes_of(used.row, self.rows[used.row], self.tested[used.row], request.bootstrap, request.seed),
@@ -180,11 +177,12 @@ class Tested(Chosen):
             return None
         return highest
 
-    def _compared(self, place: str, other: Candidate | None, why_not: str = "") -> NextBestRecord | None:
+    def _compared(self, place: str, other: Candidate | None, explained: bool = False) -> NextBestRecord | None:
         """Return what might have been chosen instead, compared with the rung to use; see :func:`record_of_other`."""
         if other is None:
             return None
         rung = Rung(other.row, other.score)
+        why_not = self.choice.why_not_taken(other) if explained else ""
         ratio_of_macs = self._mac_ratio(self.tested[rung.row])
         return record_of_other(place, rung, ratio_of_macs, self._differences(rung, self.used), self.used, why_not)
 

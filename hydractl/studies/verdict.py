@@ -136,7 +136,7 @@ class Facts:
         next_best: what comes next to the choice; None without any.
         highest: what is highest on the test data; None where that is the row of the final rung.
         false_alarms: mean FPR95 of the single model with MSP and no temperature, of the hardest rival if the final rung
-            is another row, and of the final rung; empty where one of them is not known.
+            is another row, and of the final rung; may be left out.
         uncertain: the sentence on how often resampled validation data choose otherwise; empty where they do not often.
         doubts: sentences on what else makes the verdict less certain.
         mistakes: which score to trust for mistakes; None without labels.
@@ -157,7 +157,7 @@ class Facts:
     against_unbeaten: Findings = field(default_factory=dict)
     next_best: NextBestRecord | None = None
     highest: NextBestRecord | None = None
-    false_alarms: Sequence[float] = ()
+    false_alarms: Sequence[float | None] = ()
     uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
     mistakes: MistakesRecord | None = None
