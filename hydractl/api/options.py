@@ -31,6 +31,7 @@ OneOrMore: TypeAlias = ModelLike | Sequence[ModelLike]
 # --- models -----------------------------------------------------------------------------------------------------------
 
 _MODELS = partial(io, "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble", metavar="MODEL...")
+_ONE = partial(io, "A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL")
 
 Models: TypeAlias = Annotated[OneOrMore | Mapping[str, OneOrMore], _MODELS(kind="rows")]
 """One model, several, or a mapping from row names. In a mapping, a list is an ensemble whose models run in turn."""
@@ -38,9 +39,7 @@ Models: TypeAlias = Annotated[OneOrMore | Mapping[str, OneOrMore], _MODELS(kind=
 Members: TypeAlias = Annotated[OneOrMore, _MODELS(kind="members")]
 """One model or several."""
 
-OneModel: TypeAlias = Annotated[
-    ModelLike, io("A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL", kind="model")
-]
+OneModel: TypeAlias = Annotated[ModelLike, _ONE(kind="model")]
 """One model: a file, a folder, a name, or a model that a program has opened."""
 
 AnyModel: TypeAlias = Annotated[
@@ -64,9 +63,7 @@ ModelAndInputs: TypeAlias = Annotated[
 ]
 """One model. On a command line its inputs follow it, so the verb gets a list of texts."""
 
-OneFile: TypeAlias = Annotated[
-    ModelLike, io("A checkpoint (.st), a published folder, or timm:NAME", metavar="MODEL", kind="file")
-]
+OneFile: TypeAlias = Annotated[ModelLike, _ONE(kind="file")]
 """One model, named by its file, folder or name where it has one, because commands that are kept name it."""
 
 # --- input and output -------------------------------------------------------------------------------------------------

@@ -240,12 +240,9 @@ class Call:
             for name in group:
                 if 0 < self.rank(name) < self.rank(winner):
                     self.put_back(name, winner)
-        arguments = {}
-        for option in self.declared.options:
-            if option.name in OF_A_TERMINAL:
-                continue
-            arguments[option.name] = self.values[option.name]
-        models = arguments.pop("model")
+        models = self.values["model"]
+        others = [option.name for option in self.declared.options[1:] if option.name not in OF_A_TERMINAL]
+        arguments = {name: self.values[name] for name in others}
         if self.declared.model.kind in ("model", "file"):  # none, or several, is a problem that is raised first
             models = next(iter(models), "")
         token = _CALL.set(self)

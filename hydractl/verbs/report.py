@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,6 @@ from hydractl.options.call import Call, filled
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
-
-Documents = Mapping[str, Any]
-"""The documents as they were read, by path."""
 
 
 def run(call: Call) -> Outcome:
