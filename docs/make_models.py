@@ -24,7 +24,7 @@ get_family("open_clip")
 import open_clip  # noqa: E402
 import timm  # noqa: E402
 import transformers  # noqa: E402
-from timm.models import Beit, Eva, SwinTransformer, SwinTransformerV2, VisionTransformer  # noqa: E402
+from timm.models import Beit, Eva, SwinTransformer, VisionTransformer  # noqa: E402
 from timm.models import model_entrypoint as entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
@@ -33,10 +33,9 @@ from hydractl.families.open_clip.models import skeleton  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import pico, pico_clip  # noqa: E402
-from tests.families import test_bodies  # noqa: E402
 from tests.model import test_published_sizes as published  # noqa: E402
 
-OPENED = (VisionTransformer, Eva, Beit, SwinTransformer, SwinTransformerV2)
+OPENED = (VisionTransformer, Eva, Beit, SwinTransformer)
 MARK = "<!-- by docs/make_models.py -->\n"
 Row = tuple[str, str, str]
 """Class, models of it, and why it is refused: empty where it works."""
@@ -124,7 +123,6 @@ def tested() -> dict[str, list[str]]:
         found.setdefault(name, ["pico weights"])
     for name in pico_clip.CLIP:
         found.setdefault(_towers(pico_clip.clip_config(name)), ["pico weights"])
-    found[test_bodies.BODY] = ["pico weights"]
     for name, (variant, _, _) in published.NAMED.items():
         if variant in pico.TORCHVISION:
             continue

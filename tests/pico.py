@@ -49,8 +49,6 @@ TIMM = {
     # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
     "swin": "swin_tiny_patch4_window7_224?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]"
     "&num_heads=[3,3]&window_size=4&num_classes=5",
-    "swinv2": "swinv2_tiny_window8_256?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]&num_heads=[3,3]"
-    "&window_size=4&num_classes=5",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -89,7 +87,6 @@ _LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 _DEBERTA = {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 _DEBERTA_V3 = {**_DEBERTA, "share_att_key": True, "position_buckets": 2, "norm_rel_ebd": "layer_norm"}
 _DEBERTA_V3 |= {"position_biased_input": False, "type_vocab_size": 0}
-_SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 1], "num_heads": [3, 3], "window_size": 4}
 
 # Name -> the library's class, its configuration class, what is set.
 HF: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -108,9 +105,6 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "deberta-v3": ("DebertaV2ForSequenceClassification", "DebertaV2Config", _DEBERTA_V3),
     "deberta-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", _DEBERTA),
-    "mpnet": ("MPNetForSequenceClassification", "MPNetConfig", {**_TEXT, "pad_token_id": 1}),
-    "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
-    "hf-swinv2": ("Swinv2ForImageClassification", "Swinv2Config", _SWIN),
     # Two heads of queries for one of keys and values; then one for all, and heads wider than their share of the width.
     "llama": ("LlamaForSequenceClassification", "LlamaConfig", _SHARED),
     "gpt2": ("GPT2ForSequenceClassification", "GPT2Config", _GPT2),
@@ -185,16 +179,10 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 features are those of the place where it ends, and labels of the same length would be one class."""
 
 DECODERS = ("phi3", "arcee", "smollm3", "ministral", "seed-oss", "starcoder2", "stablelm")
-MORE = (
-    "deberta-v2",
-    "hf-swin",
-    "hf-swinv2",
-    "hf-metaclip2",
-    *DECODERS,
-)
+MORE = ("deberta-v2", "hf-metaclip2", *DECODERS)
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
 VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
-RELATIVE = ("beit", "swin", "swinv2", "mpnet", "deberta-v3")
+RELATIVE = ("beit", "swin", "deberta-v3")
 """The models whose heads have terms of their own, which never run as batched products."""
 
 # Which parameters a merged part averages, by patterns on their names.
@@ -240,19 +228,6 @@ _HF_PARTS["DebertaV2ForSequenceClassification"] = {
     "norm": r"deberta\.encoder\.(LayerNorm|layer\.\d\.(attention\.)?output\.LayerNorm)\.",
     "embed": r"deberta\.(embeddings|encoder\.rel_embeddings)\.",
 }
-_HF_PARTS["MPNetForSequenceClassification"] = {
-    "mlp": r"mpnet\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
-    "norm": r"mpnet\.encoder\.layer\.\d\.(attention|output)\.LayerNorm\.",
-    "embed": r"mpnet\.(embeddings|encoder\.relative_attention_bias)\.",
-}
-_HF_PARTS["SwinForImageClassification"] = {
-    "mlp": r"swin\.encoder\.layers\.\d\.blocks\.\d\.mlp\.",
-    "norm": r"swin\.(layernorm|encoder\.layers\.\d\.(blocks\.\d\.layernorm_(before|after)|downsample\.norm))\.",
-    "embed": r"swin\.(embeddings\.|encoder\.layers\.\d\.downsample\.reduction)",
-}
-_HF_PARTS["Swinv2ForImageClassification"] = {
-    part: pattern.replace("swin", "swinv2") for part, pattern in _HF_PARTS["SwinForImageClassification"].items()
-} | {"mlp": r"swinv2\.encoder\.layers\.\d\.blocks\.\d\.(intermediate|output)\."}
 _HF_CLIP_PARTS = {
     "mlp": r"(vision|text)_model\.encoder\.layers\.\d+\.mlp\.",
     "norm": r"(vision|text)_model\.(encoder\.layers\.\d+\.layer_norm[12]"

@@ -375,10 +375,10 @@ class BlockCost:
         if keys is None:  # each head has its own keys
             keys = bank.heads
 
-        # Linear layers outside attention: `is_linear` modules, except the attention's features of distances.
+        # Linear layers outside attention.
         per_token = 0
         for module in block.modules():
-            if is_linear(module) and module is not bank.features:
+            if is_linear(module):
                 weight: Any = module.weight
                 per_token += weight.numel()
         share, windows = span

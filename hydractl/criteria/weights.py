@@ -38,23 +38,16 @@ def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(module, nn.Embedding):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if not _is_matrix(module, name, parameter):
+            if not _is_matrix(name, parameter):
                 continue
             full_name = f"{path}.{name}" if path else name
             by_name[full_name] = parameter
     return by_name
 
 
-def _is_matrix(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Return whether a parameter that a module holds itself is the matrix of a linear layer or a convolution."""
-    from torch import nn
-
-    if name == "table" and not isinstance(module.features, nn.Identity):
-        # A table of heads that combines features of distances is a linear layer in the library.
-        return True
-    if parameter.ndim < 2:
-        return False
-    return name.endswith("weight") or name in _MATRICES
+    return parameter.ndim >= 2 and (name.endswith("weight") or name in _MATRICES)
 
 
 def biases(network: nn.Module) -> dict[str, nn.Parameter]:

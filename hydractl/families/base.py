@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.config_json import LibraryConfig, Preprocessing, numbers_in, text_in
@@ -219,12 +218,8 @@ class AttentionLayout:
         out: the output projection, ``[d_model, heads * head_dim]``.
         gate: the gate that multiplies the attention output, a matrix of the shape of the queries' matrix.
         q_norm, k_norm: norms that act on the queries and the keys of one head at a time.
-        table: the tensor of relative positions. Without ``features``: what each head adds to the score of two tokens
-            at each of R distances, ``[R, heads]``. With ``features``: the linear layer behind the features,
-            ``[heads, F]``.
-        features: the layer that computes F features from the coordinates of a distance.
-        scale: the logarithm of the factor by which each head multiplies the cosines of queries and keys,
-            ``[heads, 1, 1]``. Empty means that scores are products of queries and keys.
+        table: the tensor of relative positions: what each head adds to the score of two tokens at each of R distances,
+            ``[R, heads]``.
         positions: the two projections of vectors of distances, first to queries, then to keys.
         biases: fields of :class:`hydractl.heads.weights.HeadWeights`, e.g. ``q_bias``, if the library stores the biases
             of queries, keys and values as separate tensors with these names.
@@ -237,8 +232,6 @@ class AttentionLayout:
     q_norm: str = ""
     k_norm: str = ""
     table: str = ""
-    features: str = ""
-    scale: str = ""
     positions: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     transposed: bool = False
@@ -254,6 +247,8 @@ class AttentionLayout:
         output = self._outputs_first(tensors[out_weight])  # [d_model, heads * head_dim]
         rows = self._read_rows(tensors, site, queries=output.shape[1])
 
+        table = tensors.get(f"{site.path}.{self.table}")
+
         # Fields that the library does not have in this block are None.
         return HeadWeights(
             q=rows["q"],
@@ -267,8 +262,7 @@ class AttentionLayout:
             o_bias=tensors.get(out_bias),
             gate=rows.get("gate"),
             gate_bias=rows.get("gate_bias"),
-            table=self._read_table(tensors, site),
-            scale=self._read_scale(tensors, site),
+            table=None if table is None else table.T,  # [R, heads] -> [heads, R]
             pos_q=rows.get("pos_q"),
             pos_q_bias=rows.get("pos_q_bias"),
             pos_k=rows.get("pos_k"),
@@ -307,27 +301,6 @@ class AttentionLayout:
                 head_rows[field_name] = field_tensor.unflatten(0, (-1, site.head_dim))
         return head_rows
 
-    def _read_table(self, tensors: Mapping[str, Tensor], site: Site) -> Tensor | None:
-        """Return the table of relative positions, ``[heads, R]``, or ``[heads, F]`` if the layout has ``features``.
-
-        None means that the layout has no table or the tensor does not exist.
-        """
-        if not self.table:
-            return None
-        table = tensors.get(f"{site.path}.{self.table}")
-        if table is None or self.features:
-            return table
-        return table.T  # [R, heads] -> [heads, R]
-
-    def _read_scale(self, tensors: Mapping[str, Tensor], site: Site) -> Tensor | None:
-        """Return the logarithm of each head's factor of cosines, ``[heads, 1]``; None if there is no such tensor."""
-        if not self.scale:
-            return None
-        scale = tensors.get(f"{site.path}.{self.scale}")
-        if scale is None:
-            return None
-        return scale.flatten(1)  # [heads, 1, 1] -> [heads, 1]
-
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """Write the weights of one attention block (site) into ``tensors``: the inverse of :meth:`read`.
 
@@ -355,14 +328,9 @@ class AttentionLayout:
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
 
-        # The table of relative positions. The weight of a linear layer behind features is already [heads, F].
+        # The table of relative positions, [heads, R] -> [R, heads].
         if weights.table is not None:
-            table = weights.table if self.features else weights.table.T  # [heads, R] -> [R, heads]
-            tensors[f"{site.path}.{self.table}"] = table.contiguous()
-
-        # The factors of cosines.
-        if weights.scale is not None:
-            tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]  # [heads, 1] -> [heads, 1, 1]
+            tensors[f"{site.path}.{self.table}"] = weights.table.T.contiguous()
 
         # The modules that all heads share.
         for name, extra_name in self._common_names(site.path):
@@ -618,21 +586,13 @@ class ModelFamily(ABC):
     def common(self, model: nn.Module, site: Site) -> list[nn.Module]:
         """Return the modules of an attention block (site) that all heads share, one for each name in :data:`COMMON`.
 
-        Call it before the attention is replaced. If the library has no such module in this block, a stand-in takes its
-        place. The stand-in does nothing, or, if the block attends by cosines, it brings vectors to length 1.
+        Call it before the attention is replaced. If the library has no such module in this block, an identity takes its
+        place.
         """
         layout = self.layout(site)
-        attention_modules = dict(model.get_submodule(site.path).named_modules())
-        common: list[nn.Module] = []
-        for kind in COMMON:
-            name = getattr(layout, kind)
-            if name and name in attention_modules:
-                common.append(attention_modules[name])
-            elif layout.scale:  # attention by cosines
-                common.append(_UnitLength())
-            else:
-                common.append(nn.Identity())
-        return common
+        attention = model.get_submodule(site.path)
+        names = [getattr(layout, kind) for kind in COMMON]
+        return [getattr(attention, name, None) or nn.Identity() for name in names]
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the dropout rates of the attention weights and of the attention output; only training uses them."""
@@ -787,14 +747,6 @@ class MultiheadStandIn(nn.Module):
         """
         attended = self.attention(query, attn_mask=attn_mask)
         return attended, None
-
-
-class _UnitLength(nn.Module):
-    """Normalises queries or keys of cosine attention, ``[..., head_dim]``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale every vector to length 1."""
-        return F.normalize(x, dim=-1)
 
 
 def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:

@@ -71,7 +71,7 @@ _MOST_BLOCKS = 200
 _MOST_TOKENS = 1 << 18  # positions of so many tokens take half a gigabyte while they are computed
 _LARGEST_PIXEL = 1e6  # bound for the means and standard deviations of pixels
 _SIZE_OF_WIDTH = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
-_RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
+_RELATIVE = (timm_relative.Beit, timm_relative.SwinTransformer)
 _LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
 _PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
 """An option that can be written after the name of a model, e.g. ``num_classes=10``."""
@@ -310,7 +310,7 @@ class TimmViT(ModelFamily):
         """
         if isinstance(model, timm_eva.Eva):
             return timm_eva.eva_stages(model, (*_EMBED, "norm_pre."))
-        if isinstance(model, timm_relative.Swin):
+        if isinstance(model, timm_relative.SwinTransformer):
             return timm_relative.swin_stages(model, _EMBED)
 
         # Variants of the ViT differ in what they do before the blocks. The stem runs timm's own forward_features on a
@@ -445,7 +445,7 @@ class TimmViT(ModelFamily):
         This follows the paper of ViT, appendix B.1. A Swin adds no positions.
         """
         rates = {"proj_drop_rate": rate}
-        if not isinstance(_meta_model(config), timm_relative.Swin):
+        if not isinstance(_meta_model(config), timm_relative.SwinTransformer):
             rates["pos_drop_rate"] = rate
         return _with_arguments(config, rates)
 
@@ -579,7 +579,7 @@ def fill_timm_buffers(model: nn.Module) -> None:
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
             module._buffers[name] = torch.empty_like(buffer, device="cpu")
-    if isinstance(model, timm_relative.Swin):
+    if isinstance(model, timm_relative.SwinTransformer):
         timm_relative.fill_swin_buffers(model)
     else:
         reinit_non_persistent_buffers(model)
@@ -643,7 +643,7 @@ def check_timm_model(model: Any) -> None:
     if not isinstance(model, (VisionTransformer, timm_eva.Eva, *_RELATIVE)):
         raise InputError(
             f"timm's {kind} is not supported: {_attention_of(model)}",
-            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin v1 and v2",
+            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin",
         )
 
     # Positions are computed for every token, before the weights say how many there are.
@@ -663,7 +663,7 @@ def check_timm_model(model: Any) -> None:
         hint = "supported are eva, eva02, dinov3, PE"
     elif isinstance(model, _RELATIVE):
         problem = timm_relative.why_unsupported_relative(model)
-        hint = "supported are beit, beitv2, swin and swinv2, for images of one size"
+        hint = "supported are beit, beitv2 and swin, for images of one size"
     else:
         _check_plain_vit(model, kind)
     if problem is not None:

@@ -19,27 +19,17 @@ declare_operators()
 
 from timm.models.beit import Attention as BeitAttention  # noqa: E402
 from timm.models.beit import Beit as Beit  # noqa: E402
-from timm.models.swin_transformer import SwinTransformer, WindowAttention  # noqa: E402
-from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Block  # noqa: E402
-from timm.models.swin_transformer_v2 import WindowAttention as CosineAttention  # noqa: E402
-
-Swin = (SwinTransformer, SwinTransformerV2)
+from timm.models.swin_transformer import SwinTransformer as SwinTransformer  # noqa: E402
+from timm.models.swin_transformer import WindowAttention  # noqa: E402
 
 _Grid = tuple[int, int]
 """Number of rows and columns of tokens."""
 
 _TABLE = "relative_position_bias_table"
-_KINDS = {BeitAttention: "relative", WindowAttention: "windows", CosineAttention: "cosines"}
+_KINDS = {BeitAttention: "relative", WindowAttention: "windows"}
 LAYOUTS = {
     "relative": AttentionLayout(("qkv",), "proj", table=_TABLE, biases=("q_bias", "v_bias")),
     "windows": AttentionLayout(("qkv",), "proj", table=_TABLE),
-    "cosines": AttentionLayout(
-        *(("qkv",), "proj"),
-        table="cpb_mlp.2.weight",
-        features="cpb_mlp.0",
-        scale="logit_scale",
-        biases=("q_bias", "v_bias"),
-    ),
 }
 """The names of the tensors of each kind of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
 
@@ -49,24 +39,16 @@ class DistanceStandIn(nn.Module):
 
     Args:
         attention: the :class:`hydractl.model.attention.HeadAttention` to call.
-        library: the timm module that it replaces; its indices and coordinates of distances are kept as buffers.
+        library: the timm module that it replaces; its indices of distances are kept as a buffer.
     """
 
     index: Tensor | None
-    coordinates: Tensor | None
-    scale: float | None
 
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
         self.attention = attention
         attention.keep_apart()
         self.register_buffer("index", library.relative_position_index, persistent=False)
-        self.scale = None
-        coordinates = None
-        if isinstance(library, CosineAttention):
-            self.scale = 1.0
-            coordinates = library.relative_coords_table.flatten(0, 2)  # [1, h, w, 2] -> [R, 2]
-        self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: None = None) -> Tensor:
         """Compute the attention of M ensemble members over B samples with W windows each.
@@ -79,8 +61,7 @@ class DistanceStandIn(nn.Module):
         # A BEiT without any table attends like a plain ViT.
         if self.index is None:
             return self.attention(x)
-        relative = Relative(self.index, mask, coordinates=self.coordinates, scale=self.scale)
-        return self.attention(x, relative=relative)
+        return self.attention(x, relative=Relative(self.index, mask))
 
 
 def why_unsupported_relative(model: Any) -> str | None:
@@ -126,23 +107,12 @@ def relative_site(path: str, attention: Any) -> Site:
 def fill_swin_buffers(model: Any) -> None:
     """Fill the buffers of a Swin on the meta device with real numbers, in place.
 
-    The buffers are the indices and coordinates of distances and the masks of windows. timm creates them on the device
-    of the parameters, so on the meta device they have no numbers.
+    The buffers are the indices of distances and the masks of windows. timm creates them on the device of the
+    parameters, so on the meta device they have no numbers.
     """
-    cpu = torch.device("cpu")
     for block in relative_blocks(model).values():
-        attention = block.attn
-        if isinstance(attention, CosineAttention):
-            # Swin v2: timm's public method would use the device of the parameters.
-            coordinates, index = attention._make_pair_wise_relative_positions(cpu, torch.float32)
-            attention.relative_coords_table = coordinates
-            attention.relative_position_index = index
-            # Keys have no learned bias in Swin v2; timm keeps zeros as a buffer.
-            if attention.k_bias is not None:
-                attention.k_bias = torch.zeros_like(attention.k_bias, device=cpu)
-        else:
-            attention.init_non_persistent_buffers()
-        block.attn_mask = block.get_attn_mask(device=cpu, dtype=torch.float32)
+        block.attn.init_non_persistent_buffers()
+        block.attn_mask = block.get_attn_mask(device=torch.device("cpu"), dtype=torch.float32)
 
 
 def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
@@ -153,7 +123,7 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     first block of that stage.
 
     Args:
-        model: timm's SwinTransformer or SwinTransformerV2.
+        model: timm's SwinTransformer.
         prefixes: the beginnings of the names of the stem's parameters.
     """
 
@@ -233,7 +203,5 @@ def _run_block(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) ->
 
 def _attention_input(block: Any, merge: nn.Module, grid: _Grid, state: State) -> Tensor:
     """Return the inputs of a block's attention, computed from the state before merging; see :func:`_run_block`."""
-    hidden = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
-    if not isinstance(block, SwinTransformerV2Block):  # blocks of v2 have their norms after attention and MLP
-        hidden = block.norm1(hidden)
-    return hidden.flatten(1, 2)
+    merged = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
+    return block.norm1(merged).flatten(1, 2)

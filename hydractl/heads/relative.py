@@ -1,9 +1,8 @@
 """Relative position terms, which are added to attention scores and depend on the distance between two tokens.
 
-There are three kinds. A head may have a number for each distance (Raffel et al. 2019, https://arxiv.org/abs/1910.10683;
-Liu et al. 2021, Swin, https://arxiv.org/abs/2103.14030). It may compare its queries and keys with vectors of the
-distances (He et al. 2020, DeBERTa, https://arxiv.org/abs/2006.03654, equation 4). Or it may compute its numbers from
-features of the distances (Liu et al. 2021, Swin v2, https://arxiv.org/abs/2111.09883, equation 3).
+There are two kinds. A head may have a number for each distance (Raffel et al. 2019, https://arxiv.org/abs/1910.10683;
+Liu et al. 2021, Swin, https://arxiv.org/abs/2103.14030). Or it may compare its queries and keys with vectors of the
+distances (He et al. 2020, DeBERTa, https://arxiv.org/abs/2006.03654, equation 4).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,71 +18,37 @@ class Relative:
     """Distances between tokens, and what all heads of a model have in common of their position terms.
 
     Attributes:
-        index: the distance of each query token from each key token, ``[T, T]``, as a number 0..R-1; None if there are
-            only shared numbers.
+        index: the distance of each query token from each key token, ``[T, T]``, as a number 0..R-1.
         windows: masks ``[W, T, T]`` that are added to the scores of the W windows into which each sample was cut.
-        shared: numbers that all blocks share, for each head of the original numbering: ``[H, T, T]``, or for each
-            member ``[M, H, T, T]``.
         embeddings: vectors of the distances, ``[R, d_model]``, or for each member ``[M, R, d_model]``; None if each
             head has a number for each distance instead.
-        coordinates: coordinates of the distances, ``[R, 2]``, if heads compute their numbers from features of these;
-            else None.
         to_position: whether queries are compared with the keys of distances.
         to_content: whether keys are compared with the queries of distances.
         scale: the factor of all scores; None means ``1 / sqrt(head_dim)``.
         positions: the indices of each sample's query tokens, ``[B, q]``; None means all tokens.
     """
 
-    index: Tensor | None
+    index: Tensor
     windows: Tensor | None = None
-    shared: Tensor | None = None
     embeddings: Tensor | None = None
-    coordinates: Tensor | None = None
     to_position: bool = False
     to_content: bool = False
     scale: float | None = None
     positions: Tensor | None = None
 
     def of(self, member: int) -> Relative:
-        """Return the terms of one member: tensors with a members axis lose it."""
-        shared = self.shared
-        if shared is not None and shared.dim() == 4:
-            shared = shared[member]
-        embeddings = self.embeddings
-        if embeddings is not None and embeddings.dim() == 3:
-            embeddings = embeddings[member]
-        return replace(self, shared=shared, embeddings=embeddings)
+        """Return the terms of one member: vectors with a members axis lose it."""
+        if self.embeddings is None or self.embeddings.dim() == 2:
+            return self
+        return replace(self, embeddings=self.embeddings[member])
 
-    def table_of(self, features: nn.Module, weight: Tensor) -> Tensor:
-        """Compute the numbers of n heads for all R distances, ``[n, R]``, from features of the distances.
+    def looked_up(self, table: Tensor) -> Tensor:
+        """Return the numbers that n heads of one member add to their attention scores, ``[1 or B, n, q, T]``.
 
         Args:
-            features: computes the features ``[R, F]``, before their ReLU, from coordinates ``[R, 2]``.
-            weight: the weights ``[n, F]`` with which the heads combine features.
+            table: the number of each head for each distance, ``[n, R]``.
         """
-        assert self.coordinates is not None, "features are those of coordinates"
-        coordinates = self.coordinates.to(weight.dtype)
-        hidden = features(coordinates).relu()  # [R, F]
-        logits = (hidden @ weight.T).T  # [n, R]
-        return 16 * logits.sigmoid()  # Swin v2 bounds its numbers by 16
-
-    def looked_up(self, table: Tensor | None, heads: Tensor | None) -> Tensor:
-        """Return the numbers that n heads of one member add to their attention scores.
-
-        Args:
-            table: the number of each head for each distance, ``[n, R]``; None if there are only shared numbers.
-            heads: the original numbers of the heads, ``[n]``.
-
-        Returns:
-            ``[1 or B, n, q, T]``.
-        """
-        # A model has numbers of its own in each block, or numbers that all blocks share.
-        if self.shared is not None:
-            assert heads is not None, "heads that share numbers are known by their original numbers"
-            numbers = self.shared.index_select(0, heads)  # [n, T, T]
-        else:
-            assert table is not None and self.index is not None, "heads without vectors of distances have numbers"
-            numbers = table[:, self.index]  # [n, T, T]
+        numbers = table[:, self.index]  # [n, T, T]
 
         # Keep the rows of the query tokens. Without positions these are all tokens, the same for every sample.
         if self.positions is None:
@@ -104,9 +69,7 @@ class Relative:
         Returns:
             The scores ``[B, n, q, T]``, scaled.
         """
-        # The distance of each query token from each key token.
-        assert self.index is not None, "vectors are those of distances"
-        # Of all tokens [1, 1, T, T], of some [B, 1, q, T].
+        # The distance of each query token from each key token: of all tokens [1, 1, T, T], of some [B, 1, q, T].
         index = self.index[None, None] if self.positions is None else self.index[self.positions][:, None]
 
         # Compare each token with all R distances at once, then pick the score at its distance from each other token.

@@ -23,12 +23,9 @@ class HeadWeights:
         o: ``[heads, d_model, head_dim]``, the column blocks of the output projection.
         o_bias: ``[d_model]`` or None; it belongs to no head and survives any pruning.
         gate, gate_bias: like ``q`` and ``q_bias`` if the library gates the attention output, else None.
-        table: ``[heads, R]``, the numbers that are added to attention scores at each of R distances; or ``[heads, F]``,
-            the weights that compute such a number from F features of a distance; or None.
-        scale: ``[heads, 1]``, the logarithm of the factor of each head's attention scores, or None.
+        table: ``[heads, R]``, the numbers that are added to attention scores at each of R distances, or None.
         pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` if vectors of the distances have their own
             projections, else None.
-        number: the original number of each head, int64 ``[heads]``; None if it is not needed.
         extra: tensors of the block that belong to no head, by the names of :data:`COMMON`.
         key_heads: for each head, the index of the key head that it uses; None if each head has its own.
     """
@@ -44,12 +41,10 @@ class HeadWeights:
     gate: Tensor | None = None
     gate_bias: Tensor | None = None
     table: Tensor | None = None
-    scale: Tensor | None = None
     pos_q: Tensor | None = None
     pos_q_bias: Tensor | None = None
     pos_k: Tensor | None = None
     pos_k_bias: Tensor | None = None
-    number: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)
     key_heads: tuple[int, ...] | None = None
 
@@ -109,7 +104,7 @@ class HeadWeights:
     def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None = None) -> HeadWeights:
         """Return a block of more heads, with the heads present at given positions and zeros for all others.
 
-        This undoes :meth:`select`, but for the numbers of the missing heads. With grouped-query attention, several
+        This undoes :meth:`select`, but for the weights of the missing heads. With grouped-query attention, several
         heads share one head of keys and values (a key head).
 
         Args:
@@ -195,10 +190,10 @@ def _sources_of_keys(
     return sources
 
 
-HEAD_ROWS = ("gate", "gate_bias", "table", "scale", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
+HEAD_ROWS = ("gate", "gate_bias", "table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
 OF_KEYS = ("k", "v", "k_bias", "v_bias")
 """The tensors with a row for each key head; all others of PER_HEAD have a row for each head."""
 
-PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *HEAD_ROWS, "number")
-COMMON = ("q_norm", "k_norm", "features")
-"""The modules of a block that belong to no head: norms of queries and keys, and the module that computes features."""
+PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *HEAD_ROWS)
+COMMON = ("q_norm", "k_norm")
+"""The modules of a block that belong to no head: norms of queries and keys."""

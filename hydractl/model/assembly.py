@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -267,7 +266,7 @@ class Assembly:
         return [projections_of_heads[heads] for heads in kept]
 
     def _read_head_weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
-        """Read the heads that are stored under a member's names at a site, and add their original numbers.
+        """Read the heads that are stored under a member's names at a site.
 
         Args:
             site: the attention block.
@@ -280,10 +279,7 @@ class Assembly:
             stored_name = view.stored[name]
             tensors[name] = read(stored_name)
         held = held_mask(self._masks, member, self._stored_once)
-        heads = held.kept[site.path]
-        weights = read_heads(self._family, tensors, site, heads)
-        original_numbers = torch.tensor(heads, dtype=torch.long)
-        return replace(weights, number=original_numbers)
+        return read_heads(self._family, tensors, site, held.kept[site.path])
 
     def _build_bank(self, site: Site, member: int, indices: Sequence[int] | None = None) -> HeadBank:
         """Return a bank with the heads that are stored under a member's names, or with some of these heads.
@@ -305,8 +301,7 @@ class Assembly:
             for name, module in zip(COMMON, common, strict=True):
                 state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
                 module.load_state_dict(state, assign=True)
-            q_norm, k_norm, features = common
-            return HeadBank(weights, q_norm, k_norm, features)
+            return HeadBank(weights, *common)
 
         late = self._late
         if late is None:

@@ -130,7 +130,7 @@ class HeadAttention(nn.Module):
     def _read_members(self, members: list[MemberProjections]) -> None:
         """Store what every call needs of the members in plain lists, because iterating over a ModuleList is slow."""
         self._projections = members
-        # The bank of each member that has all heads of a bank without gates, shared keys and scales; None for others.
+        # The bank of each member that has all heads of a bank without gates and shared keys; None for others.
         self._plain_banks: list[HeadBank | None] = []
         for projections in members:
             is_plain = projections.plain and not self.pooled

@@ -5,7 +5,6 @@ This module names no library. A family reads the weights of its own attention mo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -22,10 +21,6 @@ QUERIES = slice(0, 1)
 QUERIES_AND_KEYS = slice(0, 2)
 KEYS_AND_VALUES = slice(1, 3)
 ALL_THREE = slice(0, 3)
-
-_MOST_SCALE = math.log(100)
-"""The largest log scale: Liu et al. 2021, Swin v2, https://arxiv.org/abs/2111.09883, section 3.2, demand a temperature
-of at least 0.01."""
 
 
 @dataclass(frozen=True)
@@ -102,30 +97,20 @@ class HeadBank(nn.Module):
         key_heads: see :class:`hydractl.heads.weights.HeadWeights`.
         out: ``[d_model, heads * head_dim]``; its bias is ``[d_model]`` or None.
         gate, pos_q, pos_k: ``[heads * head_dim, d_model]`` or None, with biases ``[heads * head_dim]`` or None.
-        table, scale: ``[heads * R]`` and ``[heads]``, or None.
-        number: see :class:`hydractl.heads.weights.HeadWeights`.
+        table: ``[heads * R]`` or None.
         q_norm, k_norm: the norms of queries and keys; they act on one head at a time.
-        features: computes features ``[R, F]`` from the coordinates ``[R, 2]`` of distances.
         normed: whether at least one of the two norms does anything.
     """
 
     gate: Tensor | None
     gate_bias: Tensor | None
     table: Tensor | None
-    scale: Tensor | None
     pos_q: Tensor | None
     pos_q_bias: Tensor | None
     pos_k: Tensor | None
     pos_k_bias: Tensor | None
-    number: Tensor | None
 
-    def __init__(
-        self,
-        weights: HeadWeights,
-        q_norm: nn.Module | None = None,
-        k_norm: nn.Module | None = None,
-        features: nn.Module | None = None,
-    ) -> None:
+    def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
         """Turn the weights of all heads into parameters in which neighbouring heads are one matrix."""
         super().__init__()
         self.heads = weights.heads
@@ -151,12 +136,10 @@ class HeadBank(nn.Module):
                 # vectors, to which no weight decay is applied.
                 rows = rows.flatten(0, 1)
             self.register_parameter(name, _parameter(rows))
-        self.register_buffer("number", weights.number, persistent=False)
 
         # What belongs to no single head.
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
-        self.features = nn.Identity() if features is None else features
         self.normed = not (isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity))
 
     def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
@@ -208,7 +191,6 @@ class HeadBank(nn.Module):
             v_bias=v_bias,
             o_bias=None if self.out_bias is None else self.out_bias.detach(),
             **rows,
-            number=self.number,
             extra=extra,
             key_heads=self.key_heads,
         )
@@ -226,7 +208,7 @@ class HeadBank(nn.Module):
         """Project tokens to queries, keys and values, for neighbouring heads with keys of their own.
 
         Args:
-            run: the heads, n neighbours in the bank; None means all heads of a bank without scales.
+            run: the heads, n neighbours in the bank; None means all heads.
             x: the query tokens, ``[B, q, d_model]``.
             memory: the key and value tokens, ``[B, T, d_model]``; None means ``x``.
 
@@ -241,11 +223,6 @@ class HeadBank(nn.Module):
         if self.normed:
             q = self.q_norm(q)
             k = self.k_norm(k)
-
-        # Multiply queries by the scale of their head, which has the same effect as multiplying its scores.
-        if self.scale is not None and run is not None:
-            scale = self.scale[run].clamp(max=_MOST_SCALE).exp()
-            q = q * scale[:, None, None]  # [B, n, q, head_dim] * [n, 1, 1]
         return q, k, v
 
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
@@ -262,22 +239,15 @@ class HeadBank(nn.Module):
         """
         # A number for each distance and head.
         if relative.embeddings is None:
-            table = self._distance_table(run, relative)
-            original_numbers = None if self.number is None else self.number[run]
-            return relative.looked_up(table, original_numbers)
+            assert self.table is not None, "heads without vectors of distances have numbers"
+            table = self.table.unflatten(0, (self.heads, -1))  # [heads * R] -> [heads, R]
+            return relative.looked_up(table[run])
 
         # Embeddings of distances. Queries of distances meet the keys of tokens, and keys of distances their queries.
         queries, keys = self._project_distances(run, relative.embeddings)
         queries_of_distances = queries if relative.to_content else None
         keys_of_distances = keys if relative.to_position else None
         return relative.compared(q, k, queries_of_distances, keys_of_distances)
-
-    def _distance_table(self, run: slice, relative: Relative) -> Tensor | None:
-        """Return the numbers ``[n, R]`` that n heads have for R distances; None if all blocks share these numbers."""
-        if self.table is None:
-            return None
-        table = self.table.unflatten(0, (self.heads, -1))[run]  # [heads * R] -> [n, R]
-        return table if relative.coordinates is None else relative.table_of(self.features, table)
 
     def _project_distances(self, run: slice, vectors: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Project the vectors ``[R, d_model]`` of R distances to queries and keys, for n neighbouring heads.
@@ -448,8 +418,7 @@ class MemberProjections(nn.Module):
         heads, head_dim: the number of heads (may be 0), and the width of each.
         runs: the member's heads as runs of neighbours in the bank; each run is one matrix product. Activations hold
             the heads in the order of the runs.
-        plain: whether the member has all heads of the bank, in its order, and these have no gates, shared keys or
-            scales.
+        plain: whether the member has all heads of the bank, in its order, and these have no gates or shared keys.
     """
 
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
@@ -464,7 +433,7 @@ class MemberProjections(nn.Module):
         self.head_dim = bank.head_dim
         self.runs = runs_of(self._positions)
         has_all_heads = self.heads > 0 and self.runs == [slice(0, bank.heads)]
-        self.plain = has_all_heads and bank.gate is None and bank.key_heads is None and bank.scale is None
+        self.plain = has_all_heads and bank.gate is None and bank.key_heads is None
 
         # If heads share keys and values: the shared head that each of the member's heads uses, and all that are used.
         shared_head_of_head: list[int] = []

@@ -36,8 +36,8 @@ from tests.spread import ONE_OF_EACH, marked_release
 
 # One of each, and those whose weights lie otherwise or whose heads have terms of their own.
 MODELS = [variant for variant in ONE_OF_EACH if variant not in CLIP or variant == "clip"]
-GATED = ["class-token", "beit", "swinv2", "bert", "deberta-v3", "llama", "clip"]
-MODELS += marked_release(["eva-post-norm", "swinv2", "deberta-v3", "gpt2", "qwen3", "electra"])
+GATED = ["class-token", "beit", "bert", "deberta-v3", "llama", "clip"]
+MODELS += marked_release(["eva-post-norm", "deberta-v3", "gpt2", "qwen3", "electra"])
 
 
 def sample(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:

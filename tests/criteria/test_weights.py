@@ -15,7 +15,7 @@ from hydractl.log import Log
 from tests.criteria.test_criteria import Y, of_three, wide_logits
 from tests.pico import model_of, source_of, stock
 
-FAMILIES = ("qk-norm", "swinv2", "torchvision", "bert", "gpt2", "deberta-v3", "clip")
+FAMILIES = ("qk-norm", "torchvision", "bert", "gpt2", "deberta-v3", "clip")
 
 
 def layers(network: Any) -> dict[str, nn.Parameter]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -48,20 +46,15 @@ BODIES = {
     "Dinov2Model": "hf-dinov2",
     "DebertaV2Model": "deberta-v3",
     "DebertaV2ForMaskedLM": "deberta-v3",
-    "MPNetForMaskedLM": "mpnet",
-    "SwinModel": "hf-swin",
 }
-ALONE = ("BertModel", "ModernBertModel", "Dinov2Model", "DebertaV2Model", "SwinModel")
+ALONE = ("BertModel", "ModernBertModel", "Dinov2Model", "DebertaV2Model")
 """Bodies that come with nothing of another task."""
 TIMM = {
     "dinov2": "vit_small_patch14_dinov2?pretrained=0&img_size=28&embed_dim=24&depth=3&num_heads=3",
     "siglip": f"vit_base_patch16_siglip_224?{SMALL.replace('num_classes=5', 'num_classes=0')}",
     "swin": pico.TIMM["swin"].replace("num_classes=5", "num_classes=0"),
 }
-OFTEN = (
-    *("BertModel", "RobertaForMaskedLM", "ModernBertModel", "DebertaV2ForMaskedLM", "GPT2LMHeadModel", "ViTModel"),
-    "SwinModel",
-)
+OFTEN = ("BertModel", "RobertaForMaskedLM", "ModernBertModel", "DebertaV2ForMaskedLM", "GPT2LMHeadModel", "ViTModel")
 """One of each kind: of texts and of images, alone, with another task and with what is tied."""
 TIED = ("GPT2LMHeadModel", "Gemma3ForCausalLM")
 """Those whose head of words is the embedding."""
@@ -247,52 +240,3 @@ def test_a_folder_of_a_body_is_one_of_its_library(bert: Path, capsys: Any) -> No
     assert again.classes == 0 and len(again.description.mask.removed_heads) == 3
     word = "embeddings.word_embeddings.weight"
     assert torch.equal(model.state_dict()[word], again.tensors.read(f"bert.{word}"))
-
-
-# --- DINOv3 of transformers, which has no classifier ------------------------------------------------------------------
-
-
-BODY = "DINOv3ViTModel"
-"""A class of the library that has no classifier beside it."""
-
-
-@pytest.fixture
-def dinov3(here: Path) -> Any:
-    """The library's own model, published as ``dinov3/``."""
-    sizes = {key: HF["hf-vit"][2][key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
-    config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32, image_size=16, patch_size=4)
-    model = getattr(transformers, BODY)._from_config(config, attn_implementation="sdpa").eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    model.save_pretrained("dinov3")
-    transformers.DINOv3ViTImageProcessor(size={"height": 16, "width": 24}).save_pretrained("dinov3")
-    return model
-
-
-@torch.no_grad()
-@pytest.mark.long
-def test_dinov3_is_the_library_s(dinov3: Any, capsys: Any) -> None:
-    source = open_source("dinov3", ALLOWED)
-    images = source.family.example_inputs(source.description.preprocess, 2, seed=0)
-    assert source.classes == 0 and images.shape == (2, 3, 16, 24), "it takes images of any size"
-    parts = Counter(source.family.part(name, source.sites) for name in source.tensors.names())
-    assert parts == {"embed": 5, "norm": 14, "attention": 21, "mlp": 12, "own": 6}
-    close(build_model(source).member_logits(images)[0], dinov3(images).pooler_output)
-    for method in ("random", "magnitude"):
-        run(capsys, "prune", "dinov3", "--method", method, "--keep", "2", "-o", f"{method}/", "-q")
-    run(capsys, "fuse", "random", "magnitude", "-o", "both.st", "-q")
-    both = build_model(open_source("both.st", ALLOWED)).member_logits(images)
-    for member, method in enumerate(("random", "magnitude")):
-        zeroed = transformers.AutoModel.from_pretrained(method, dtype=torch.float32)
-        assert type(zeroed) is type(dinov3)
-        close(both[member], zeroed(images).pooler_output)
-    assert not torch.allclose(both[0], both[1], atol=1e-2)
-
-
-def test_dinov3_gets_no_classifier(dinov3: Any, capsys: Any) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (30, 20, 20, 3), np.uint8)
-    np.savez("data.npz", x=images, y=np.arange(30) % 2)
-    train = ["finetune", "dinov3", "--train", "data.npz", "--init", "head", "-o", "a.st"]
-    assert "transformers has no classifier for DINOv3" in run(capsys, *train, code=2)[1]

@@ -142,6 +142,9 @@ REFUSED = {
     "AlbertForSequenceClassification": ("albert", "AlbertAttention"),
     "DebertaForSequenceClassification": ("deberta", "DebertaAttention"),
     "CvtForImageClassification": ("cvt", "CvtAttention"),
+    "DINOv3ViTModel": ("dinov3_vit", "DINOv3ViTAttention"),
+    "MPNetForSequenceClassification": ("mpnet", "MPNetAttention"),
+    "SwinForImageClassification": ("swin", "SwinAttention"),
 }
 
 

@@ -236,7 +236,7 @@ def forgotten() -> Iterator[None]:
 
 
 GRAPHS = ["class-token", "bert"]
-GRAPHS_BEFORE_A_RELEASE = ["beit", "dinov3", "swin", "mpnet", "deberta-v3", "gpt2"]
+GRAPHS_BEFORE_A_RELEASE = ["beit", "dinov3", "swin", "deberta-v3", "gpt2"]
 
 
 @pytest.mark.long

@@ -107,7 +107,7 @@ def test_a_big_model_of_texts_reads_short_ones(variant: str, monkeypatch: pytest
         ("class-token", True),
         *marked_long([("clip", True), ("hf-vit", True), ("torchvision", True)]),
         ("eva", False),  # each token has its own rotation
-        *marked_long([("beit", False), ("swin", False), ("hf-swinv2", False)]),  # a table of distances, and windows
+        *marked_long([("beit", False), ("swin", False)]),  # a table of distances, and windows
     ],
 )
 def test_blocks_of_a_big_model_get_the_first_tokens_of_an_image(

@@ -39,7 +39,6 @@ NAMED: dict[str, tuple[str, list[int], int]] = {
     "vit_base_patch14_reg4_dinov2": ("registers", _12, 518),
     "beitv2_base_patch16_224": ("beit", _12, 224),
     "swin_tiny_patch4_window7_224": ("swin", _SWIN, 224),
-    "swinv2_tiny_window16_256": ("swinv2", _SWIN, 256),
     "vit_base_patch16_siglip_224": ("map-pooling", _12, 224),
     "vit_b_16": ("torchvision", _12, 224),
     "ViT-B-32": ("clip", [*_12, *[8] * 12], 224),
@@ -81,7 +80,7 @@ def of_transformers(name: str) -> tuple[dict[str, Any], Any, Callable[[Any, Any]
     document = {**config.to_dict(), "architectures": [name], "num_labels": 2}
     if CLASSES[name] in HF_CLIP:
         return document, stock, lambda model, given: model.get_image_features(given)
-    stock.base_model.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at numbers, as MPNet at a mask
+    stock.base_model.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at numbers
     return document, stock, lambda model, given: model(given["input_ids"] if isinstance(given, dict) else given)
 
 

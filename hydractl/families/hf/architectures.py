@@ -21,8 +21,8 @@ from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
 from hydractl.families.base import State, numbered_paths
-from hydractl.families.config_json import LibraryConfig, are_whole_numbers, is_whole_number
-from hydractl.families.hf import dinov3, relative
+from hydractl.families.config_json import LibraryConfig, is_whole_number
+from hydractl.families.hf import deberta
 from hydractl.families.hf.decoders import (
     at_last_token,
     last_norm,
@@ -78,19 +78,6 @@ def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
     pooled = model.pooler(state.hidden)
     dropped = model.dropout(pooled)
     return model.classifier(dropped)
-
-
-def _swin(model: Any, base: Any, state: State) -> Tensor:
-    """Classify the mean of all tokens, as a Swin."""
-    pooled = _swin_mean(model, base, state)
-    return model.classifier(pooled)
-
-
-def _swin_mean(model: Any, base: Any, state: State) -> Tensor:
-    """Return the mean of all tokens after the last norm, ``[B, d_model]``."""
-    hidden = base.layernorm(state.hidden)
-    pooled = base.pooler(hidden.transpose(1, 2))  # [B, d_model, T] -> [B, d_model, 1]
-    return torch.flatten(pooled, 1)
 
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
@@ -192,16 +179,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Dinov2WithRegistersForImageClassification": Architecture("dinov2_with_registers", _token_and_mean),
     "ModernBertForSequenceClassification": Architecture("model", _modern),
     "DebertaV2ForSequenceClassification": Architecture("deberta", _outer_pooler),
-    "MPNetForSequenceClassification": Architecture("mpnet", _head),
-    "SwinForImageClassification": Architecture("swin", _swin),
-    "Swinv2ForImageClassification": Architecture("swinv2", _swin),
     **dict.fromkeys([f"{name}ForSequenceClassification" for name in _LLAMA_KIN], _LLAMA),
     "Phi3ForSequenceClassification": Architecture("model.qkv_proj", last_token_logits),
     "GPT2ForSequenceClassification": Architecture("transformer", last_token_logits),
     "CLIPForImageClassification": Architecture("vision_model", _patches),
     "MetaClip2ForImageClassification": Architecture("vision_model", _patches),
     "SiglipForImageClassification": Architecture("vision_model", _patches),
-    dinov3.NAME: Architecture("model.attention", _class_token),
 }
 """The supported classifiers by class name. If an encoder has several classifiers, its body is opened as the first."""
 TWO_TOWERS = ("CLIPModel", "SiglipModel", "MetaClip2Model")
@@ -239,13 +222,10 @@ def _last_token(model: Any, base: Any, state: State) -> Tensor:
 def readout_of(model: Any) -> tuple[Readout, int | None]:
     """Return the readout of a model, and how many of the first tokens it uses; None if it uses all tokens.
 
-    A body reads its first token, or the mean of all tokens if it is a Swin. A decoder reads its last token, which
-    counts as 1.
+    A body reads its first token. A decoder reads its last token, which counts as 1.
     """
     readout = ARCHITECTURES[type(model).__name__].readout
     if not model.config.num_labels:
-        if readout is _swin:
-            return _swin_mean, None
         if readout is last_token_logits:
             return _last_token, 1
         return _first_token, 1
@@ -258,7 +238,7 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
 
 def _reads_all_tokens(model: Any, readout: Readout) -> bool:
     """Return whether the readout of a classifier uses all tokens, not only the first ones."""
-    if readout in (_token_and_mean, _patches, _swin):
+    if readout in (_token_and_mean, _patches):
         return True
     return readout is _modern and model.config.classifier_pooling != "cls"
 
@@ -441,9 +421,7 @@ def check_counts(config: Any, name: str) -> None:
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
 
     heads = getattr(config, "num_attention_heads", 1)
-    # A Swin has a list with the number of heads of each stage.
-    heads_by_stage = list(heads) if isinstance(heads, (list, tuple)) else [heads]
-    if not are_whole_numbers(heads_by_stage, 1):
+    if not is_whole_number(heads, 1):
         raise InputError(f"{name} has {shown(heads)} attention heads")
 
     # Models of images have one position for each patch, models of texts state the number.
@@ -482,7 +460,7 @@ def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
-    problems = relative.problems(base)
+    problems = deberta.problems(base) if type(base).__name__ == deberta.BODY else []
     if problems:
         raise InputError(f"this {name} is not supported", problems=problems)
 
@@ -547,10 +525,7 @@ class EncoderTower:
 
 
 def layers_of(base: Any, layout: EncoderLayout) -> list[tuple[str, Any]]:
-    """Return the layers of an encoder in order (also of a Swin's stages), each with its dotted name in the encoder."""
-    if layout.staged:
-        layers_of_stages = relative.swin_layers(base)
-        return [(swin_layer.path, swin_layer.layer) for swin_layer in layers_of_stages]
+    """Return the layers of an encoder in order, each with its dotted name in the encoder."""
     layers = base.get_submodule(layout.layers)
     paths = numbered_paths(layout.layers, layers)
     return list(zip(paths, layers, strict=True))

@@ -10,7 +10,10 @@ from torch import Tensor
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 
 from hydractl.families.base import State
-from hydractl.families.hf import relative
+from hydractl.families.hf import deberta
+
+_ARGUMENTS = ("attention_mask", "relative_pos", "rel_embeddings")
+"""The keys of the context that are also names of arguments of a layer."""
 
 
 def encoder_stem(base: Any, inputs: Any) -> State:
@@ -46,7 +49,7 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
     arguments = {"input_ids": inputs["input_ids"]}
     if "token_type_ids" in inputs:
         arguments["token_type_ids"] = inputs["token_type_ids"]
-    if type(base).__name__ == "DebertaV2Model":
+    if type(base).__name__ == deberta.BODY:
         hidden = base.embeddings(**arguments, mask=mask_of_inputs)  # the mask sets the embeddings of padding to zero
     else:
         hidden = base.embeddings(**arguments)
@@ -72,8 +75,6 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
 def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
     """Run the stem of an encoder of images, with pixels ``[B, C, H, W]``."""
     hidden = base.embeddings(pixels)
-    if isinstance(hidden, tuple):  # a Swin also returns the rows and columns of its tokens
-        hidden = hidden[0]
     if hasattr(base, "pre_layrnorm"):
         hidden = base.pre_layrnorm(hidden)
     return State(hidden, _layer_arguments(base, hidden, None))
@@ -87,17 +88,20 @@ def _layer_arguments(base: Any, hidden: Tensor, mask: Tensor | None) -> dict[str
         hidden: the tokens before the first layer, ``[B, T, d_model]``.
         mask: true for tokens that are not padding, ``[B, T]``; None if no token is padding.
     """
+    if type(base).__name__ == deberta.BODY:
+        return deberta.layer_arguments(base, hidden, mask)
     attention_mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
-    context: dict[str, object] = {"attention_mask": attention_mask}
-    context.update(relative.relative_context(base, hidden, mask))
-    return context
+    return {"attention_mask": attention_mask}
 
 
 def run_encoder_layer(layer: Any, state: State) -> State:
     """Return the state after one layer of an encoder."""
     context = state.context
     if "angles" not in context:
-        return relative.run_relative_layer(layer, state)
+        arguments = {name: value for name, value in context.items() if name in _ARGUMENTS}
+        output = layer(state.hidden, **arguments)
+        # Some layers also return the attention weights.
+        return State(output[0] if isinstance(output, tuple) else output, context)
     # A layer of a ModernBERT: its kind decides its mask and its angles.
     kind = layer.attention_type
     mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]

@@ -26,7 +26,7 @@ from hydractl.families.base import (
     normed_input,
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, object_in
-from hydractl.families.hf import clip, dinov3, relative
+from hydractl.families.hf import clip, deberta
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
     EncoderTower,
@@ -131,12 +131,12 @@ _OTHER_FILES = (
     *("preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES),
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
 )
-_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers?|h)\.\d+\.(blocks\.\d+\.)?"
+_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\."
 # The names that configurations use for the width, the number of heads and the width of the MLP.
 _WIDTHS = (("hidden_size", "num_attention_heads", "intermediate_size"), ("dim", "n_heads", "hidden_dim"))
 _NORM = (
     "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
-    r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2|downsample\.norm)"
+    r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2)"
 )
 
 
@@ -149,7 +149,7 @@ class HFEncoder(ModelFamily):
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"(({'|'.join(LAYOUTS)})\.)?"
         r"((embeddings|embeddings_project|embed_tokens|wte|wpe)\.|"
-        r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
+        r"encoder\.rel_embeddings\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
         rf"|(({'|'.join(LAYOUTS)})\.)?"
         r"(layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
@@ -360,10 +360,9 @@ class HFEncoder(ModelFamily):
         """Replace the module that computes attention; BERT's residual, dropout and norm after it stay in place."""
         layout = LAYOUTS[site.layout]
         block: Any = model.get_submodule(site.path)
-        layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
-        stand_in = relative.stand_in(attention, layer)
-        if stand_in is None:
-            stand_in = _StandIn(attention, block.get_submodule(layout.core))
+        library = block.get_submodule(layout.core)
+        is_deberta = site.layout == "deberta"
+        stand_in = deberta.DisentangledInPlace(attention, library) if is_deberta else _StandIn(attention, library)
         if not layout.core:
             model.set_submodule(site.path, stand_in)
             return
@@ -376,12 +375,9 @@ class HFEncoder(ModelFamily):
 
         The stem computes the embeddings and the masks. The readout is the final norm or pooler, and the classifier.
         """
-        # CLIPs have two towers, and DINOv3 no classifier; both have their own functions. All other models have one
-        # tower.
+        # CLIPs have two towers. All other models have one.
         if type(model).__name__ in TWO_TOWERS:
             return clip.two_tower_stages(model, encoder_stem)
-        if type(model).__name__ == dinov3.NAME:
-            return dinov3.dinov3_stages(model)
         (tower,) = towers_of(model)
         prefix = tower.prefix
         base = tower.base
@@ -409,7 +405,8 @@ class HFEncoder(ModelFamily):
         elif count_of_first_tokens is not None:
             reads = first_tokens(count_of_first_tokens)
 
-        stages = Stages(
+        is_deberta = tower.key == "deberta"
+        one_tower = Stages(
             stem=lambda inputs: stem(from_first_token(inputs)),  # of texts whose padding comes first, too
             blocks=blocks,
             block_paths=[f"{prefix}.{path}" for path, _ in paths_and_layers],
@@ -418,11 +415,9 @@ class HFEncoder(ModelFamily):
             attention_inputs=for_each(partial(normed_input, layout.norm), layers),
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
-            per_member=relative.entries_of_weights(base),
+            per_member=deberta.PER_MEMBER if is_deberta else (),
         )
-        if layout.staged:  # a Swin: its layers also merge tokens
-            stages = relative.with_swin_layers(stages, base, prefix, layout.norm)
-        return [stages]
+        return [one_tower]
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """Compute normalised features ``[B, D]`` of images with transformers' ``get_image_features``."""
@@ -477,8 +472,6 @@ class HFEncoder(ModelFamily):
 
         Removing ``absent`` gives a body back the modules of its classifier, e.g. the pooler.
         """
-        if class_name(config) == dinov3.NAME:
-            raise UsageError("transformers has no classifier for DINOv3", hint="its model of timm has one")
         changed = dict(config)
         for key in ("id2label", "label2id", "absent"):
             changed.pop(key, None)
@@ -553,13 +546,8 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
     config = tower.base.config
     block = layer.get_submodule(layout.block)
 
-    # The number of heads. In a Swin it is a list with more heads in later stages, so the attention itself is asked.
-    if isinstance(config.num_attention_heads, int):
-        heads = config.num_attention_heads
-    else:
-        heads = block.get_submodule(layout.core).num_attention_heads
-
-    # The number of heads of keys and values. Without this entry every head of queries has its own.
+    # The number of heads, and that of keys and values. Without the second entry every head of queries has its own.
+    heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
 
     # The widths, from the output projection.

@@ -20,7 +20,7 @@ from hydractl.jsonio import shown
 
 PROCESSORS = (
     *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor"),
-    *("CLIPImageProcessor", "SiglipImageProcessor", "DINOv3ViTImageProcessor"),
+    *("CLIPImageProcessor", "SiglipImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
 # Newer versions of transformers write the second file if there is also a tokenizer.

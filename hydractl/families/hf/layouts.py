@@ -19,7 +19,6 @@ class EncoderLayout:
         norm: name of the norm before the attention, relative to the layer; empty if the norm comes after.
         block: name of the attention block, relative to the layer.
         embeddings: names of the modules before the first layer.
-        staged: whether the layers are in stages, and tokens are merged between stages (Swin).
     """
 
     layers: str
@@ -29,7 +28,6 @@ class EncoderLayout:
     norm: str = ""
     block: str = "attention"
     embeddings: tuple[str, ...] = ("embeddings", "embeddings_project", "pre_layrnorm")
-    staged: bool = False
 
 
 _PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -61,23 +59,6 @@ _CLIP = replace(
     block="self_attn",
 )
 _MODERN = replace(_VIT, heads=AttentionLayout(("Wqkv",), "Wo"), norm="attn_norm", block="attn")
-_SWIN = replace(
-    _VIT,
-    layers="encoder.layers",
-    heads=replace(_PROJECTIONS, table="relative_position_bias.relative_position_bias_table"),
-    staged=True,
-)
-_SWINV2 = replace(
-    _BERT,
-    layers="encoder.layers",
-    heads=replace(
-        _BERT.heads,
-        table="self.continuous_position_bias_mlp.2.weight",
-        features="self.continuous_position_bias_mlp.0",
-        scale="self.logit_scale",
-    ),
-    staged=True,
-)
 _DEBERTA = EncoderLayout(
     layers="encoder.layer",
     heads=AttentionLayout(
@@ -88,13 +69,6 @@ _DEBERTA = EncoderLayout(
     core="self",
     core_class="DisentangledSelfAttention",
     embeddings=("embeddings", "encoder.rel_embeddings", "encoder.LayerNorm"),
-)
-_MPNET = EncoderLayout(
-    layers="encoder.layer",
-    heads=AttentionLayout(("attn.q", "attn.k", "attn.v"), "attn.o"),
-    core="attn",
-    core_class="SelfAttention",
-    embeddings=("embeddings", "encoder.relative_attention_bias"),
 )
 _LLAMA = EncoderLayout(
     layers="layers",
@@ -129,13 +103,9 @@ LAYOUTS = {
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
-    "swin": _SWIN,
-    "swinv2": _SWINV2,
     "deberta": _DEBERTA,
-    "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
     "model.qkv_proj": _PHI3,
-    "model.attention": replace(_DINOV2, layers="layer"),
     "transformer": _GPT2,
     "vision_model": _CLIP,
     "text_model": _CLIP,

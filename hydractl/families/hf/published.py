@@ -16,7 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from hydractl.errors import InputError
 from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers
-from hydractl.families.hf import clip, dinov3
+from hydractl.families.hf import clip
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
     class_name,
@@ -41,12 +41,9 @@ _NEVER = (
 _PROCESSORS = {
     "vit": "ViTImageProcessor",
     "vit_msn": "ViTImageProcessor",
-    "swin": "ViTImageProcessor",
-    "swinv2": "ViTImageProcessor",
     "deit": "DeiTImageProcessor",
     "dinov2": "BitImageProcessor",
     "dinov2_with_registers": "BitImageProcessor",
-    "dinov3_vit": "DINOv3ViTImageProcessor",
     "clip": "CLIPImageProcessor",
     "metaclip_2": "CLIPImageProcessor",
     "siglip": "SiglipImageProcessor",
@@ -84,8 +81,8 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
     name = class_name(config)
     if name in TWO_TOWERS:
         return config
-    # The file names another class, e.g. BertModel or BertForMaskedLM. DINOv3 has no classifier in transformers.
-    is_body = config["architectures"] != [name] or name == dinov3.NAME
+    # The file names another class, e.g. BertModel or BertForMaskedLM.
+    is_body = config["architectures"] != [name]
     if is_body:
         config["architectures"] = [name]
         config["num_labels"] = 0
@@ -319,12 +316,9 @@ def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
     config = model.config
     # Some models start to count positions after the id of the padding token, so they never use the first rows of their
     # table of positions.
-    architecture = towers_of(model)[0].prefix
     unused_positions = 0
-    if architecture == "roberta":
+    if towers_of(model)[0].prefix == "roberta":
         unused_positions = (config.pad_token_id or 0) + 1
-    elif architecture == "mpnet":
-        unused_positions = 2
 
     # Only some models tell the two texts of a pair apart by token types.
     has_token_types = getattr(config, "type_vocab_size", 1) > 1
@@ -347,9 +341,6 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
     model_type = model.config.model_type
     # A model of texts has no image processor.
     if model_type not in _PROCESSORS:
-        return None
-    # It computes positions for any number of patches.
-    if model_type == "dinov3_vit":
         return None
     encoder = towers_of(model)[0].base
     # CLIP and SigLIP have no separate module for patches.
