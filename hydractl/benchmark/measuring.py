@@ -91,7 +91,17 @@ def measure_rows(
                 # The share of the machine's peak rate of mult-adds that the row reaches; None if the peak is not known.
                 share = None if peak is None else row.macs * row.throughput_per_s / peak
                 results.append(row.model_copy(update={"peak_share": share}))
-        machine = _describe_machine(device, peaks)
+        # What the times depend on, without the name of the host or the user.
+        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        machine = MachineRecord(
+            python=platform.python_version(),
+            torch=torch.__version__,
+            processor=_processor(),
+            cores=os.cpu_count(),
+            threads=torch.get_num_threads(),
+            device_name=device_name,
+            peak_macs_per_s=peaks,
+        )
     noise = _warning_of_noise(results, options.rounds)
     if noise is not None:
         log.warn(noise)
@@ -293,19 +303,15 @@ class Contest:
         seconds = {}
         for index in order:
             name = names[index]
-            seconds[name] = self._time(name)
+            self._free_last_answer()
+            call = self._calls[name]
+            inputs = self._inputs[name]
+            wait(self.device)
+            start = time.perf_counter()
+            call(inputs)
+            wait(self.device)
+            seconds[name] = time.perf_counter() - start
         return seconds
-
-    def _time(self, name: str) -> float:
-        """Return the seconds of one call of a model."""
-        self._free_last_answer()
-        call = self._calls[name]
-        inputs = self._inputs[name]
-        wait(self.device)
-        start = time.perf_counter()
-        call(inputs)
-        wait(self.device)
-        return time.perf_counter() - start
 
     def _call(self, name: str) -> Tensor:
         """Call a model on its inputs and return its output."""
@@ -414,25 +420,6 @@ def _form(tensor: Tensor) -> _Form:
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
-
-
-def _describe_machine(device: torch.device, peaks: Mapping[str, float | None]) -> MachineRecord:
-    """Return what the times depend on, without the name of the host or the user.
-
-    Args:
-        device: the device that models ran on.
-        peaks: by dtype, the most mult-adds per second; None if not measured.
-    """
-    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return MachineRecord(
-        python=platform.python_version(),
-        torch=torch.__version__,
-        processor=_processor(),
-        cores=os.cpu_count(),
-        threads=torch.get_num_threads(),
-        device_name=device_name,
-        peak_macs_per_s=peaks,
-    )
 
 
 def _processor() -> str:

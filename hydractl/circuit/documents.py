@@ -80,7 +80,20 @@ class CircuitWriter:
         # The model and the data that the circuit was made from.
         settings = {**search, **self._provenance_details()}
         made_by = provenance("extract-circuit", options.seed, [source.sha256], settings, source.lineage)
-        seen = merged(source.description.seen, self.scope.seen, self._entries_seen())
+
+        # The sets that this search has seen, and the sets that their samples were made from, with their roles.
+        id_fingerprints = [dataset.fingerprint() for name, dataset in self.data.items() if role_of(name) == "id"]
+        entries: list[Entry] = []
+        for name, dataset in self.data.items():
+            role = role_of(name)
+            for origin in dataset.origins():
+                # OOD samples may be made from ID samples: their set is listed already, as an ID set.
+                is_made_of_id = origin is not dataset and origin.fingerprint() in id_fingerprints
+                if not is_made_of_id:
+                    entries.append(entry("extract-circuit", role, origin))
+        seen = merged(source.description.seen, self.scope.seen, entries)
+
+        # The removals.
         removals = []
         for number, step in enumerate(ranking.steps, start=1):
             site, head = self.names[step.head]
@@ -167,20 +180,6 @@ class CircuitWriter:
             least = step.counts.least.score(objective)
             undecided.append(UndecidedStep(step=number, lead=lead, least=least, rivals=rivals))
         return undecided
-
-    def _entries_seen(self) -> list[Entry]:
-        """List the sets that this search has seen, and the sets that their samples were made from, with their roles."""
-        id_fingerprints = [dataset.fingerprint() for name, dataset in self.data.items() if role_of(name) == "id"]
-
-        entries: list[Entry] = []
-        for name, dataset in self.data.items():
-            role = role_of(name)
-            for origin in dataset.origins():
-                # OOD samples may be made from ID samples: their set is listed already, as an ID set.
-                is_made_of_id = origin is not dataset and origin.fingerprint() in id_fingerprints
-                if not is_made_of_id:
-                    entries.append(entry("extract-circuit", role, origin))
-        return entries
 
 
 def _counts(counts: EvaluationCounts, objective: str) -> dict[str, Any]:

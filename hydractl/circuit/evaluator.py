@@ -371,7 +371,18 @@ class Evaluator:
         self._trace_bytes = sum(trace_bytes)
         traces_that_fit = left_bytes // self._trace_bytes
         self._most_traces = max(1, min(self._lanes, traces_that_fit))
-        return _chunks_within(left_bytes, trace_bytes)
+
+        # Cut the batches into chunks whose traces fit into these bytes; one batch alone may exceed them.
+        chunks: list[list[int]] = []
+        chunk_bytes = 0
+        for batch, size in enumerate(trace_bytes):
+            is_full = chunk_bytes + size > left_bytes
+            if is_full or not chunks:
+                chunks.append([])
+                chunk_bytes = 0
+            chunks[-1].append(batch)
+            chunk_bytes += size
+        return chunks
 
     def _read_stems(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
         """Read all batches, and keep their stems if all of them together take at most ``most_bytes``.
@@ -501,25 +512,6 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
         for batch, answer in answers_of_process.items():
             answers[int(batch)] = answer  # JSON turns the keys into strings
     return answers
-
-
-def _chunks_within(most_bytes: int, trace_bytes: Sequence[int]) -> list[list[int]]:
-    """Cut the indices of the batches into chunks whose traces fit into some bytes; one batch alone may exceed them.
-
-    Args:
-        most_bytes: how many bytes the traces of a chunk may take.
-        trace_bytes: how many bytes the trace of each batch takes.
-    """
-    chunks: list[list[int]] = []
-    chunk_bytes = 0
-    for batch, size in enumerate(trace_bytes):
-        is_full = chunk_bytes + size > most_bytes
-        if is_full or not chunks:
-            chunks.append([])
-            chunk_bytes = 0
-        chunks[-1].append(batch)
-        chunk_bytes += size
-    return chunks
 
 
 def _mean_price(tower: SearchedTower, shapes: Sequence[BatchShape], site: int | None, share: float | None) -> float:

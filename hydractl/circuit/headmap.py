@@ -73,9 +73,11 @@ class Headmap(GreedySearch):
             for chosen_before, group in groups.items():
                 trials = self._try_site(group, step, chosen_before, site)
                 for objective in group:
-                    chosen_here, trials_of_others = self._split_site(objective, site, trials)
-                    chosen[objective] += chosen_here
-                    self.rankings[objective].steps += trials_of_others
+                    # Objectives share trials, which may count more than this objective reads: leave only what it reads.
+                    trials_as_read = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
+                    lowest, left_over = lowest_chosen(objective, trials_as_read, self.kept[site])
+                    chosen[objective] += [trial.head for trial in lowest]
+                    self.rankings[objective].steps += left_over
 
         # So far, the steps of each ranking are in the order of the sites: sort them by score.
         for objective, ranking in self.rankings.items():
@@ -83,21 +85,6 @@ class Headmap(GreedySearch):
             for step, removal in enumerate(ranking.steps, start=1):
                 self.on_removal(objective, step, removal)
         return self.rankings
-
-    def _split_site(
-        self, objective: str, site: int, trials: Sequence[Trial]
-    ) -> tuple[list[CandidateHead], list[Trial]]:
-        """Return the heads of a site that an objective chooses, and the trials of the other heads, which are removed.
-
-        Args:
-            objective: its ``kept[site]`` lowest scores decide which heads are chosen.
-            site: the index of the attention block.
-            trials: the trials of all heads of the site.
-        """
-        # Objectives share trials, which may count more than this objective reads: leave only the counts it does read.
-        trials_as_read = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
-        chosen, left_over = lowest_chosen(objective, trials_as_read, self.kept[site])
-        return [trial.head for trial in chosen], left_over
 
     def _try_site(self, group: list[str], step: int, masked: Sequence[CandidateHead], site: int) -> list[Trial]:
         """Return the trial of each head of one site, masked together with the heads that were chosen before.

@@ -326,22 +326,9 @@ def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -
 
     assert budget is not None
     fewest = min(heads_of_site.values())
-    removed_at_each = _removed_at_each_site(budget, len(heads_of_site), fewest)
-    return {site: count - removed_at_each for site, count in heads_of_site.items()}
+    sites = len(heads_of_site)
 
-
-def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
-    """Return how many heads each site loses if all sites lose the same number.
-
-    Args:
-        budget: how many heads are removed in all.
-        sites: the number of sites.
-        fewest: how many heads the smallest site has.
-
-    Raises:
-        UsageError: the smallest site has too few heads, or the budget is no multiple of the number of sites.
-    """
-    # The smallest site limits how many heads each can lose.
+    # Every site loses the same number, which the smallest one must have.
     largest = sites * fewest
     if not 1 <= budget <= largest:
         raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")
@@ -356,4 +343,4 @@ def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
             f"--budget {budget} cannot be shared evenly by {sites} sites",
             hint=f"headmap removes as many heads at each: --budget {' or '.join(possible)}",
         )
-    return removed_at_each
+    return {site: count - removed_at_each for site, count in heads_of_site.items()}

@@ -130,7 +130,12 @@ class GreedySearch:
             for removed, group in groups.items():
                 winners = self._winners_in_journal(group, step)
                 if winners is None:
-                    winners = self._run_and_keep_step(group, step, removed)
+                    self.evaluator.go_to_model_without(removed)
+                    left = [head for head in self.heads if head not in removed]
+                    winners = self.choose_winners(group, step, left)
+                    for objective in group:
+                        self.memory.keep_removal(objective, step, winners[objective])
+                    self.memory.sync()
                 for objective in group:
                     winner = winners[objective]
                     ranking = self.rankings[objective]
@@ -175,25 +180,6 @@ class GreedySearch:
                     tally.add(batch, values)
             self.evaluator.drop_traces(chunk)
         return tally.counts()
-
-    def _run_and_keep_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
-        """Run a step for objectives that have removed the same heads, and write its winners to the journal.
-
-        Args:
-            group: the objectives.
-            step: the number of the step.
-            removed: the heads that these objectives have removed so far.
-
-        Returns:
-            The winner of each objective.
-        """
-        self.evaluator.go_to_model_without(removed)
-        left = [head for head in self.heads if head not in removed]
-        winners = self.choose_winners(group, step, left)
-        for objective in group:
-            self.memory.keep_removal(objective, step, winners[objective])
-        self.memory.sync()
-        return winners
 
     def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
         """Choose the best of the candidates left, for each objective.

@@ -30,7 +30,7 @@ from hydractl.circuit.plan import (
     tell_work,
     with_memory,
 )
-from hydractl.circuit.samples import Certainty, ClassRange, SampleSet, measure_certainty, undecided_first
+from hydractl.circuit.samples import ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
 from hydractl.circuit.tasks import open_tasks, role_of, set_runs, warnings_of_sets, whole_of, with_classes_of_data
@@ -89,24 +89,17 @@ class Session:
         self._device_of_model = next(self.model.parameters()).device
         for dataset in self.sets.values():
             log.warn_all([cut_warning(dataset, self.model.preprocess)])
-        self.names = self._names_of_candidates()
-        self._memory_for_states = self._bytes_for_states()  # measured after the model and the sets are in memory
 
-    def _names_of_candidates(self) -> dict[CandidateHead, Head]:
-        """Return the name of each candidate, in model order: the path of its site and its number in the whole model.
-
-        The keys are candidates: the index of a site (attention block), and the position of a head among the heads that
-        are present there. The two numbers of a head differ if the model has lost heads before.
-        """
+        # The name of each candidate, in model order: the path of its site and its number in the whole model. A
+        # candidate is the index of a site (attention block) and a position among the heads that are present there.
         kept = self.scope.source.description.mask.kept
-        names = {}
+        self.names: dict[CandidateHead, Head] = {}
         for index, site in enumerate(self.model.sites):
             if site.path not in self.scope.sites:
                 continue
             for position, original_number in enumerate(kept[site.path]):
-                candidate = CandidateHead(index, position)
-                names[candidate] = (site.path, original_number)
-        return names
+                self.names[CandidateHead(index, position)] = (site.path, original_number)
+        self._memory_for_states = self._bytes_for_states()  # measured after the model and the sets are in memory
 
     def _bytes_for_states(self) -> int:
         """Return how many bytes states may take: as ``--memory`` says, or half of the free memory."""
@@ -157,25 +150,7 @@ class Session:
 
         A set that several tasks read is ordered for the last of them.
         """
-        certainty = self._certainty_of_sets()
-        order: dict[str, list[int]] = {}
-
-        # A task is an ID set with an OOD set, or an ID set alone.
-        for task in self.tasks:
-            inside = certainty[task.data]
-            outside = None
-            lengths = {"id": self.sets[task.data].lengths()}
-            if task.ood is not None:
-                outside = certainty[task.ood]
-                lengths["ood"] = self.sets[task.ood].lengths()
-            order_of_task = undecided_first(inside, outside, self.options.objective, lengths)
-            order[task.data] = order_of_task["id"]
-            if task.ood is not None:
-                order[task.ood] = order_of_task["ood"]
-        return order
-
-    def _certainty_of_sets(self) -> dict[str, Certainty]:
-        """Return the scores of the samples of each set under the whole model."""
+        # The scores of the samples of each set under the whole model.
         first_columns: dict[str, ClassRange] = {}  # for each set the classes of the first task that reads it
         for task in self.tasks:
             for name in task.sets:
@@ -196,7 +171,21 @@ class Session:
                     advance=progress.advance,
                     columns=first_columns[name],
                 )
-        return certainty
+
+        # A task is an ID set with an OOD set, or an ID set alone.
+        order: dict[str, list[int]] = {}
+        for task in self.tasks:
+            inside = certainty[task.data]
+            outside = None
+            lengths = {"id": self.sets[task.data].lengths()}
+            if task.ood is not None:
+                outside = certainty[task.ood]
+                lengths["ood"] = self.sets[task.ood].lengths()
+            order_of_task = undecided_first(inside, outside, self.options.objective, lengths)
+            order[task.data] = order_of_task["id"]
+            if task.ood is not None:
+                order[task.ood] = order_of_task["ood"]
+        return order
 
     def _build_evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:
         """Return an evaluator of the model on the samples in a given order.
@@ -322,7 +311,16 @@ class Session:
         heads = list(self.names)
 
         def show_removal(objective: str, step: int, removal: Trial) -> None:
-            progress.row(self._progress_cells(objective, step, removal))
+            """Add a row to the progress table; the AUROC is empty if it was not measured."""
+            site, head = self.names[removal.head]
+            counts = removal.counts
+            score = number(counts.score(objective))
+            accuracy = number(counts.score("acc"))
+            auroc = "" if counts.two_u is None else number(counts.score("ood"))
+            first_cells = [f"{step}/{self.scope.budget}"]
+            if len(self.options.objective) > 1:
+                first_cells.append(objective)
+            progress.row([*first_cells, site, str(head), score, accuracy, auroc])
 
         keywords: SearchKeywords = {
             "at_once": self._candidates_at_once(evaluator),
@@ -344,18 +342,6 @@ class Session:
         if asked_at_most is None:
             return GreedySearch(evaluator, heads, **keywords)
         return Lazy(evaluator, heads, size=asked_at_most, **keywords)
-
-    def _progress_cells(self, objective: str, step: int, removal: Trial) -> list[str]:
-        """Return the cells of the progress table for one removal; the AUROC is empty if it was not measured."""
-        site, head = self.names[removal.head]
-        counts = removal.counts
-        score = number(counts.score(objective))
-        accuracy = number(counts.score("acc"))
-        auroc = "" if counts.two_u is None else number(counts.score("ood"))
-        first_cells = [f"{step}/{self.scope.budget}"]
-        if len(self.options.objective) > 1:
-            first_cells.append(objective)
-        return [*first_cells, site, str(head), score, accuracy, auroc]
 
     def _candidates_at_once(self, evaluator: Evaluator) -> int:
         """Return how many candidates run together: enough to fill a GPU; one on a CPU, where that is enough work."""

@@ -8,7 +8,7 @@ the whole calibration sample. Then ``q = mean over R_h of |W_Q * G_Q|``, k and v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydractl.criteria.criterion import Calibration, Criterion, ScoredModel
 
@@ -24,6 +24,8 @@ class Taylor(Criterion):
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Run the model once forward and backward over the sample; return the scores of the heads at each site."""
+        import torch
+
         sites_with_heads = [site_index for site_index in sites if model.attentions[site_index].head_counts[0]]
         gradients = _summed_gradients(model, calibration, sites_with_heads)
         scores: dict[int, list[float]] = {site_index: [] for site_index in sites}
@@ -31,28 +33,17 @@ class Taylor(Criterion):
             bank = model.attentions[site_index].only.bank
             weight = bank.qkv.detach().double()
             products = weight * summed_gradient / calibration.size
-            scores_of_heads = _mean_of_projections(bank, products.abs())  # [heads]
-            scores[site_index] = scores_of_heads.tolist()
+
+            # Average over the rows of each projection of a head, then over query, key and value.
+            projections = bank.packing.split(products.abs())  # query, key and value: [h, dk, d] each
+            q, k, v = [values.flatten(1).mean(1) for values in projections]  # [h] each
+            if bank.key_heads is not None:  # several heads share one head of keys and values: repeat its k and v
+                key_of_head = list(bank.key_heads)
+                k = k[key_of_head]
+                v = v[key_of_head]
+            means = torch.stack([q, k, v], dim=1)  # [h, 3]
+            scores[site_index] = means.mean(1).tolist()
         return scores
-
-
-def _mean_of_projections(bank: Any, packed: Tensor) -> Tensor:
-    """Average packed values over the rows of each projection of a head, then over query, key and value: ``[heads]``.
-
-    Args:
-        bank: the weights of the heads of one site, which know how rows are packed.
-        packed: the values, in the layout of the packed projections ``bank.qkv``.
-    """
-    import torch
-
-    projections = bank.packing.split(packed)  # query, key and value: [h, dk, d] each
-    q, k, v = [values.flatten(1).mean(1) for values in projections]  # [h] each
-    if bank.key_heads is not None:  # several heads share one head of keys and values: repeat its k and v
-        key_of_head = list(bank.key_heads)
-        k = k[key_of_head]
-        v = v[key_of_head]
-    means = torch.stack([q, k, v], dim=1)  # [h, 3]
-    return means.mean(1)
 
 
 def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, Tensor]:

@@ -59,7 +59,14 @@ def biases(network: nn.Module) -> dict[str, nn.Parameter]:
     parameters = dict(network.named_parameters(remove_duplicate=False))
     by_name = {}
     for name in matrices(network):
-        for candidate in _names_of_biases(name):
+        # The names that the bias may have: beside the matrix, or beside the layer that holds it.
+        path, _, leaf = name.rpartition(".")
+        names = [name.removesuffix("weight") + "bias" if leaf.endswith("weight") else f"{name}_bias"]
+        owner, _, layer = path.rpartition(".")
+        # One layer for queries, keys and values: if keys have no bias, the biases lie beside the layer.
+        if layer == "qkv":
+            names += [f"{owner}.{part}_bias" for part in "qkv"]
+        for candidate in names:
             if candidate in parameters and parameters[candidate].ndim == 1:
                 by_name[candidate] = parameters[candidate]
     return by_name
@@ -71,20 +78,6 @@ def prunable(network: nn.Module, *, with_biases: bool) -> dict[str, nn.Parameter
     if with_biases:
         layers.update(biases(network))
     return layers
-
-
-def _names_of_biases(matrix: str) -> list[str]:
-    """Return the names that the bias of a matrix may have: beside the matrix, or beside the layer that holds it."""
-    path, _, name = matrix.rpartition(".")
-    if name.endswith("weight"):
-        beside_matrix = matrix.removesuffix("weight") + "bias"
-    else:
-        beside_matrix = f"{matrix}_bias"
-    names = [beside_matrix]
-    owner, _, layer = path.rpartition(".")
-    if layer == "qkv":  # one layer for queries, keys and values; if keys have no bias, the biases lie beside the layer
-        names += [f"{owner}.{part}_bias" for part in "qkv"]
-    return names
 
 
 # --- the criteria -----------------------------------------------------------------------------------------------------

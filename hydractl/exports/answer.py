@@ -139,7 +139,7 @@ class GraphAnswer(nn.Module):
         statistics: dict[str, object] = dict(self._numbers[member])
         arrays = self._fitted[member]
         for buffer, values in arrays.named_buffers():
-            statistic = _part_of_buffer(buffer)
+            statistic = buffer.replace("_of_", ".")
             statistics[statistic] = values.double()
         return statistics
 
@@ -147,8 +147,3 @@ class GraphAnswer(nn.Module):
 def _buffer_name(part: str) -> str:
     """Return the buffer name for a fitted statistic; torch allows no dots in it."""
     return part.replace(".", "_of_")
-
-
-def _part_of_buffer(buffer: str) -> str:
-    """Return the name of the fitted statistic in a buffer: the inverse of :func:`_buffer_name`."""
-    return buffer.replace("_of_", ".")

@@ -196,8 +196,17 @@ def expectations(
         if longest is None:
             inputs = named_example
         else:
-            # The first batch has shorter texts than those used for tracing, the second has longer ones.
-            inputs = _texts_of_other_length(named_example, longest, shorter=index == 0)
+            # The first batch has shorter texts than those used for tracing, the second has longer ones. Repeat the
+            # tokens once, so that longer texts can be cut out as well. Half of the first text is padding.
+            length = _other_length(named_example["input_ids"].shape[1], longest, shorter=index == 0)
+            inputs = {}
+            for name, tensor in named_example.items():
+                repeated = torch.cat([tensor, tensor], dim=1)  # [B, 2 * tokens]
+                inputs[name] = repeated[:, :length].contiguous()
+            if "attention_mask" in inputs:
+                padding = length // 2
+                mask_of_first_text = inputs["attention_mask"][0]  # a view: the next line changes `inputs`
+                mask_of_first_text[length - padding :] = 0
         expected.append(_expectation(model, inputs, unnamed_inputs(inputs)))
     return expected
 
@@ -215,30 +224,18 @@ def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) 
     if model.detector is None:
         by_rounding = torch.zeros(samples)
     else:
-        by_rounding = _moved_by_rounding(model, inputs_of_model, outputs[OOD_SCORE])
+        generator = torch.Generator().manual_seed(0)
+        logits, features = read_features(model, inputs_of_model, layers=model.detector.takes_layers)
+
+        # Disturb features and logits of all members by random numbers of the size of rounding errors.
+        disturbed_features = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]
+        disturbed_logits = _rounded_otherwise(logits, generator)
+
+        # The detector returns the scores by name; a model has exactly one score on features.
+        (scores_of_members,) = model.detector.scores(disturbed_logits, disturbed_features).values()  # [M, B]
+        disturbed_scores = torch.from_numpy(scores_of_members.mean(axis=0))
+        by_rounding = (disturbed_scores - outputs[OOD_SCORE]).abs()
     return Expectation(inputs, outputs, by_rounding)
-
-
-def _moved_by_rounding(model: HydraModel, inputs: Any, scores: Tensor) -> Tensor:
-    """Return by how much OOD scores on features change if features and logits are rounded differently, ``[B]``.
-
-    Args:
-        model: the model, with a fitted detector.
-        inputs: inputs in the format of the model.
-        scores: the model's OOD scores for these inputs, ``[B]``.
-    """
-    assert model.detector is not None
-    generator = torch.Generator().manual_seed(0)
-    logits, features = read_features(model, inputs, layers=model.detector.takes_layers)
-
-    # Disturb features and logits of all members by random numbers of the size of rounding errors.
-    disturbed_features = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]
-    disturbed_logits = _rounded_otherwise(logits, generator)
-
-    # The detector returns the scores by name; a model has exactly one score on features.
-    (scores_of_members,) = model.detector.scores(disturbed_logits, disturbed_features).values()  # [M, B]
-    disturbed_scores = scores_of_members.mean(axis=0)
-    return (torch.from_numpy(disturbed_scores) - scores).abs()
 
 
 def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
@@ -273,30 +270,6 @@ def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
     return channels_first.float().contiguous()
 
 
-def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) -> dict[str, Tensor]:
-    """Return texts with another number of tokens than the given ones; half of the first text is padding.
-
-    Args:
-        inputs: tensors by name, ``[B, tokens]`` each.
-        longest: the greatest number of tokens in a text.
-        shorter: whether the new texts are shorter; otherwise they are longer, if ``longest`` allows it.
-
-    Returns:
-        Tensors by name, ``[B, length]`` each: the tokens of the given texts, repeated and cut at the new length.
-    """
-    # Repeat the tokens once, so that longer texts can be cut out as well.
-    length = _other_length(inputs["input_ids"].shape[1], longest, shorter)
-    texts = {}
-    for name, tensor in inputs.items():
-        repeated = torch.cat([tensor, tensor], dim=1)  # [B, 2 * tokens]
-        texts[name] = repeated[:, :length].contiguous()
-    if "attention_mask" in texts:
-        padding = length // 2
-        mask_of_first_text = texts["attention_mask"][0]  # a view: the next line changes `texts`
-        mask_of_first_text[length - padding :] = 0
-    return texts
-
-
 def _other_length(length: int, longest: int, shorter: bool) -> int:
     """Return about half of ``length`` (at least 2), or about twice ``length`` (at most ``longest``).
 
@@ -324,7 +297,12 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
     """
     module = _module_to_trace(model, takes_texts=longest is not None, image_format=image_format)
     example = _example_to_trace_with(model, image_format)
-    _freeze_for_tracing(module)  # changes the model in place
+
+    # The graph is to hold nothing superfluous.
+    module.eval().requires_grad_(False)
+    model.side_by_side = True  # otherwise the size of the batch decides how members run, which a graph cannot do
+    model.batched = False  # stacked weights would be stored in the file a second time
+    _settle_labels(model)  # must come after eval(), which clears the features of the classes
 
     # In every input the batch may have any size, and for texts also the number of tokens.
     dimensions_of_any_size = {0: torch.export.Dim("batch")}
@@ -360,15 +338,6 @@ def _example_to_trace_with(model: HydraModel, image_format: ImageFormat | None) 
     return named_inputs(model.example_inputs(EXAMPLE_BATCH))
 
 
-def _freeze_for_tracing(module: _OfImages) -> None:
-    """Change a module, and the model in it, in place, so that a graph of it holds nothing superfluous."""
-    model = module.model
-    module.eval().requires_grad_(False)
-    model.side_by_side = True  # otherwise the size of the batch decides how members run, which a graph cannot do
-    model.batched = False  # stacked weights would be stored in the file a second time
-    _settle_labels(model)  # must come after eval(), which clears the features of the classes
-
-
 def _settle_labels(model: HydraModel) -> None:
     """Store the features of the classes in a zero-shot model, and remove the parameters of its text tower, in place.
 
@@ -382,16 +351,11 @@ def _settle_labels(model: HydraModel) -> None:
         for stages in model.family.stages(network):
             if stages.of_labels:
                 prefixes += stages.prefixes
-        _drop_parameters(network, tuple(prefixes))
-
-
-def _drop_parameters(network: nn.Module, prefixes: tuple[str, ...]) -> None:
-    """Remove the parameters whose names start with one of the prefixes, in place."""
-    names = [name for name, _ in network.named_parameters() if name.startswith(prefixes)]
-    for name in names:
-        parent_name, _, leaf = name.rpartition(".")
-        parent = network.get_submodule(parent_name)
-        parent.register_parameter(leaf, None)
+        names = [name for name, _ in network.named_parameters() if name.startswith(tuple(prefixes))]
+        for name in names:
+            parent_name, _, leaf = name.rpartition(".")
+            parent = network.get_submodule(parent_name)
+            parent.register_parameter(leaf, None)
 
 
 def _forget_sources(program: torch.export.ExportedProgram) -> None:

@@ -245,7 +245,25 @@ class AttentionLayout:
         """
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = self._outputs_first(tensors[out_weight])  # [d_model, heads * head_dim]
-        rows = self._read_rows(tensors, site, queries=output.shape[1])
+        queries = output.shape[1]
+
+        # All tensors whose rows belong to heads, by the field of HeadWeights: [heads, head_dim, ...]. A tensor of the
+        # library holds one field, e.g. fields = ("gate",), or three of them on top of each other, e.g. fields = ("q",
+        # "k", "v") for `attn.qkv.weight`.
+        rows: dict[str, Tensor] = {}
+        for name, fields in self._fields_by_name(site.path).items():
+            if name not in tensors:
+                continue  # e.g. a model without biases
+            tensor = self._outputs_first(tensors[name])
+            tensors_of_fields = [tensor]
+            if len(fields) > 1:
+                # Split it into queries, keys and values. Keys and values have equally many rows, but fewer than queries
+                # if heads share keys: [heads * head_dim + 2 * key_heads * head_dim, ...].
+                key_rows = (tensor.shape[0] - queries) // 2
+                tensors_of_fields = list(tensor.split([queries, key_rows, key_rows]))
+            for field_name, field_tensor in zip(fields, tensors_of_fields, strict=True):
+                # [heads * head_dim, ...] -> [heads, head_dim, ...]
+                rows[field_name] = field_tensor.unflatten(0, (-1, site.head_dim))
 
         table = tensors.get(f"{site.path}.{self.table}")
 
@@ -269,37 +287,6 @@ class AttentionLayout:
             pos_k_bias=rows.get("pos_k_bias"),
             extra={key: tensors[name] for name, key in self._common_names(site.path) if name in tensors},
         )
-
-    def _read_rows(self, tensors: Mapping[str, Tensor], site: Site, queries: int) -> dict[str, Tensor]:
-        """Read all tensors whose rows belong to heads: queries, keys, values, gate and their biases.
-
-        Args:
-            tensors: the tensors of the model, by the library's names.
-            site: the attention block to read.
-            queries: the number of rows of the queries, ``heads * head_dim``.
-
-        Returns:
-            For each field of :class:`HeadWeights` whose tensor exists, that tensor as ``[heads, head_dim, ...]``.
-        """
-        head_rows = {}
-        # A tensor of the library holds one field of HeadWeights, e.g. fields = ("gate",), or three of them on top of
-        # each other, e.g. fields = ("q", "k", "v") for `attn.qkv.weight`.
-        for name, fields in self._fields_by_name(site.path).items():
-            if name not in tensors:
-                continue  # e.g. a model without biases
-            tensor = self._outputs_first(tensors[name])
-            tensors_of_fields = [tensor]
-            is_stacked = len(fields) > 1
-            if is_stacked:
-                # Split it into queries, keys and values. Keys and values have equally many rows, but fewer than queries
-                # if heads share keys: [heads * head_dim + 2 * key_heads * head_dim, ...].
-                rows = tensor.shape[0]
-                key_rows = (rows - queries) // 2
-                tensors_of_fields = list(tensor.split([queries, key_rows, key_rows]))
-            for field_name, field_tensor in zip(fields, tensors_of_fields, strict=True):
-                # [heads * head_dim, ...] -> [heads, head_dim, ...]
-                head_rows[field_name] = field_tensor.unflatten(0, (-1, site.head_dim))
-        return head_rows
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """Write the weights of one attention block (site) into ``tensors``: the inverse of :meth:`read`.
@@ -357,29 +344,9 @@ class AttentionLayout:
             ``{"blocks.0.attn.qkv.weight": ("q", "k", "v"), "blocks.0.attn.qkv.bias": ("q_bias", "k_bias", "v_bias")}``.
             A model need not have all of these tensors.
         """
-        fields_by_tensor: dict[str, tuple[str, ...]] = {}
-        for module, fields in self._fields_by_module().items():
-            weight_name, bias_name = _weight_and_bias(path, module)
-            fields_by_tensor[weight_name] = fields
-            # Some libraries store the biases of queries, keys and values beside the matrix, under names of their own.
-            has_separate_biases = bool(self.biases) and module in self.qkv
-            if not has_separate_biases:
-                bias_fields = [f"{field_name}_bias" for field_name in fields]
-                fields_by_tensor[bias_name] = tuple(bias_fields)
-        # The library's name of a separate bias is also the name of its field.
-        for bias_field in self.biases:
-            fields_by_tensor[f"{path}.{bias_field}"] = (bias_field,)
-        return fields_by_tensor
-
-    def _fields_by_module(self) -> dict[str, tuple[str, ...]]:
-        """Return which fields of :class:`HeadWeights` the weight of each linear layer holds, by the layer's name.
-
-        Only layers whose rows belong to heads are listed: queries, keys, values, gate and positions. Examples:
-        ``{"qkv": ("q", "k", "v")}``, or ``{"query": ("q",), "key": ("k",), "value": ("v",)}``.
-        """
+        # Which fields the weight of each layer holds, by the name of the layer. Queries, keys and values are one layer,
+        # {"qkv": ("q", "k", "v")}, or three, {"query": ("q",)} and so on.
         fields_by_module: dict[str, tuple[str, ...]] = {}
-
-        # Queries, keys and values are one layer, or three.
         if len(self.qkv) == 1:
             (stacked_layer,) = self.qkv
             fields_by_module[stacked_layer] = ("q", "k", "v")
@@ -394,7 +361,21 @@ class AttentionLayout:
             to_queries, to_keys = self.positions
             fields_by_module[to_queries] = ("pos_q",)
             fields_by_module[to_keys] = ("pos_k",)
-        return fields_by_module
+
+        # The same by the names of weights and biases.
+        fields_by_tensor: dict[str, tuple[str, ...]] = {}
+        for module, fields in fields_by_module.items():
+            weight_name, bias_name = _weight_and_bias(path, module)
+            fields_by_tensor[weight_name] = fields
+            # Some libraries store the biases of queries, keys and values beside the matrix, under names of their own.
+            has_separate_biases = bool(self.biases) and module in self.qkv
+            if not has_separate_biases:
+                bias_fields = [f"{field_name}_bias" for field_name in fields]
+                fields_by_tensor[bias_name] = tuple(bias_fields)
+        # The library's name of a separate bias is also the name of its field.
+        for bias_field in self.biases:
+            fields_by_tensor[f"{path}.{bias_field}"] = (bias_field,)
+        return fields_by_tensor
 
     def _common_names(self, path: str) -> list[tuple[str, str]]:
         """Return the names of the parameters that all heads share, each with its key in :attr:`HeadWeights.extra`.

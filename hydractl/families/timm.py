@@ -138,7 +138,17 @@ class TimmViT(ModelFamily):
             UsageError: if the model has no such options, or there are arguments with pretrained weights.
         """
         arguments = dict(options)
-        crop = _take_crop(name, arguments)
+        # Take the settings of the crop out of the options. timm would not refuse them: it takes a mode that it does
+        # not know for ``center``, and pads where more than the image is to be cut out.
+        crop: dict[str, object] = {key: arguments.pop(key) for key in ("crop_pct", "crop_mode") if key in arguments}
+        share = crop.get("crop_pct", 1)
+        is_share = isinstance(share, int | float) and 0 < share <= 1
+        if not is_share:
+            raise UsageError(f"timm:{name}: crop_pct {share} is no share of an image", hint="as in ?crop_pct=0.9")
+        if crop.get("crop_mode", _CROP_MODES[0]) not in _CROP_MODES:
+            raise UsageError(
+                f"timm:{name}: unknown crop_mode {crop['crop_mode']}", hint=f"one of {', '.join(_CROP_MODES)}"
+            )
         loaded = self._named(name, arguments, seed)
         return replace(loaded, preprocess={**loaded.preprocess, **crop})
 
@@ -152,7 +162,10 @@ class TimmViT(ModelFamily):
         # timm would silently change pretrained weights that do not fit the arguments.
         hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
         refuse_options(f"timm:{name} with pretrained weights", arguments, hint)
-        with refused_as(f"timm {timm.__version__}", hint=_hint_at_tags(name)):
+        architecture, _, _ = name.partition(".")
+        tags = timm.list_pretrained(f"{architecture}.*")
+        first_tags = ", ".join(tags[:5])
+        with refused_as(f"timm {timm.__version__}", hint=f"published: {first_tags}"):
             published = timm.get_pretrained_cfg(name)
         if published is None or not published.hf_hub_id:
             raise InputError(
@@ -485,25 +498,6 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
     )
 
 
-def _take_crop(name: str, arguments: dict[str, object]) -> dict[str, object]:
-    """Remove the settings of the crop from the options after a name, and return them.
-
-    timm would not refuse them: it takes a mode that it does not know for ``center``, and pads where more than the image
-    is to be cut out.
-
-    Raises:
-        UsageError: if timm has no such crop.
-    """
-    crop: dict[str, object] = {key: arguments.pop(key) for key in ("crop_pct", "crop_mode") if key in arguments}
-    share = crop.get("crop_pct", 1)
-    is_share = isinstance(share, int | float) and 0 < share <= 1
-    if not is_share:
-        raise UsageError(f"timm:{name}: crop_pct {share} is no share of an image", hint="as in ?crop_pct=0.9")
-    if crop.get("crop_mode", _CROP_MODES[0]) not in _CROP_MODES:
-        raise UsageError(f"timm:{name}: unknown crop_mode {crop['crop_mode']}", hint=f"one of {', '.join(_CROP_MODES)}")
-    return crop
-
-
 def _is_known(name: str) -> bool:
     """Return whether timm has a model with this name; a tag after a dot is ignored."""
     architecture = name.split(".")[0]
@@ -811,14 +805,6 @@ def _as_list(names: Mapping[str, object], classes: int) -> list[object] | None:
     if None in listed or len(names) != classes:
         return None
     return listed
-
-
-def _hint_at_tags(name: str) -> str:
-    """Return a hint with the names of published weights of the same architecture."""
-    architecture, _, _ = name.partition(".")
-    tags = timm.list_pretrained(f"{architecture}.*")
-    first_tags = ", ".join(tags[:5])
-    return f"published: {first_tags}"
 
 
 def _hint_at_similar_names(name: str) -> str:

@@ -115,37 +115,26 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
         count = plan.tensors.info(name).numel
         elements += count
         if name not in plan.tensors.equal:
-            squares += count * _relative_squares(name, count, sources)
+            squared_distances = np.zeros(len(sources))  # |w - mean|^2 of each member
+            squared_sizes = np.zeros(len(sources))  # |w|^2
+
+            # Add up in pieces, to read only a piece of each member at a time.
+            for start in range(0, count, PIECE):
+                stop = min(start + PIECE, count)
+                pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
+                weights = torch.stack(pieces)  # [M, elements]
+                squared_sizes += weights.square().sum(1).numpy()
+
+                # Equal weights have distance 0; computed, it might not be 0, as their mean is rounded.
+                first = pieces[0]
+                are_equal = all(torch.equal(first, other) for other in pieces[1:])
+                if not are_equal:
+                    from_mean = weights - weights.mean(0)
+                    squared_distances += from_mean.square().sum(1).numpy()
+
+            # If a member's weights are all zero, its distance is 1 from a mean that is not zero, and 0 otherwise.
+            relative = (squared_distances > 0).astype(float)
+            has_size = squared_sizes > 0
+            squares += count * np.divide(squared_distances, squared_sizes, out=relative, where=has_size)
     root_mean_squares = np.sqrt(squares / max(1, elements))
     return [to_three_digits(value) for value in root_mean_squares.tolist()]
-
-
-def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.ndarray:
-    """Return ``|w - mean|^2 / |w|^2`` of one tensor for each member, ``[M]``; 0 if the members are equal.
-
-    Args:
-        name: the stock name of the tensor.
-        count: the number of its elements.
-        sources: the members.
-    """
-    squared_distances = np.zeros(len(sources))
-    squared_sizes = np.zeros(len(sources))
-
-    # Add up in pieces, to read only a piece of each member at a time.
-    for start in range(0, count, PIECE):
-        stop = min(start + PIECE, count)
-        pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
-        weights = torch.stack(pieces)  # [M, elements]
-        squared_sizes += weights.square().sum(1).numpy()
-
-        # Equal weights have distance 0; computed, it might not be 0, as their mean is rounded.
-        first = pieces[0]
-        are_equal = all(torch.equal(first, other) for other in pieces[1:])
-        if not are_equal:
-            from_mean = weights - weights.mean(0)
-            squared_distances += from_mean.square().sum(1).numpy()
-
-    # If a member's weights are all zero, its distance is 1 from a mean that is not zero, and 0 otherwise.
-    relative = (squared_distances > 0).astype(float)
-    has_size = squared_sizes > 0
-    return np.divide(squared_distances, squared_sizes, out=relative, where=has_size)

@@ -584,7 +584,13 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
         # The members part in the stem, in a block, or never.
         if not start.shared_stem:
             parts_at = "stem"
-            differs, hint = _why_members_part_in_stem(plan, model, stages)
+            differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
+            differing_parts = {model.family.part(name, model.sites) for name in differing}
+            mergeable = sorted(differing_parts.intersection(MERGEABLE))
+            hint = "do not train it (finetune --train-last N)"
+            if mergeable:
+                hint = f"average it (--merge {','.join(mergeable)}), or {hint}"
+            differs = _some_tensors(differing)
         elif start.blocks < len(chain.sites):
             parts_at = chain.block_paths[start.blocks]
             differs, hint = _why_members_part_in_block(plan, model, chain, stages)
@@ -602,17 +608,6 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
         )
         towers.append(tower)
     return towers
-
-
-def _why_members_part_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tuple[str, str]:
-    """Return the tensors in which members differ before the first block of a tower, and a hint how to change that."""
-    differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
-    differing_parts = {model.family.part(name, model.sites) for name in differing}
-    mergeable = sorted(differing_parts.intersection(MERGEABLE))
-    hint = "do not train it (finetune --train-last N)"
-    if mergeable:
-        hint = f"average it (--merge {','.join(mergeable)}), or {hint}"
-    return _some_tensors(differing), hint
 
 
 def _why_members_part_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:

@@ -294,19 +294,13 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
 
-    shortened = _may_be_shortened(plan)
+    # A check of a big model takes long. With few and short inputs it is enough where no weight is changed by averaging:
+    # otherwise these inputs decide whether weights may be averaged.
+    changed_by_averaging = set(plan.averaged) - plan.tensors.equal
+    shortened = not changed_by_averaging and macs(plan.description, plan.tensors) >= BIG
     inputs = _random_inputs(plan, fused.family, seed, shortened)
     trial = _Trial(move(inputs, device, torch.float32), classes, shortened)
     return trial, trial.logits_of(fused)
-
-
-def _may_be_shortened(plan: FusionPlan) -> bool:
-    """Return whether to check with few and short inputs: that of a big model takes long, and decides nothing here.
-
-    Where averaging changes weights, it is decided on these inputs whether they may be averaged.
-    """
-    changed_by_averaging = set(plan.averaged) - plan.tensors.equal
-    return not changed_by_averaging and macs(plan.description, plan.tensors) >= BIG
 
 
 def _random_inputs(plan: FusionPlan, family: ModelFamily, seed: int, shortened: bool) -> Any:

@@ -378,7 +378,16 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
         elif len(values) != site.heads:
             problems.append(f"site {site.path} has {len(values)} scores, the model {site.heads} heads")
         else:
-            scores[site.path] = _read_scores(values, site, problems)
+            # A null becomes minus infinity: it means that the head was already removed when the scores were made.
+            scores_of_site = []
+            for head, value in enumerate(values):
+                if value is None:
+                    scores_of_site.append(-math.inf)
+                elif _is_finite(value):
+                    scores_of_site.append(float(value))
+                else:
+                    problems.append(f"site {site.path}: score of head {head} is {shown(value)}, not a finite number")
+            scores[site.path] = tuple(scores_of_site)
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
 
@@ -386,22 +395,6 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     info = dict(document)
     del info["schema"], info["sites"]
     return HeadScores(scores, info)
-
-
-def _read_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[float, ...]:
-    """Return the scores of one site of a file, and append a problem for each value that is not a score.
-
-    A null becomes minus infinity: it means that the head was already removed when the scores were made.
-    """
-    scores = []
-    for head, value in enumerate(values):
-        if value is None:
-            scores.append(-math.inf)
-        elif _is_finite(value):
-            scores.append(float(value))
-        else:
-            problems.append(f"site {site.path}: score of head {head} is {shown(value)}, not a finite number")
-    return tuple(scores)
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,21 @@ class Assembly:
             # All members choose from one bank of heads. If they run once together, one choice stands for all.
             masks = self._masks[:1] if start.runs_once(index) else self._masks
             heads_of_members = [mask.kept[site.path] for mask in masks]
-            members = self._projections_on_one_bank(site, heads_of_members)
+
+            # The file holds the heads of any member in ascending order. The bank holds them in another order, in which
+            # the heads of each member are neighbours as far as possible.
+            stored_heads = heads_of_any_member(self._masks, site.path)
+            heads_in_bank = neighbours(heads_of_members)
+            indices_in_file = [stored_heads.index(head) for head in heads_in_bank]
+            bank = self._build_bank(site, 0, indices_in_file)
+
+            # Make one object for each choice of heads: members with the same heads share it.
+            projections_of_heads: dict[tuple[int, ...], MemberProjections] = {}
+            for heads in heads_of_members:
+                if heads not in projections_of_heads:
+                    positions_in_bank = [heads_in_bank.index(head) for head in heads]
+                    projections_of_heads[heads] = MemberProjections(bank, positions_in_bank)
+            members = [projections_of_heads[heads] for heads in heads_of_members]
         else:
             # Each member has a bank of its own.
             banks = [self._build_bank(site, member) for member in range(len(self.networks))]
@@ -240,30 +254,6 @@ class Assembly:
         for network in self.networks:
             self._family.install(network, site, attention)
         self.attentions.append(attention)
-
-    def _projections_on_one_bank(self, site: Site, kept: Sequence[tuple[int, ...]]) -> list[MemberProjections]:
-        """Return the projections of each member, for members whose heads are in one bank (one set of stored weights).
-
-        Members with the same heads share one object.
-
-        Args:
-            site: the attention block.
-            kept: the heads of each member, by their original numbers.
-        """
-        # The file holds the heads of any member in ascending order. The bank holds them in another order, in which the
-        # heads of each member are neighbours as far as possible.
-        stored_heads = heads_of_any_member(self._masks, site.path)
-        heads_in_bank = neighbours(kept)
-        indices_in_file = [stored_heads.index(head) for head in heads_in_bank]
-        bank = self._build_bank(site, 0, indices_in_file)
-
-        # Make one object for each choice of heads.
-        projections_of_heads: dict[tuple[int, ...], MemberProjections] = {}
-        for heads in kept:
-            if heads not in projections_of_heads:
-                positions_in_bank = [heads_in_bank.index(head) for head in heads]
-                projections_of_heads[heads] = MemberProjections(bank, positions_in_bank)
-        return [projections_of_heads[heads] for heads in kept]
 
     def _read_head_weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
         """Read the heads that are stored under a member's names at a site.
@@ -443,8 +433,13 @@ class LateWeights:
         return _hollow(self._tensors.info(stored).shape, self._device)
 
     def read(self, stored: str) -> Tensor:
-        """Read a tensor as float32."""
-        return _widened(self._tensors.read(stored), self._device)
+        """Read a tensor as float32, on a CPU into memory that returns to the system as soon as the copy is dropped."""
+        tensor = self._tensors.read(stored)
+        if self._device.type != "cpu":
+            return tensor.to(self._device, torch.float32)
+        pages = page_buffer(torch.float32.itemsize * tensor.numel())
+        widened = pages.view(torch.float32).reshape(tensor.shape)
+        return widened.copy_(tensor)
 
     def parameter(self, stored: str) -> nn.Parameter:
         """Return the parameter for a stored name, not yet filled."""
@@ -516,12 +511,3 @@ def _hollow(shape: Iterable[int], device: torch.device) -> Tensor:
     """Return a tensor of NaN that takes the memory of a single number."""
     one_number = torch.full((), float("nan"), device=device)
     return one_number.expand(tuple(shape))
-
-
-def _widened(stored: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to float32, into memory that returns to the system as soon as the copy is dropped."""
-    if device.type != "cpu":
-        return stored.to(device, torch.float32)
-    pages = page_buffer(torch.float32.itemsize * stored.numel())
-    widened = pages.view(torch.float32).reshape(stored.shape)
-    return widened.copy_(stored)

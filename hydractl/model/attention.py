@@ -435,8 +435,11 @@ class HeadAttention(nn.Module):
             mask = relative.masked(meeting.mask, terms_of_heads, q.shape[0])
             meeting = replace(meeting, mask=mask)
 
+        # Split the attended heads by member.
         attended = self._scaled_dot_products(q, k, v, meeting)
-        return _split_by_member(attended, members)
+        head_counts = [projections.heads for projections in members if projections.heads]
+        parts_with_heads = iter(attended.split(head_counts, dim=1))
+        return [next(parts_with_heads) if projections.heads else None for projections in members]
 
     def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
         """Return the attended values ``[B, h, q, head_dim]``; rotary positions are applied to queries and keys before.
@@ -498,19 +501,6 @@ class HeadAttention(nn.Module):
         meeting_of_batch = meeting.for_member_major(members, context)
         attended = self._scaled_dot_products(q, k, v, meeting_of_batch)
         return stacked.output(attended)
-
-
-def _split_by_member(attended: Tensor, members: Sequence[MemberProjections]) -> list[Tensor | None]:
-    """Split attended heads ``[B, sum of heads, q, head_dim]`` by member; None for a member without heads."""
-    head_counts = [projections.heads for projections in members if projections.heads]
-    parts_with_heads = iter(attended.split(head_counts, dim=1))
-    parts: list[Tensor | None] = []
-    for projections in members:
-        if projections.heads:
-            parts.append(next(parts_with_heads))
-        else:
-            parts.append(None)
-    return parts
 
 
 def _heads_from_pool(projections: MemberProjections, pool: Tensor | None) -> Tensor | None:

@@ -64,7 +64,17 @@ def macs(description: Description, tensors: TensorSource, *, whole_last_block: b
     """
     call = _digest_of_call(description, tensors, whole_last_block)
     if call not in _macs_of_call:
-        model = _model_to_count(description, tensors, whole_last_block)
+        # On a CPU torch runs attention as one operator, which the counter does not know and counts as zero. On the meta
+        # device attention is taken apart into its two matrix products.
+        model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
+        model = model.with_classes()
+        model.whole_last_block = whole_last_block
+        # The counter adds gradient hooks to every module it enters, which fails for a view of a parameter (such as the
+        # query of attention pooling).
+        model.requires_grad_(False)
+        with torch.no_grad():
+            if model.prompted is not None:
+                model.label_features()  # computed here, outside the count, because prompts run once for all samples
         inputs = model.example_inputs(1)
         _macs_of_call[call] = _count_macs(lambda: model.member_logits(inputs))
     return _macs_of_call[call]
@@ -96,22 +106,6 @@ def _digest_of_call(description: Description, tensors: TensorSource, whole_last_
     all_that_decides = [document, shapes, whole_last_block]
     text = json.dumps(all_that_decides, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _model_to_count(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
-    """Build the model on the meta device."""
-    # On a CPU torch runs attention as one operator, which the counter does not know and counts as zero. On the meta
-    # device attention is taken apart into its two matrix products.
-    model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
-    model = model.with_classes()
-    model.whole_last_block = whole_last_block
-    # The counter adds gradient hooks to every module it enters, which fails for a view of a parameter (such as the
-    # query of attention pooling).
-    model.requires_grad_(False)
-    with torch.no_grad():
-        if model.prompted is not None:
-            model.label_features()  # computed here, outside the count, because prompts run once for all samples
-    return model
 
 
 def _count_macs(run: Callable[[], Any]) -> int:

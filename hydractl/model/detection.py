@@ -157,38 +157,25 @@ def classifiers(model: Network) -> Iterator[FeatureClassifier]:
             bias = bias / len(heads)
             yield _in_float64(weight), _in_float64(bias)
         return
-    # A zero-shot model compares samples with the features of its classes.
+    # A zero-shot model compares samples with the features of its classes. The logits of a sample with features x are
+    # weight @ x + bias, but each family computes them in its own way. So weight and bias are read off from the logits
+    # of special samples: x = 0 gives the bias, and the unit vector i gives the bias plus column i of the weight.
     label_features = model.label_features()
     classes_of_members = feature_means(model, label_features)  # [M, classes, D]
     for network, classes in zip(model.networks, classes_of_members, strict=True):
-        yield _classifier_of_comparison(model, network, classes)
+        # The special samples: D unit vectors, then 0, as the last row of this matrix lies below the diagonal.
+        width = classes.shape[1]
+        samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # [D + 1, D]
 
+        # The family expects the outputs of the two towers in the order of the towers.
+        outputs = [samples, classes] if _tower_of_samples(model) == 0 else [classes, samples]
+        logits = model.family.logits(network, outputs)  # [D + 1, classes]
 
-def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureClassifier:
-    """Return a member's comparison of samples with classes as a linear classifier of the samples' features.
-
-    The logits of a sample with features x are ``weight @ x + bias``, but each family computes them in its own way. So
-    weight and bias are read off from the logits of special samples: x = 0 gives the bias, and the unit vector i gives
-    the bias plus column i of the weight.
-
-    Args:
-        model: a zero-shot model, which has a tower for samples and one for texts.
-        network: the network of the member.
-        classes: the features of the classes, ``[classes, D]``.
-    """
-    # The special samples: D unit vectors, then 0, as the last row of this matrix lies below the diagonal.
-    width = classes.shape[1]
-    samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # [D + 1, D]
-
-    # The family expects the outputs of the two towers in the order of the towers.
-    outputs = [samples, classes] if _tower_of_samples(model) == 0 else [classes, samples]
-    logits = model.family.logits(network, outputs)  # [D + 1, classes]
-
-    # Read off the bias, and without it the columns of the weight.
-    bias = logits[-1]
-    logits_of_unit_vectors = logits[:-1]  # [D, classes]
-    weight = (logits_of_unit_vectors - bias).T  # [classes, D]
-    return _in_float64(weight), _in_float64(bias)
+        # Read off the bias, and without it the columns of the weight.
+        bias = logits[-1]
+        logits_of_unit_vectors = logits[:-1]  # [D, classes]
+        weight = (logits_of_unit_vectors - bias).T  # [classes, D]
+        yield _in_float64(weight), _in_float64(bias)
 
 
 def _bias_or_zeros(head: nn.Linear) -> Tensor:

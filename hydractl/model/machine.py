@@ -49,27 +49,17 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
     try:
         seconds = _best_seconds(size, dtype, device, runs=2)
         while seconds < SECONDS / 2 and size < _LARGEST:
-            size = _next_size(size, seconds)
+            # Multiply-adds grow with the third power of the size, and a larger product never has a lower rate.
+            measurable = max(seconds, 1e-6)  # a clock may be too coarse to see any time pass
+            growth = (SECONDS / measurable) ** (1 / 3)
+            steps = int(size * growth) // _STEP
+            at_least_one_step = max(steps * _STEP, size + _STEP)
+            size = min(at_least_one_step, _LARGEST)
             seconds = _best_seconds(size, dtype, device, runs=1)
         seconds = _best_seconds(size, dtype, device, runs=3)
     except RuntimeError:  # torch has no such operator on this device
         return None
     return size**3 / seconds
-
-
-def _next_size(size: int, seconds: float) -> int:
-    """Return the size whose product should take about :data:`SECONDS`, given that one of ``size`` took ``seconds``.
-
-    The result is at least one step larger than ``size``, but not above :data:`_LARGEST`.
-    """
-    # The number of multiply-adds grows with the third power of the size, and a larger product never has a lower rate.
-    measurable = max(seconds, 1e-6)  # a clock may be too coarse to see any time pass
-    growth = (SECONDS / measurable) ** (1 / 3)
-    steps = int(size * growth) // _STEP
-    grown = steps * _STEP
-    one_step_more = size + _STEP
-    at_least_one_step = max(grown, one_step_more)
-    return min(at_least_one_step, _LARGEST)
 
 
 def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:

@@ -242,7 +242,14 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
     problems: list[str] = []
     for name, other in models[1:]:
         compared_with = first_name
-        differences = _differences_of_classes_and_preprocessing(first, other)
+        differences = []
+        # None for a zero-shot model without class names, which takes any number of classes.
+        classes = classes_of(first)
+        other_classes = classes_of(other)
+        both_known = classes is not None and other_classes is not None
+        if both_known and classes != other_classes:
+            differences.append(f"{other_classes} classes, not {classes}")
+        differences += preprocess_differences(first.preprocess, other.preprocess)
         # Compare labels only if nothing else differs, and with a model whose labels are known.
         if not differences and name != labelled_name:
             compared_with = labelled_name
@@ -250,18 +257,6 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
         problems += [f"{name} against {compared_with}: {difference}" for difference in differences]
     if problems:
         raise InputError("these models cannot be averaged", length_hint(problems), problems)
-
-
-def _differences_of_classes_and_preprocessing(a: Description, b: Description) -> list[str]:
-    """Return in words the differences in number of classes and in preprocessing, saying what ``b`` has instead."""
-    differences = []
-    classes_of_a = classes_of(a)  # None for a zero-shot model without class names, which takes any number of classes
-    classes_of_b = classes_of(b)
-    both_known = classes_of_a is not None and classes_of_b is not None
-    if both_known and classes_of_a != classes_of_b:
-        differences.append(f"{classes_of_b} classes, not {classes_of_a}")
-    differences += preprocess_differences(a.preprocess, b.preprocess)
-    return differences
 
 
 _LONGEST_SHOWN = 80

@@ -613,7 +613,15 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
     # Try some groups as the first one, and keep the best order.
     best_order: list[_Group] = []
     for first in groups[:_TRIED]:
-        order = _ordered_from(first, groups)
+        # Each group is followed by the most similar one that is left.
+        order = [first]
+        remaining = [group for group in groups if group != first]
+        while remaining:
+            # The most similar one has the fewest members that are in only one of both.
+            last = order[-1]
+            nearest = min(remaining, key=lambda group: len(group ^ last))
+            order.append(nearest)
+            remaining.remove(nearest)
         if not best_order or _count_runs(order) < _count_runs(best_order):
             best_order = order
 
@@ -625,18 +633,6 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
 
 _TRIED = 32
 """How many groups are tried as the first one, at most: enough for all groups of five members."""
-
-
-def _ordered_from(first: _Group, groups: Sequence[_Group]) -> list[_Group]:
-    """Order groups, beginning with ``first``, so that each is followed by the most similar one that is left."""
-    order = [first]
-    remaining = [group for group in groups if group != first]
-    while remaining:
-        last = order[-1]
-        nearest = min(remaining, key=lambda group: len(group ^ last))  # the fewest members that are in only one of both
-        order.append(nearest)
-        remaining.remove(nearest)
-    return order
 
 
 def _count_runs(order: Sequence[_Group]) -> int:

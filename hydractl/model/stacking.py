@@ -728,9 +728,19 @@ class StackedWeights:
             Queries ``[M * B, heads, q, head_dim]``, keys and values ``[M * B, heads, T, head_dim]``.
         """
         projections = self.projections
-        if projections.shares_keys:
-            return self._project_shared(x, x if memory is None else memory)
         assert self._qkv is not None, "a pool projects nothing"
+        if projections.shares_keys:
+            # The rows of all queries come first, then for each shared head those of its keys and its values.
+            query_rows = projections.heads * projections.head_dim
+            query_layer = self._qkv.rows(slice(0, query_rows))  # [M, heads * head_dim, d_model]
+            key_value_layer = self._qkv.rows(slice(query_rows, None))  # [M, shared heads * 2 * head_dim, d_model]
+            (q,) = split_heads(query_layer(x), 1, projections.head_dim)
+            k, v = split_heads(key_value_layer(x if memory is None else memory), 2, projections.head_dim)
+
+            # Normalise before repeating, while there are fewer heads of keys.
+            q = projections.normed(q, "q_norm")
+            k = projections.normed(k, "k_norm")
+            return q, projections.for_each_head(k), projections.for_each_head(v)
 
         # If queries, keys and values come from the same tokens, one product computes all three. Otherwise two products.
         if memory is None:
@@ -740,31 +750,6 @@ class StackedWeights:
             (q,) = split_heads(query_layer(x), 1, projections.head_dim)
             k, v = split_heads(key_value_layer(memory), 2, projections.head_dim)
         return projections.normed(q, "q_norm"), projections.normed(k, "k_norm"), v
-
-    def _project_shared(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens if several heads share a head of keys and values, which is repeated for each of them.
-
-        Args:
-            x: the query tokens, ``[M * B, q, d_model]``.
-            memory: the key and value tokens, ``[M * B, T, d_model]``.
-
-        Returns:
-            Queries ``[M * B, heads, q, head_dim]``, keys and values ``[M * B, heads, T, head_dim]``.
-        """
-        assert self._qkv is not None, "a pool projects nothing"
-        projections = self.projections
-
-        # The rows of all queries come first, then for each shared head those of its keys and its values.
-        query_rows = projections.heads * projections.head_dim
-        query_layer = self._qkv.rows(slice(0, query_rows))  # [M, heads * head_dim, d_model]
-        key_value_layer = self._qkv.rows(slice(query_rows, None))  # [M, shared heads * 2 * head_dim, d_model]
-        (q,) = split_heads(query_layer(x), 1, projections.head_dim)
-        k, v = split_heads(key_value_layer(memory), 2, projections.head_dim)
-
-        # Normalise before repeating, while there are fewer heads of keys.
-        q = projections.normed(q, "q_norm")
-        k = projections.normed(k, "k_norm")
-        return q, projections.for_each_head(k), projections.for_each_head(v)
 
     def output(self, attended: Tensor) -> Tensor:
         """Project attended heads to the residual stream.

@@ -310,7 +310,13 @@ def check_tensors(
         problems += same_names(member_tensors, stock, origin)
         mask = held_mask(description.masks, member, once)
         shapes = _expected_shapes(stock, family, sites, mask)
-        problems += _problems_of_tensors(member_tensors, stock, shapes)
+        for name in sorted(set(member_tensors).intersection(shapes)):  # names on one side only are told above
+            info = member_tensors.info(name)
+            expected = shapes[name]
+            if info.shape != expected:
+                problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(expected)}")
+            if stock[name].is_floating_point() and not torch_dtype(info).is_floating_point:
+                problems.append(f"tensor {name!r} is {info.dtype}, expected a floating point number")
     problems += _problems_of_sharing(tensors, description, family, sites, once)
     if problems:
         left = len(problems) - _MOST_PROBLEMS
@@ -354,32 +360,6 @@ def _problems_of_classes(description: Description, family: ModelFamily) -> list[
             family.prompts(description.config, description.preprocess, ["a"], description.prompt)
         except UsageError as error:  # here the file is wrong, and not the way in which the program is used
             problems.append(error.message)
-    return problems
-
-
-def _problems_of_tensors(
-    member: MemberTensors, stock: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
-) -> list[str]:
-    """Return one message for each tensor of a member that has a wrong shape, or wrongly holds integers.
-
-    Names that only one side has are skipped; another check reports them.
-
-    Args:
-        member: the tensors of the member.
-        stock: the tensors of the library's own model with all heads.
-        shapes: the expected shapes with the heads of the member.
-    """
-    problems = []
-    names_on_both_sides = set(member).intersection(shapes)
-    for name in sorted(names_on_both_sides):
-        info = member.info(name)
-        expected = shapes[name]
-        if info.shape != expected:
-            problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(expected)}")
-        should_be_float = stock[name].is_floating_point()
-        is_float = torch_dtype(info).is_floating_point
-        if should_be_float and not is_float:
-            problems.append(f"tensor {name!r} is {info.dtype}, expected a floating point number")
     return problems
 
 

@@ -357,44 +357,31 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
     Returns:
         ``[heads, P]``, each 0..2.
     """
-    heads = outputs.shape[1]
+    from sklearn.covariance import LedoitWolf
+
+    _, heads, width = outputs.shape
     classes = int(pairs.max()) + 1
     distances = np.empty((heads, len(pairs)))
     for head in range(heads):
         outputs_of_head = outputs[:, head].astype(np.float64)  # [N, head_dim]
-        means, covariances = _gaussians(outputs_of_head, labels, classes)
-        distances[head] = jeffries_matusita(means, covariances, pairs)
+
+        # The mean [C, d] and the Ledoit-Wolf covariance [C, d, d] of each class; classes without samples get zeros.
+        means = np.zeros((classes, width))
+        covariances = np.zeros((classes, width, width))
+        for label in np.unique(labels[labels < classes]):
+            gaussian = LedoitWolf(store_precision=False).fit(outputs_of_head[labels == label])
+            means[label] = gaussian.location_
+            covariances[label] = gaussian.covariance_
+
+        # A head whose output is the same for all samples of a class has a singular covariance. The ridge is far below
+        # the variances that matter in any other head. Its second term exceeds a variance that is only rounding.
+        variance = outputs_of_head.var(axis=0).mean()
+        mean_square = np.square(outputs_of_head).mean()
+        ridge = _RIDGE * variance + _ROUNDING * mean_square
+        if ridge == 0:  # all outputs of the head are zero
+            ridge = 1.0
+        distances[head] = jeffries_matusita(means, covariances + ridge * np.eye(width), pairs)
     return distances
-
-
-def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Floats]:
-    """Return the mean ``[C, d]`` and the Ledoit-Wolf covariance ``[C, d, d]`` of each class.
-
-    A small ridge is added, so that every covariance has an inverse.
-
-    Args:
-        samples: the outputs of one head, ``[N, d]``.
-        labels: the class number of each sample, ``[N]``.
-        classes: the number of classes, C; classes without samples get zeros.
-    """
-    from sklearn.covariance import LedoitWolf
-
-    width = samples.shape[1]
-    means = np.zeros((classes, width))
-    covariances = np.zeros((classes, width, width))
-    for label in np.unique(labels[labels < classes]):
-        gaussian = LedoitWolf(store_precision=False).fit(samples[labels == label])
-        means[label] = gaussian.location_
-        covariances[label] = gaussian.covariance_
-
-    # A head whose output is the same for all samples of a class has a singular covariance. The ridge is far below the
-    # variances that matter in any other head. Its second term exceeds a variance that is only rounding.
-    variance = samples.var(axis=0).mean()
-    mean_square = np.square(samples).mean()
-    ridge = _RIDGE * variance + _ROUNDING * mean_square
-    if ridge == 0:  # all outputs of the head are zero
-        ridge = 1.0
-    return means, covariances + ridge * np.eye(width)
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:

@@ -113,23 +113,14 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
     if model.config.classifier_pooling == "cls":
         features = hidden[:, 0]
     else:
-        features = _mean_of_tokens(hidden, state.context["tokens"])
+        tokens = state.context["tokens"]
+        if tokens is None:
+            tokens = torch.ones_like(hidden[..., 0])
+        weights = tokens.unsqueeze(-1)  # [B, T, 1]
+        weighted = hidden * weights
+        features = weighted.sum(dim=1) / weights.sum(dim=1)
     dropped = model.drop(model.head(features))
     return model.classifier(dropped)
-
-
-def _mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
-    """Return the mean over tokens, ``[B, d_model]``.
-
-    Args:
-        hidden: ``[B, T, d_model]``.
-        tokens: 1 for tokens that count, 0 for padding, ``[B, T]``; None means that all tokens count.
-    """
-    if tokens is None:
-        tokens = torch.ones_like(hidden[..., 0])
-    weights = tokens.unsqueeze(-1)  # [B, T, 1]
-    weighted = hidden * weights
-    return weighted.sum(dim=1) / weights.sum(dim=1)
 
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:

@@ -58,8 +58,10 @@ def unsupported_setting(config: Any) -> str | None:
         return f"its tokens see {shown(window)} tokens"
     if getattr(config, "qk_layernorm", False):
         return "it has a norm of queries and keys for each head (qk_layernorm)"
-    for rotation in _rotations(config):
-        rope_type = str(rotation.get("rope_type"))
+    # The parameters of rotary positions are one mapping for all layers, or hold one for each kind of layer.
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for rotation in (parameters, *parameters.values()):
+        rope_type = str(rotation.get("rope_type")) if isinstance(rotation, Mapping) else ""
         if "dynamic" in rope_type or rope_type == "longrope":
             return f"its rotary positions depend on the length of a text (rope_type {rope_type})"
     return None
@@ -68,13 +70,6 @@ def unsupported_setting(config: Any) -> str | None:
 def _is_positive(number: Any) -> bool:
     """Return whether a value from a file is a whole number above 0."""
     return type(number) is int and number >= 1
-
-
-def _rotations(config: Any) -> list[Mapping[str, object]]:
-    """Return the parameters of rotary positions: one mapping for all layers, or one for each kind of layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    candidates = [parameters, *parameters.values()]
-    return [candidate for candidate in candidates if isinstance(candidate, Mapping)]
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
@@ -119,26 +114,18 @@ def decoder_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
         window = config.sliding_window if kind == _SLIDING else None
         context[kind] = _visible_tokens(ids, padding_mask, window)
     if hasattr(base, "rotary_emb"):
-        context["angles"] = _angles_by_kind(base.rotary_emb, hidden, positions, kinds)
+        # The decorators of `forward` are for angles that depend on the length of a text, and turn gradients off.
+        rotary_emb = base.rotary_emb
+        forward = inspect.unwrap(type(rotary_emb).forward)
+        has_angles_by_kind = isinstance(getattr(rotary_emb, "rope_type", None), dict)
+        angles = {}  # the cosines and sines of each kind of layer
+        for kind in kinds:
+            own_argument = [kind] if has_angles_by_kind else []
+            angles[kind] = forward(rotary_emb, hidden, positions, *own_argument)
+        context["angles"] = angles
     context["tokens"] = padding_mask
     context["last"] = _last_positions(config, ids, padding_mask)
     return State(hidden, context)
-
-
-def _angles_by_kind(
-    rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return transformers' cosines and sines of rotary positions for each kind of layer."""
-    # The decorators of `forward` are for angles that depend on the length of a text, and turn gradients off.
-    forward = inspect.unwrap(type(rotary_emb).forward)
-    has_angles_by_kind = isinstance(getattr(rotary_emb, "rope_type", None), dict)
-    angles = {}
-    for kind in kinds:
-        if has_angles_by_kind:
-            angles[kind] = forward(rotary_emb, hidden, positions, kind)
-        else:
-            angles[kind] = forward(rotary_emb, hidden, positions)
-    return angles
 
 
 def _visible_tokens(ids: Tensor, tokens: Tensor | None, window: int | None) -> Tensor:

@@ -31,20 +31,6 @@ def encoder_stem(base: Any, inputs: Any) -> State:
         return _stem_of_pixels(base, inputs)
     if "pixel_values" in inputs:
         return _stem_of_pixels(base, inputs["pixel_values"])
-    return _stem_of_tokens(base, inputs)
-
-
-def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Run the stem of an encoder of texts.
-
-    Args:
-        base: the encoder.
-        inputs: ``input_ids`` and, if the tokenizer gives them, ``attention_mask`` and ``token_type_ids``, each
-            ``[B, T]``.
-
-    Returns:
-        The tokens ``[B, T, d_model]`` before the first layer; the context has the other arguments of the layers.
-    """
     mask_of_inputs = inputs.get("attention_mask")
     arguments = {"input_ids": inputs["input_ids"]}
     if "token_type_ids" in inputs:

@@ -29,7 +29,6 @@ from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_
 from hydractl.families.hf import clip, deberta
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
-    EncoderTower,
     absent_from,
     class_name,
     drawn_model,
@@ -304,7 +303,33 @@ class HFEncoder(ModelFamily):
         for tower in towers_of(model):
             tower_name = clip.NAMES[tower.prefix] if is_zero_shot else "main"
             for layer_path, layer in layers_of(tower.base, tower.layout):
-                sites.append(_site_of_layer(tower, tower_name, layer_path, layer))
+                layout = tower.layout
+                encoder_config = tower.base.config
+                block = layer.get_submodule(layout.block)
+
+                # The number of heads, and that of keys and values: without its entry every head has its own.
+                heads = encoder_config.num_attention_heads
+                key_heads = getattr(encoder_config, "num_key_value_heads", None) or heads
+
+                # The widths, from the output projection.
+                out_weight = block.get_submodule(layout.heads.out).weight
+                if layout.heads.transposed:
+                    width, d_model = out_weight.shape
+                else:
+                    d_model, width = out_weight.shape
+                if width % heads:  # some classes of the library cut such heads off silently
+                    raise InputError(f"{type(block).__name__} has {heads} attention heads for a width of {width}")
+                sites.append(
+                    Site(
+                        f"{tower.prefix}.{layer_path}.{layout.block}",
+                        heads=heads,
+                        head_dim=width // heads,
+                        d_model=d_model,
+                        tower=tower_name,
+                        layout=tower.key,
+                        sharing=heads // key_heads,
+                    )
+                )
         return sites
 
     def classes(self, config: LibraryConfig) -> int | None:
@@ -528,46 +553,6 @@ class HFEncoder(ModelFamily):
             if name in config:
                 return {**config, name: rate}
         raise UsageError(f"--dropout: {meta_model(config).config.model_type} has no dropout behind its layers")
-
-
-def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer: Any) -> Site:
-    """Return the site of one layer: the path of its attention block, and the number and width of its heads.
-
-    Args:
-        tower: the encoder.
-        tower_name: its name, as in :attr:`hydractl.heads.mask.Site.tower`.
-        layer_path: dotted name of the layer in the encoder, e.g. ``encoder.layer.0``.
-        layer: the module of the layer.
-
-    Raises:
-        InputError: the width is no multiple of the heads.
-    """
-    layout = tower.layout
-    config = tower.base.config
-    block = layer.get_submodule(layout.block)
-
-    # The number of heads, and that of keys and values. Without the second entry every head of queries has its own.
-    heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-
-    # The widths, from the output projection.
-    out_weight = block.get_submodule(layout.heads.out).weight
-    if layout.heads.transposed:
-        width, d_model = out_weight.shape
-    else:
-        d_model, width = out_weight.shape
-    if width % heads:  # some classes of the library cut such heads off silently
-        raise InputError(f"{type(block).__name__} has {heads} attention heads for a width of {width}")
-
-    return Site(
-        f"{tower.prefix}.{layer_path}.{layout.block}",
-        heads=heads,
-        head_dim=width // heads,
-        d_model=d_model,
-        tower=tower_name,
-        layout=tower.key,
-        sharing=heads // key_heads,
-    )
 
 
 def _positions_of_last(state: State) -> Tensor:

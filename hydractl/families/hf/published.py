@@ -290,7 +290,23 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
     towers = towers_of(model)
     config = model.config
     if config.model_type not in _PROCESSORS:
-        return _preprocess_of_texts(folder, model)
+        # A RoBERTa starts to count positions after the id of the padding token, so it never uses the first rows of its
+        # table of positions.
+        unused_positions = 0
+        if towers[0].prefix == "roberta":
+            unused_positions = (config.pad_token_id or 0) + 1
+
+        # Only some models tell the two texts of a pair apart by token types.
+        has_token_types = getattr(config, "type_vocab_size", 1) > 1
+        return text_preprocess(
+            folder,
+            positions=config.max_position_embeddings - unused_positions,
+            vocabulary=config.vocab_size,
+            always=("input_ids", "attention_mask"),
+            if_named=("token_type_ids",) if has_token_types else (),
+            padding=config.pad_token_id,
+            pads_with_end=is_decoder(model),
+        )
 
     image_tower = towers[0]
     # DINOv2 interpolates its positions, so it takes images of any size.
@@ -304,33 +320,6 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
     if len(towers) > 1:
         preprocess["texts"] = clip.text_preprocess_of(folder, model)
     return preprocess
-
-
-def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer of a folder, for a model of texts.
-
-    Args:
-        folder: the published folder.
-        model: transformers' model.
-    """
-    config = model.config
-    # Some models start to count positions after the id of the padding token, so they never use the first rows of their
-    # table of positions.
-    unused_positions = 0
-    if towers_of(model)[0].prefix == "roberta":
-        unused_positions = (config.pad_token_id or 0) + 1
-
-    # Only some models tell the two texts of a pair apart by token types.
-    has_token_types = getattr(config, "type_vocab_size", 1) > 1
-    return text_preprocess(
-        folder,
-        positions=config.max_position_embeddings - unused_positions,
-        vocabulary=config.vocab_size,
-        always=("input_ids", "attention_mask"),
-        if_named=("token_type_ids",) if has_token_types else (),
-        padding=config.pad_token_id,
-        pads_with_end=is_decoder(model),
-    )
 
 
 def patch_image_size(model: Any) -> tuple[int, int] | None:

@@ -724,28 +724,22 @@ def _checked_settings(preprocess: object) -> TokenizerSettings:
     # Check the types first. The check of the values relies on them.
     wrong_keys = [key for key, expected_type in _TYPES.items() if type(settings.get(key)) is not expected_type]
     if not wrong_keys:
-        wrong_keys = _keys_of_impossible_values(settings)
+        wrong_keys = [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
+        # The inputs of a model are the first one, two or three of the possible ones.
+        input_names = settings["model_input_names"]
+        are_first_names = input_names == _INPUT_NAMES[: len(input_names)]
+        if not input_names or not are_first_names:
+            wrong_keys.append("model_input_names")
+        # Each becomes an argument of transformers' tokenizer, and a setting of a folder that is exported.
+        for key, token in settings["special_tokens"].items():
+            if not key.endswith("_token") or not isinstance(token, str):
+                wrong_keys.append("special_tokens")
+                break
+        if settings["vocab_size"] < 1:
+            wrong_keys.append("vocab_size")
     if wrong_keys:
         raise InputError("the tokenizer is not described as it must be", problems=[repr(key) for key in wrong_keys])
     return cast("TokenizerSettings", settings)
-
-
-def _keys_of_impossible_values(settings: Mapping[str, Any]) -> list[str]:
-    """List the keys of a tokenizer's settings whose values have the right type but are impossible."""
-    wrong_keys = [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
-    # The inputs of a model are the first one, two or three of the possible ones.
-    input_names = settings["model_input_names"]
-    are_first_names = input_names == _INPUT_NAMES[: len(input_names)]
-    if not input_names or not are_first_names:
-        wrong_keys.append("model_input_names")
-    # Each becomes an argument of transformers' tokenizer, and a setting of a folder that is exported.
-    for key, token in settings["special_tokens"].items():
-        if not key.endswith("_token") or not isinstance(token, str):
-            wrong_keys.append("special_tokens")
-            break
-    if settings["vocab_size"] < 1:
-        wrong_keys.append("vocab_size")
-    return wrong_keys
 
 
 @cached_by_config

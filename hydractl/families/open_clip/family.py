@@ -185,7 +185,25 @@ class OpenClip(ModelFamily):
         published: Mapping[str, object] = _published_entry(arch, tag) if tag else {}
         if published.get("quick_gelu"):  # the weights of this tag were trained with this activation
             config_of_arch["quick_gelu"] = True
-        config = _with_settings(config_of_arch, options, name)
+
+        # Settings are named ``KEY``, or ``SECTION.KEY`` of a tower, e.g. ``vision_cfg.layers``.
+        known_options = set(_TOP)
+        for section, section_class in SECTIONS.items():
+            for field in dataclasses.fields(section_class):
+                known_options.add(f"{section}.{field.name}")
+        unknown_options = [option for option in options if option not in known_options]
+        if unknown_options:
+            raise UsageError(
+                f"open_clip:{name} has no setting {', '.join(sorted(unknown_options))}",
+                hint="write them as open_clip does: embed_dim=128&vision_cfg.layers=6&text_cfg.width=256",
+            )
+        config = dict(config_of_arch)
+        for option, value in options.items():
+            section, _, key = option.rpartition(".")
+            if section:
+                config[section] = {**object_or_empty(config, section), key: value}
+            else:
+                config[key] = value
 
         # Texts need a tokenizer, and only open_clip's own comes with the library.
         if not own_tokenizer(config):
@@ -242,7 +260,17 @@ class OpenClip(ModelFamily):
                 sites.append(dataclasses.replace(site, path=path, tower="visual"))
         # All other towers.
         for path, block in blocks_of(model):
-            sites.append(_site_of_block(path, block))
+            width = block.attn.out_proj.in_features
+            heads = block.attn.num_heads
+            sites.append(
+                Site(
+                    f"{path}.attn",
+                    heads=heads,
+                    head_dim=width // heads,
+                    d_model=width,
+                    tower="visual" if path.startswith("visual.") else "text",
+                )
+            )
         return sites
 
     def classes(self, config: LibraryConfig) -> None:
@@ -390,27 +418,6 @@ def _holds_weights_of_another_library(folder: Path) -> bool:
     return bool(others)
 
 
-# --- sites ------------------------------------------------------------------------------------------------------------
-
-
-def _site_of_block(path: str, block: Any) -> Site:
-    """Return the site of one of open_clip's own blocks.
-
-    Args:
-        path: dotted name of the block in the model.
-        block: the block.
-    """
-    width = block.attn.out_proj.in_features
-    heads = block.attn.num_heads
-    return Site(
-        f"{path}.attn",
-        heads=heads,
-        head_dim=width // heads,
-        d_model=width,
-        tower="visual" if path.startswith("visual.") else "text",
-    )
-
-
 # --- architectures by name --------------------------------------------------------------------------------------------
 
 
@@ -473,38 +480,6 @@ def _other_uses(arch: str, config: LibraryConfig, preprocess: Preprocessing) -> 
                 f"the normalisation of {tag} is another: --arch open_clip:{arch}/TAG says it"
             ]
     return []
-
-
-def _with_settings(config: LibraryConfig, options: Mapping[str, object], name: str) -> dict[str, object]:
-    """Return the configuration with some settings replaced.
-
-    Args:
-        config: the configuration of the model.
-        options: the new settings; keys are ``KEY``, or ``SECTION.KEY`` for a tower, e.g. ``vision_cfg.layers``.
-        name: the name of the model, for messages.
-
-    Raises:
-        UsageError: if open_clip has no such settings; the message names all of them.
-    """
-    known_options = set(_TOP)
-    for section, section_class in SECTIONS.items():
-        for field in dataclasses.fields(section_class):
-            known_options.add(f"{section}.{field.name}")
-    unknown_options = [option for option in options if option not in known_options]
-    if unknown_options:
-        raise UsageError(
-            f"open_clip:{name} has no setting {', '.join(sorted(unknown_options))}",
-            hint="write them as open_clip does: embed_dim=128&vision_cfg.layers=6&text_cfg.width=256",
-        )
-
-    changed = dict(config)
-    for option, value in options.items():
-        section, _, key = option.rpartition(".")
-        if section:
-            changed[section] = {**object_or_empty(changed, section), key: value}
-        else:
-            changed[key] = value
-    return changed
 
 
 def _arch_of(config: LibraryConfig) -> str:

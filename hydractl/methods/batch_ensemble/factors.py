@@ -96,7 +96,16 @@ class BatchEnsemble:
     def trains(self, model: HydraModel) -> set[str]:
         """Return the names of the factors, and of the biases of the layers that have factors."""
         factors = added_names(model)
-        biases = _bias_names(model)
+        biases = set()
+        for path, module in model.networks[0].named_modules():
+            if not parametrize.is_parametrized(module):
+                continue
+            for weight in module.parametrizations:
+                bias = f"{weight}_bias"  # the name in a bank of heads, e.g. qkv_bias
+                if weight == "weight":
+                    bias = "bias"  # the name in other layers
+                if getattr(module, bias, None) is not None:
+                    biases.add(f"{path}.{bias}")
         return factors | biases
 
 
@@ -113,18 +122,3 @@ def _mlp_layers(model: HydraModel) -> list[Any]:
         if part == "mlp":
             layers.append(module)
     return layers
-
-
-def _bias_names(model: HydraModel) -> set[str]:
-    """Return the names of the biases of layers whose weights have factors."""
-    names = set()
-    for path, module in model.networks[0].named_modules():
-        if not parametrize.is_parametrized(module):
-            continue
-        for weight in module.parametrizations:
-            bias = f"{weight}_bias"  # the name in a bank of heads, e.g. qkv_bias
-            if weight == "weight":
-                bias = "bias"  # the name in other layers
-            if getattr(module, bias, None) is not None:
-                names.add(f"{path}.{bias}")
-    return names

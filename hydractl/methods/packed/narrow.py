@@ -19,7 +19,6 @@ from torch import Tensor
 from hydractl.errors import UsageError
 from hydractl.families.config_json import LibraryConfig
 from hydractl.files.checkpoint import DictTensors
-from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.heads.weights import HeadWeights
 from hydractl.methods.classifiers.one_body import draw_members
@@ -61,22 +60,33 @@ class Packed:
         else:
             tensors_of_members = self._cut(source, narrow)
 
-        # Cut each member into groups, and declare the zeros between them.
+        # Cut each member into groups, and declare the zeros between them. Heads, channels and neurons are each cut into
+        # groups of neighbours; a weight is kept if it connects a head or a neuron with a channel of the same group.
         if self.gamma > 1:
             for tensors in tensors_of_members:
-                _zero_between_groups(tensors, narrow, self.gamma)
-            description = self._with_groups(narrow, tensors_of_members[0])
+                # The matrices of the MLPs.
+                for name, tensor in tensors.items():
+                    if _is_mlp_matrix(name, tensor, narrow):
+                        rows, columns = tensor.shape
+                        tensors[name] = tensor * _same_group(rows, columns, self.gamma)
+
+                # The weights of the heads, site by site; a site is an attention block.
+                for site in narrow.family.sites(narrow.description.config):
+                    heads = narrow.family.read(tensors, site)
+                    zeroed: dict[str, Tensor] = {}
+                    for field, tensor in _tensor_fields(heads).items():
+                        zeroed[field] = _zero_between_heads(field, tensor, self.gamma)
+                    narrow.family.write(tensors, site, _with_fields(heads, zeroed))
+
+            # Trainings leave the zeros that are declared zero.
+            nonzero = nonzero_parameters(DictTensors(tensors_of_members[0]))
+            sparse = {"groups": self.gamma, "params_nonzero": nonzero}
+            description = replace(narrow.description, extra={"sparse": sparse})
             narrow = replace(narrow, description=description)
         members = []
         for tensors in tensors_of_members:
             members.append(replace(narrow, tensors=DictTensors(tensors)))
         return tuple(members)
-
-    def _with_groups(self, narrow: Source, tensors: dict[str, Tensor]) -> Description:
-        """Return the description of a member with groups; it declares the zeros so that trainings leave them zero."""
-        nonzero = nonzero_parameters(DictTensors(tensors))
-        sparse = {"groups": self.gamma, "params_nonzero": nonzero}
-        return replace(narrow.description, extra={"sparse": sparse})
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
         """Join the members into the model that is trained; see :class:`hydractl.training.members.MemberMaker`."""
@@ -249,32 +259,6 @@ def _with_fields(weights: HeadWeights, tensors: Mapping[str, Tensor]) -> HeadWei
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
-
-
-def _zero_between_groups(tensors: dict[str, Tensor], source: Source, gamma: int) -> None:
-    """Set the weights between groups to zero, in place.
-
-    Heads, channels and neurons are each cut into ``gamma`` groups of neighbours. A weight is kept only if it connects
-    a head (in attention) or a neuron (in an MLP) with a channel of the same group.
-
-    Args:
-        tensors: the tensors of a member, by name; its entries are replaced.
-        source: a model with the configuration of the member.
-        gamma: the number of groups.
-    """
-    # The matrices of the MLPs.
-    for name, tensor in tensors.items():
-        if _is_mlp_matrix(name, tensor, source):
-            rows, columns = tensor.shape
-            tensors[name] = tensor * _same_group(rows, columns, gamma)
-
-    # The weights of the heads, site by site; a site is an attention block.
-    for site in source.family.sites(source.description.config):
-        heads = source.family.read(tensors, site)
-        zeroed: dict[str, Tensor] = {}
-        for field, tensor in _tensor_fields(heads).items():
-            zeroed[field] = _zero_between_heads(field, tensor, gamma)
-        source.family.write(tensors, site, _with_fields(heads, zeroed))
 
 
 def _zero_between_heads(field: str, tensor: Tensor, gamma: int) -> Tensor:
