@@ -234,16 +234,12 @@ class Contest:
                 progress.advance()
             for name in self.models:
                 self.peak_memory_bytes[name] = self._peak_memory(name)
-            return self._time_rounds(rounds, progress)
-
-    def _time_rounds(self, rounds: int, progress: Progress) -> dict[str, list[float]]:
-        """Return by model the seconds of one call, in each round."""
-        seconds: dict[str, list[float]] = {name: [] for name in self.models}
-        for _ in range(rounds):
-            for name, elapsed in self._time_all_once().items():
-                seconds[name].append(elapsed)
-            progress.advance()
-        return seconds
+            seconds: dict[str, list[float]] = {name: [] for name in self.models}
+            for _ in range(rounds):
+                for name, elapsed in self._time_all_once().items():
+                    seconds[name].append(elapsed)
+                progress.advance()
+            return seconds
 
     def _check_first_call(self, name: str) -> None:
         """Call a model for the first time, which compiles it if asked for; raise an error if it does not run well.

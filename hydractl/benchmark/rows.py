@@ -261,19 +261,8 @@ class StockModel(nn.Module):
         config: Any = getattr(self.network, "config", None)
         if getattr(config, "pad_token_id", _NO_TOKEN) is None:
             config.pad_token_id = _NO_TOKEN
-        self._read_weights(source, device, dtype)
-        self.to(device).eval()
-        self._features_of_labels: Tensor | None = None
-        is_zero_shot = self.family.classes(self.description.config) is None
-        if is_zero_shot:
-            self._features_of_labels = self._compute_features_of_labels()
 
-    def _read_weights(self, source: Source, device: torch.device, dtype: torch.dtype) -> None:
-        """Replace the parameters and buffers of the library's model by the tensors of ``source``.
-
-        All parameters are read, and converted to ``dtype``. Buffers keep their dtype; buffers that are not stored keep
-        the values that the library has computed.
-        """
+        # Replace its parameters and buffers by the tensors of the source.
         parameter_names = [name for name, _ in self.network.named_parameters()]
         buffer_names = [name for name, _ in self.network.named_buffers()]
 
@@ -294,6 +283,11 @@ class StockModel(nn.Module):
             module = self.network.get_submodule(module_path)
             buffer = source.tensors.read(name).clone()
             module.register_buffer(attribute, buffer)
+        self.to(device).eval()
+        self._features_of_labels: Tensor | None = None
+        is_zero_shot = self.family.classes(self.description.config) is None
+        if is_zero_shot:
+            self._features_of_labels = self._compute_features_of_labels()
 
     @torch.no_grad()
     def _compute_features_of_labels(self) -> Tensor:

@@ -358,7 +358,21 @@ class Evaluator:
         Returns:
             The indices of the batches, in chunks whose traces fit into memory together.
         """
-        stem_bytes = self._read_stems(stream, most_bytes=memory_bytes // 4)
+        # Read all batches. A stem is the state of a batch before the first block of the tower.
+        most_bytes = memory_bytes // 4
+        stem_bytes = []
+        for batch, inputs in enumerate(stream):
+            stem = self.sample_tower.chain.stem(inputs)
+            stem_bytes.append(stem.hidden.nbytes)
+            shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
+            self._shapes.append(shape)
+
+            # All stems are kept, or none: the first batch that exceeds the limit drops those before it.
+            if sum(stem_bytes) > most_bytes:
+                self.keeps_data = False
+                self._stems.clear()
+            elif self.keeps_data:
+                self._stems[batch] = stem
         self._stem_bytes = 0
         if self.keeps_data:
             self._stem_bytes = sum(stem_bytes)
@@ -383,31 +397,6 @@ class Evaluator:
             chunks[-1].append(batch)
             chunk_bytes += size
         return chunks
-
-    def _read_stems(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
-        """Read all batches, and keep their stems if all of them together take at most ``most_bytes``.
-
-        A stem is the state of a batch before the first block of the tower. The first batch that exceeds the limit drops
-        all stems that were kept so far, and unsets :attr:`keeps_data`. Also appends the shape of each batch to
-        ``_shapes``.
-
-        Returns:
-            The size of the stem of each batch in bytes.
-        """
-        stem_bytes = []
-        for batch, inputs in enumerate(stream):
-            stem = self.sample_tower.chain.stem(inputs)
-            stem_bytes.append(stem.hidden.nbytes)
-            shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
-            self._shapes.append(shape)
-
-            # All stems are kept, or none.
-            if sum(stem_bytes) > most_bytes:
-                self.keeps_data = False
-                self._stems.clear()
-            elif self.keeps_data:
-                self._stems[batch] = stem
-        return stem_bytes
 
     @property
     def memory_bytes(self) -> int:

@@ -17,7 +17,7 @@ from typing import Unpack
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords, objectives_by_removed_heads
-from hydractl.circuit.winners import CandidateHead, Trial, best_first, lowest_chosen
+from hydractl.circuit.winners import CandidateHead, best_first, lowest_chosen
 
 
 class Headmap(GreedySearch):
@@ -71,7 +71,21 @@ class Headmap(GreedySearch):
             heads_left = [head for head in self.heads if head.site >= site]
             self._show_evaluations_left(len(groups) * len(heads_left))
             for chosen_before, group in groups.items():
-                trials = self._try_site(group, step, chosen_before, site)
+                # Try each head of the site, masked together with the heads that were chosen before.
+                heads = [head for head in self.heads if head.site == site]
+                first_objective = group[0]
+                known = self.memory.evaluations_of_step(first_objective, step)
+
+                # The model is needed only if the journal does not know all heads of the site.
+                all_known = all(head in known for head in heads)
+                if not all_known:
+                    self.evaluator.go_to_model_without(chosen_before)
+                race = self._build_race(group, step, heads, bounds=False)
+                trials_by_objective = race.run()
+                self.memory.sync()
+                # Without bounds, every objective of the group has the trials of all heads.
+                trials_here = trials_by_objective[first_objective]
+                trials = self._trials_across_processes(trials_here)
                 for objective in group:
                     # Objectives share trials, which may count more than this objective reads: leave only what it reads.
                     trials_as_read = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
@@ -85,27 +99,3 @@ class Headmap(GreedySearch):
             for step, removal in enumerate(ranking.steps, start=1):
                 self.on_removal(objective, step, removal)
         return self.rankings
-
-    def _try_site(self, group: list[str], step: int, masked: Sequence[CandidateHead], site: int) -> list[Trial]:
-        """Return the trial of each head of one site, masked together with the heads that were chosen before.
-
-        Args:
-            group: the objectives that have chosen the same heads.
-            step: the number of the step, under which the journal stores its evaluations.
-            masked: the heads that were chosen at earlier sites.
-            site: the index of the attention block.
-        """
-        heads = [head for head in self.heads if head.site == site]
-        first_objective = group[0]
-        known = self.memory.evaluations_of_step(first_objective, step)
-
-        # The model is needed only if the journal does not know all heads of the site.
-        all_known = all(head in known for head in heads)
-        if not all_known:
-            self.evaluator.go_to_model_without(masked)
-        race = self._build_race(group, step, heads, bounds=False)
-        trials_by_objective = race.run()
-        self.memory.sync()
-        # Without bounds, every objective of the group has the trials of all heads.
-        trials_here = trials_by_objective[first_objective]
-        return self._trials_across_processes(trials_here)

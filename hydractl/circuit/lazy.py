@@ -138,11 +138,31 @@ class Lazy(GreedySearch):
             step: the number of the step.
             left: the candidates, the heads that are left.
         """
+        # The quantities of all samples under the current model, and their slopes by a gate on each head. A quantity
+        # (e.g. the margin of the label) changes by minus its slope if the head is removed.
+        slopes_of_heads = self._slopes_of_step(group, step)
+        change = slopes_of_heads.by_heads(left)
+        now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
+
+        # Each task has its own forecast, made from the samples of that task only.
+        samples_of_tasks = [samples_of_task(self.evaluator, task) for task in range(self.evaluator.tasks)]
+        forecasts: dict[str, dict[CandidateHead, float]] = {}
+        for objective in group:
+            forecasts_of_tasks = []  # [tasks, heads]
+            for inside, outside in samples_of_tasks:
+                now_of_task = now.of_samples(inside, outside)
+                change_of_task = change.of_samples(inside, outside)
+                forecast_of_task = forecast(objective, now_of_task, change_of_task)
+                forecasts_of_tasks.append(forecast_of_task)
+
+            means = np.mean(forecasts_of_tasks, axis=0)  # [heads]
+            forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
+
         # Evaluate candidates until, for each objective, no forecast is better than the best score.
         this_step = _LazyStep(
             group,
             step,
-            forecasts=self._forecast_scores(group, step, left),
+            forecasts=forecasts,
             known=self.memory.evaluations_of_step(group[0], step),
         )
 
@@ -240,41 +260,6 @@ class Lazy(GreedySearch):
         return evaluation
 
     # --- estimates ----------------------------------------------------------------------------------------------------
-
-    def _forecast_scores(
-        self, group: list[str], step: int, left: Sequence[CandidateHead]
-    ) -> dict[str, dict[CandidateHead, float]]:
-        """Forecast the score without each head that is left.
-
-        A quantity of a sample (e.g. the margin of its label) changes by minus its slope if the head is removed.
-
-        Args:
-            group: the objectives, which have removed the same heads so far.
-            step: the number of the step.
-            left: the heads that are left.
-
-        Returns:
-            For each objective the forecast score by head, the mean over tasks.
-        """
-        # The quantities of all samples under the current model, and their slopes by a gate on each head.
-        slopes_of_heads = self._slopes_of_step(group, step)
-        change = slopes_of_heads.by_heads(left)
-        now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
-
-        # Each task has its own forecast, made from the samples of that task only.
-        samples_of_tasks = [samples_of_task(self.evaluator, task) for task in range(self.evaluator.tasks)]
-        forecasts = {}
-        for objective in group:
-            forecasts_of_tasks = []  # [tasks, heads]
-            for inside, outside in samples_of_tasks:
-                now_of_task = now.of_samples(inside, outside)
-                change_of_task = change.of_samples(inside, outside)
-                forecast_of_task = forecast(objective, now_of_task, change_of_task)
-                forecasts_of_tasks.append(forecast_of_task)
-
-            means = np.mean(forecasts_of_tasks, axis=0)  # [heads]
-            forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
-        return forecasts
 
     def _slopes_of_step(self, group: list[str], step: int) -> Slopes:
         """Return the slopes that a step works with, from the latest step at which slopes are computed.

@@ -204,8 +204,19 @@ class Race:
         total_by_batch = max(loss_by_batch.sum(), 1e-9)
         total_by_pair = max(loss_by_pair.sum() / 2, 1e-9)
 
-        # Choose one batch after another, always the one that adds most loss to those chosen before.
-        order = _greedy_order(loss_by_batch / total_by_batch, loss_by_pair / total_by_pair)
+        alone = loss_by_batch / total_by_batch
+        paired = loss_by_pair / total_by_pair
+
+        # Choose one batch after another, always the one that adds most loss to those chosen before. Add a tenth of a
+        # batch's loss with all others, so that the first choice already looks ahead.
+        gain = alone + 0.1 * paired.sum(axis=1)
+        order: list[int] = []
+        for _ in range(len(gain)):
+            best = int(gain.argmax())
+            order.append(best)
+            # Batches that are not chosen yet gain their loss with the chosen one.
+            gain = gain + paired[best]
+            gain[best] = -np.inf  # never choose it again
         return [needed[index] for index in order]
 
     def _is_id(self, batch: int) -> bool:
@@ -398,22 +409,3 @@ def _paired_losses(values: Sequence[Values]) -> np.ndarray:
                 losses[id_batch, ood_batch] = loss
                 losses[ood_batch, id_batch] = loss
     return losses
-
-
-def _greedy_order(alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Return the indices of all batches in greedy order: the next batch always adds most to the loss of those chosen.
-
-    Args:
-        alone: the loss on each batch by itself, ``[batches]``.
-        paired: the loss between each two batches, ``[batches, batches]``.
-    """
-    # Add a tenth of a batch's loss with all others, so that the first choice already looks ahead.
-    gain = alone + 0.1 * paired.sum(axis=1)
-    order: list[int] = []
-    for _ in range(len(gain)):
-        best = int(gain.argmax())
-        order.append(best)
-        # Batches that are not chosen yet gain their loss with the chosen one.
-        gain = gain + paired[best]
-        gain[best] = -np.inf  # never choose it again
-    return order

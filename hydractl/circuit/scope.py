@@ -10,7 +10,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, seen_in
 from hydractl.fusion.plan import check_members
-from hydractl.heads.mask import Head, HeadMask, Ranking, Site, mask_from_json, ranking_from_json
+from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
 from hydractl.heads.selection import check_whole, leading_sites, total_budget
 from hydractl.jsonio import Document
 from hydractl.log import Log
@@ -250,37 +250,25 @@ def _starting_point(
         ranking = ranking_from_json(document, source.sites, options.share_from.text)
         check_base(document, options.share_from.text, source, allow_other=options.allow_other_base, log=log)
         seen += seen_in(document, options.share_from.text)
-        removed = _removed_when_gone(ranking, total, source, options.share_from.text)
+        kept_by_model = set(source.description.mask.kept_heads)
+        removed_at_start = kept_by_model.intersection(ranking.start)
+        longest = len(removed_at_start) + len(ranking.removed)
+        if longest < total:
+            raise InputError(
+                f"{options.share_from.text} removes {longest} heads, fewer than the {total} of this search",
+                hint="take a longer circuit, or a smaller budget",
+            )
+
+        # Take its first removals, until so many are gone. Removals of a headmap circuit belong together, so none may be
+        # left over.
+        count = total - len(removed_at_start)
+        first_removed = ranking.removed[:count]
+        left_over = ranking.removed[count:]
+        check_whole(ranking, left_over, options.share_from.text)
+        removed = [*sorted(removed_at_start), *first_removed]
         removed_at_leading = [(site, head) for site, head in removed if site in leading]
         mask = mask.without(removed_at_leading)
     return _StartingPoint(mask, leading, seen)
-
-
-def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) -> list[Head]:
-    """Return the heads of the model that a circuit has removed when ``total`` heads are removed.
-
-    First come the heads that the circuit began without, sorted, then its removals in order.
-
-    Raises:
-        InputError: the circuit removes fewer heads.
-        UsageError: the circuit comes from headmap, whose removals belong together, and some of them would be left over.
-    """
-    kept_by_model = set(source.description.mask.kept_heads)
-    removed_at_start = kept_by_model.intersection(ranking.start)
-    longest = len(removed_at_start) + len(ranking.removed)
-    if longest < total:
-        raise InputError(
-            f"{path} removes {longest} heads, fewer than the {total} of this search",
-            hint="take a longer circuit, or a smaller budget",
-        )
-
-    # Take its first removals, until so many are gone. Removals of a headmap circuit belong together, so none may be
-    # left over.
-    count = total - len(removed_at_start)
-    first_removed = ranking.removed[:count]
-    left_over = ranking.removed[count:]
-    check_whole(ranking, left_over, path)
-    return [*sorted(removed_at_start), *first_removed]
 
 
 def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:

@@ -124,7 +124,8 @@ class GreedySearch:
         self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
         for step in range(1, budget + 1):
             # Objectives that have removed the same heads have the same model, so one step serves all of them.
-            groups = objectives_by_removed_heads(self._removed_where_not_ended())
+            running = {name: ranking.removed for name, ranking in self.rankings.items() if ranking.ended is None}
+            groups = objectives_by_removed_heads(running)
             evaluations_of_group = self.evaluations_to_come(step, budget)
             self._show_evaluations_left(len(groups) * evaluations_of_group)
             for removed, group in groups.items():
@@ -145,10 +146,6 @@ class GreedySearch:
                         ranking.steps.append(winner)
                         self.on_removal(objective, step, winner)
         return self.rankings
-
-    def _removed_where_not_ended(self) -> dict[str, list[CandidateHead]]:
-        """Return the heads removed so far by each objective whose ranking has not ended."""
-        return {objective: ranking.removed for objective, ranking in self.rankings.items() if ranking.ended is None}
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
         """Return the highest number of evaluations from a step on, for objectives that have removed the same heads."""

@@ -32,7 +32,7 @@ from hydractl.circuit.plan import (
 )
 from hydractl.circuit.samples import ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
-from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
+from hydractl.circuit.search import GreedySearch, SearchKeywords
 from hydractl.circuit.tasks import open_tasks, role_of, set_runs, warnings_of_sets, whole_of, with_classes_of_data
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.batching import longest_first
@@ -303,7 +303,30 @@ class Session:
                 rankings = search.run(self.options.objective, self.scope.budget)
             work = evaluator.work - work_before
             tell_work(self.log, plan, search.evaluations, work, self.team.size)
-        return self._circuits_of_rankings(rankings)
+        # Write the circuits, and tell the user what to know about them.
+        writer = CircuitWriter(
+            scope=self.scope,
+            options=self.options,
+            names=self.names,
+            data=self.sets,
+            tasks=self.tasks,
+            warnings=self.warnings,
+        )
+
+        circuits = {}
+        for objective, ranking in rankings.items():
+            circuit = writer.answer(objective, ranking)
+            if circuit.ended is not None:
+                self.log.warn(ended_text(circuit))
+            if circuit.gain is not None:
+                tell = self.log.warn if circuit.gain.low else self.log.info
+                tell(gain_text(objective, circuit.gain))
+            circuits[objective] = circuit
+
+        # Ties or rounding may have decided a search, and several circuits may remove the same heads.
+        of_each = [tied_text(circuit) for circuit in circuits.values()]
+        self.log.warn_all([*of_each, repeated_text(circuits), rounding_text(circuits)])
+        return circuits
 
     def _search_of_options(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
         """Return the search that the options ask for: Headmap, lazy or exact greedy elimination."""
@@ -434,32 +457,6 @@ class Session:
         }
 
     # --- circuits -----------------------------------------------------------------------------------------------------
-
-    def _circuits_of_rankings(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitAnswer]:
-        """Return the circuit of each objective, and tell the user what to know about the circuits."""
-        writer = CircuitWriter(
-            scope=self.scope,
-            options=self.options,
-            names=self.names,
-            data=self.sets,
-            tasks=self.tasks,
-            warnings=self.warnings,
-        )
-
-        circuits = {}
-        for objective, ranking in rankings.items():
-            circuit = writer.answer(objective, ranking)
-            if circuit.ended is not None:
-                self.log.warn(ended_text(circuit))
-            if circuit.gain is not None:
-                tell = self.log.warn if circuit.gain.low else self.log.info
-                tell(gain_text(objective, circuit.gain))
-            circuits[objective] = circuit
-
-        # Ties or rounding may have decided a search, and several circuits may remove the same heads.
-        of_each = [tied_text(circuit) for circuit in circuits.values()]
-        self.log.warn_all([*of_each, repeated_text(circuits), rounding_text(circuits)])
-        return circuits
 
 
 def _digest(value: Any) -> str:

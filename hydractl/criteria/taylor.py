@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hydractl.criteria.criterion import Calibration, Criterion, ScoredModel
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 class Taylor(Criterion):
@@ -26,10 +26,35 @@ class Taylor(Criterion):
         """Run the model once forward and backward over the sample; return the scores of the heads at each site."""
         import torch
 
-        sites_with_heads = [site_index for site_index in sites if model.attentions[site_index].head_counts[0]]
-        gradients = _summed_gradients(model, calibration, sites_with_heads)
+        # The packed projections of each site that has heads, and the sums of their gradients in float64.
+        weights = {}
+        summed_gradients = {}
+        for site_index in sites:
+            if model.attentions[site_index].head_counts[0]:
+                weight = model.attentions[site_index].only.bank.qkv
+                weights[site_index] = weight
+                summed_gradients[site_index] = torch.zeros_like(weight, dtype=torch.float64)
+
+        # Compute gradients of these weights only.
+        trainable_before = [parameter.requires_grad for parameter in model.parameters()]
+        model.requires_grad_(False)
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        try:
+            with calibration.log.progress("taylor", calibration.size, "samples") as progress:
+                for loss, count in calibration.losses(model):
+                    if weights:
+                        gradients = torch.autograd.grad(loss, list(weights.values()))
+                        for site_index, gradient in zip(weights, gradients, strict=True):
+                            # Sum batches in float64, so that their number does not change the result.
+                            summed_gradients[site_index] += gradient.double()
+                    progress.advance(count)
+        finally:
+            for parameter, was_trainable in zip(model.parameters(), trainable_before, strict=True):
+                parameter.requires_grad_(was_trainable)
+
         scores: dict[int, list[float]] = {site_index: [] for site_index in sites}
-        for site_index, summed_gradient in gradients.items():
+        for site_index, summed_gradient in summed_gradients.items():
             bank = model.attentions[site_index].only.bank
             weight = bank.qkv.detach().double()
             products = weight * summed_gradient / calibration.size
@@ -44,40 +69,6 @@ class Taylor(Criterion):
             means = torch.stack([q, k, v], dim=1)  # [h, 3]
             scores[site_index] = means.mean(1).tolist()
         return scores
-
-
-def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, Tensor]:
-    """Return the gradients of the summed loss with respect to the packed projections of each site, in float64.
-
-    Which parameters of the model are trainable is changed meanwhile, and restored.
-    """
-    import torch
-
-    weights = {}
-    sums = {}
-    for site_index in sites:
-        weight = model.attentions[site_index].only.bank.qkv
-        weights[site_index] = weight
-        sums[site_index] = torch.zeros_like(weight, dtype=torch.float64)
-
-    # Compute gradients of these weights only.
-    trainable_before = [parameter.requires_grad for parameter in model.parameters()]
-    model.requires_grad_(False)
-    for weight in weights.values():
-        weight.requires_grad_(True)
-    try:
-        with calibration.log.progress("taylor", calibration.size, "samples") as progress:
-            for loss, count in calibration.losses(model):
-                if weights:
-                    gradients = torch.autograd.grad(loss, list(weights.values()))
-                    for site_index, gradient in zip(weights, gradients, strict=True):
-                        # Sum batches in float64, so that their number does not change the result.
-                        sums[site_index] += gradient.double()
-                progress.advance(count)
-    finally:
-        for parameter, was_trainable in zip(model.parameters(), trainable_before, strict=True):
-            parameter.requires_grad_(was_trainable)
-    return sums
 
 
 CRITERION = Taylor()

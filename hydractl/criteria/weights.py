@@ -38,16 +38,11 @@ def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(module, nn.Embedding):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if not _is_matrix(name, parameter):
-                continue
-            full_name = f"{path}.{name}" if path else name
-            by_name[full_name] = parameter
+            is_named_so = name.endswith("weight") or name in _MATRICES
+            if is_named_so and parameter.ndim >= 2:
+                full_name = f"{path}.{name}" if path else name
+                by_name[full_name] = parameter
     return by_name
-
-
-def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter that a module holds itself is the matrix of a linear layer or a convolution."""
-    return parameter.ndim >= 2 and (name.endswith("weight") or name in _MATRICES)
 
 
 def biases(network: nn.Module) -> dict[str, nn.Parameter]:

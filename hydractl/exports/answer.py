@@ -51,7 +51,21 @@ class GraphAnswer(nn.Module):
         self._numbers: list[dict[str, Floats]] = []
         self._fitted = nn.ModuleList()
         if detector is not None:
-            self._keep_fitted(detector)
+            # Plain numbers are kept as they are. Arrays go into buffers, so that the exported file contains them.
+            names_of_numbers = FEATURE_SCORES[chosen.score].numbers
+            for fitted_by_score in detector.members:
+                numbers = {}
+                arrays = nn.Module()
+                for statistic, values in fitted_by_score[chosen.score].items():
+                    if statistic in names_of_numbers:
+                        numbers[statistic] = values
+                    else:
+                        # As in a checkpoint, float64 becomes float32 if that loses nothing. _fitted_to_member()
+                        # converts the buffers back. torch allows no dots in their names.
+                        buffer = statistic.replace(".", "_of_")
+                        arrays.register_buffer(buffer, narrowed(values))
+                self._numbers.append(numbers)
+                self._fitted.append(arrays)
 
         # An output exists only if it says something (a single member has no disagreement), and if it was chosen.
         self._has_score = not says_nothing(chosen.score, members)
@@ -63,27 +77,6 @@ class GraphAnswer(nn.Module):
         if chosen.conformal is not None:
             self.outputs.append(CONFORMAL_SET)
         self.outputs.append(MEMBER_LOGITS)
-
-    def _keep_fitted(self, detector: Detector) -> None:
-        """Store the fitted statistics of the OOD score of each member.
-
-        Plain numbers go into ``self._numbers``. Arrays go into buffers of ``self._fitted``, so that the exported file
-        contains them.
-        """
-        score = self._chosen.score
-        names_of_numbers = FEATURE_SCORES[score].numbers
-        for fitted_by_score in detector.members:
-            numbers = {}
-            arrays = nn.Module()
-            for statistic, values in fitted_by_score[score].items():
-                if statistic in names_of_numbers:
-                    numbers[statistic] = values
-                else:
-                    # As in a checkpoint, float64 becomes float32 if that loses nothing. _fitted_to_member() converts
-                    # the buffers back.
-                    arrays.register_buffer(_buffer_name(statistic), narrowed(values))
-            self._numbers.append(numbers)
-            self._fitted.append(arrays)
 
     def forward(self, member_logits: Tensor, features: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the outputs by name, with the names in :attr:`outputs`.
@@ -142,8 +135,3 @@ class GraphAnswer(nn.Module):
             statistic = buffer.replace("_of_", ".")
             statistics[statistic] = values.double()
         return statistics
-
-
-def _buffer_name(part: str) -> str:
-    """Return the buffer name for a fitted statistic; torch allows no dots in it."""
-    return part.replace(".", "_of_")

@@ -62,8 +62,15 @@ class _Comparison:
         Raises:
             HydraError: if the outputs have other names or shapes, or differ too much.
         """
-        self._check_shapes(expectation, outputs)
         wanted = expectation.outputs
+        if outputs.keys() != wanted.keys():
+            names = ", ".join(outputs)
+            raise self._failed(f"it gives {names} on {_size_in_words(expectation)}")
+        for name, wanted_output in wanted.items():
+            shape = list(outputs[name].shape)
+            wanted_shape = list(wanted_output.shape)
+            if shape != wanted_shape:
+                raise self._failed(f"{name} on {_size_in_words(expectation)} are {shape}, not {wanted_shape}")
 
         # Every graph has these two outputs.
         allowed = torch.tensor(TOLERANCE * max(1.0, self.largest_logit), dtype=torch.float64)
@@ -89,17 +96,6 @@ class _Comparison:
             nonconformities = torch.from_numpy(nonconformity(probabilities, conformal.method))  # [B, classes]
             distance_to_qhat = (nonconformities - conformal.qhat).abs()
             self._add_choices(CONFORMAL_SET, expectation, outputs, distance_to_qhat > allowed)
-
-    def _check_shapes(self, expectation: Expectation, outputs: NamedTensors) -> None:
-        """Raise an error if the outputs of the file have other names or shapes than those of the model."""
-        if outputs.keys() != expectation.outputs.keys():
-            names = ", ".join(outputs)
-            raise self._failed(f"it gives {names} on {_size_in_words(expectation)}")
-        for name, wanted in expectation.outputs.items():
-            shape = list(outputs[name].shape)
-            wanted_shape = list(wanted.shape)
-            if shape != wanted_shape:
-                raise self._failed(f"{name} on {_size_in_words(expectation)} are {shape}, not {wanted_shape}")
 
     def _add_numbers(self, name: str, expectation: Expectation, outputs: NamedTensors, allowed: Tensor) -> None:
         """Compare an output of numbers, and update its largest difference and tolerance.
@@ -188,9 +184,12 @@ def compare_with_model(
 
     differences = {name: _three_digits(difference) for name, difference in comparison.differences.items()}
     allowed = {name: _three_digits(tolerance) for name, tolerance in comparison.allowed.items()}
+    shapes_of_inputs = []
+    for expectation in expected:
+        shapes_of_inputs.append({name: list(tensor.shape) for name, tensor in expectation.inputs.items()})
     return ExportCheck(
         runtime=runtime,
-        inputs=[_shapes_of(expectation.inputs) for expectation in expected],
+        inputs=shapes_of_inputs,
         probabilities_max_abs=differences[PROBABILITIES],
         member_logits_max_abs=differences[MEMBER_LOGITS],
         max_abs_logit=_three_digits(comparison.largest_logit),
@@ -201,11 +200,6 @@ def compare_with_model(
         flags_changed=comparison.changed.get(IS_OOD),
         sets_changed=comparison.changed.get(CONFORMAL_SET),
     )
-
-
-def _shapes_of(inputs: NamedTensors) -> dict[str, list[int]]:
-    """Return the shape of each input, by name."""
-    return {name: list(tensor.shape) for name, tensor in inputs.items()}
 
 
 def _size_in_words(expectation: Expectation) -> str:

@@ -13,7 +13,6 @@ from hydractl.families.config_json import Preprocessing, are_whole_numbers
 from hydractl.jsonio import shown
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 _GREY = ("1", "L", "LA")
@@ -83,8 +82,21 @@ def image_of(sample: Any) -> Image.Image:
         raise InputError(f"an image is a PIL image, an array or a tensor, not {type(sample).__name__}")
     import numpy as np
 
-    given_pixels = _channels_last(sample)
+    is_tensor = hasattr(sample, "detach")
+    if not is_tensor:
+        pixels = np.asarray(sample)
+    elif sample.is_floating_point():
+        pixels = np.asarray(sample.detach().cpu().float())  # numpy has no bfloat16
+    else:
+        pixels = np.asarray(sample.cpu())
+
+    # Tensors have the channels first, arrays have them last.
+    if is_tensor and pixels.ndim == 3:
+        pixels = pixels.transpose(1, 2, 0)  # [C, height, width] -> [height, width, C]
+    has_one_channel = pixels.ndim == 3 and pixels.shape[2] == 1
+    given_pixels = pixels[:, :, 0] if has_one_channel else pixels
     pixels = given_pixels
+
     # Floating point numbers from 0 to 1 become bytes. Others keep their type and are refused below.
     are_floats = given_pixels.dtype.kind == "f" and given_pixels.size > 0
     if are_floats and given_pixels.min() >= 0 and given_pixels.max() <= 1:
@@ -101,28 +113,6 @@ def image_of(sample: Any) -> Image.Image:
             "that are not normalized",
         )
     return Image.fromarray(np.ascontiguousarray(pixels))
-
-
-def _channels_last(sample: Any) -> np.ndarray:
-    """Convert an array or a tensor to a numpy array ``[height, width, 3]``, or ``[height, width]`` for one channel.
-
-    Arrays of any other shape are returned too; the caller refuses them.
-    """
-    import numpy as np
-
-    is_tensor = hasattr(sample, "detach")
-    if not is_tensor:
-        pixels = np.asarray(sample)
-    elif sample.is_floating_point():
-        pixels = np.asarray(sample.detach().cpu().float())  # numpy has no bfloat16
-    else:
-        pixels = np.asarray(sample.cpu())
-
-    # Tensors have the channels first, arrays have them last.
-    if is_tensor and pixels.ndim == 3:
-        pixels = pixels.transpose(1, 2, 0)  # [C, height, width] -> [height, width, C]
-    has_one_channel = pixels.ndim == 3 and pixels.shape[2] == 1
-    return pixels[:, :, 0] if has_one_channel else pixels
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:

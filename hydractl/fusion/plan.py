@@ -149,7 +149,20 @@ class FusedTensors:
             return self._tensors_of_site(union_of_site)[name]
         member, stock_name = self._origins[name]
         if stock_name in self._to_average:
-            return self._mean_over_members(stock_name)
+            info = self.info(stock_name)
+            mean = torch.empty(info.shape, dtype=torch_dtype(info))
+            flat_mean = mean.view(-1)
+
+            # Add up in pieces that fit into the processor's cache: float64 sums of a whole embedding are big and slow.
+            for start in range(0, info.numel, PIECE):
+                stop = min(start + PIECE, info.numel)
+                piece_of_mean = flat_mean[start:stop]
+                total = torch.zeros(stop - start, dtype=torch.float64)
+                for source in self.sources:
+                    piece = read_piece(source, stock_name, start, stop)
+                    total += piece.to(torch.float64)
+                piece_of_mean.copy_(total / len(self.sources))
+            return mean
         source = self.sources[member or 0]  # a tensor that is equal in all members is read from the first
         return source.read(stock_name)
 
@@ -162,23 +175,6 @@ class FusedTensors:
         tensors = union_of_site.read()
         self._cached = (union_of_site, tensors)
         return tensors
-
-    def _mean_over_members(self, name: str) -> Tensor:
-        """Return the mean over members of one tensor, by its name in the library's own model, in its own dtype."""
-        info = self.info(name)
-        mean = torch.empty(info.shape, dtype=torch_dtype(info))
-        flat_mean = mean.view(-1)
-
-        # Add up in pieces that fit into the processor's cache: float64 sums of a whole embedding are big and slow.
-        for start in range(0, info.numel, PIECE):
-            stop = min(start + PIECE, info.numel)
-            piece_of_mean = flat_mean[start:stop]
-            total = torch.zeros(stop - start, dtype=torch.float64)
-            for source in self.sources:
-                piece = read_piece(source, name, start, stop)
-                total += piece.to(torch.float64)
-            piece_of_mean.copy_(total / len(self.sources))
-        return mean
 
 
 def plan_fusion(
@@ -349,24 +345,20 @@ def _differences_of_members(a: Source, b: Source) -> list[str]:
     differences += preprocess_differences(first.preprocess, second.preprocess)
     if first.config != second.config:
         differences.append("another configuration of the architecture (compare with: hydractl --info)")
-    differences += _dtype_differences(a.tensors, b.tensors)
-    return differences
 
-
-def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
-    """Name the first tensors that have another dtype in the second model; tensors that it lacks are ignored."""
-    differences: list[str] = []
-    names_in_b = set(b.names())
-    for name in a.names():
-        if len(differences) == _MOST_NAMED:
+    # The first tensors of another dtype. Tensors that a model lacks show elsewhere.
+    of_dtypes: list[str] = []
+    names_in_b = set(b.tensors.names())
+    for name in a.tensors.names():
+        if len(of_dtypes) == _MOST_NAMED:
             break
         if name not in names_in_b:
             continue
-        expected = a.info(name).dtype
-        actual = b.info(name).dtype
+        expected = a.tensors.info(name).dtype
+        actual = b.tensors.info(name).dtype
         if actual != expected:
-            differences.append(f"tensor {name!r} is {actual}, not {expected}")
-    return differences
+            of_dtypes.append(f"tensor {name!r} is {actual}, not {expected}")
+    return [*differences, *of_dtypes]
 
 
 # --- what members have in common --------------------------------------------------------------------------------------
@@ -418,8 +410,16 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
         if not _same_apart_from_heads(blocks[0], block):
             return None
 
+    # The first owner of every head that any member has, by the head's original number, ascending.
+    owners: dict[int, HeadOwner] = {}
+    for member, source in enumerate(sources):
+        kept = source.description.mask.kept[site.path]
+        for position, head in enumerate(kept):
+            if head not in owners:
+                owners[head] = HeadOwner(member, position)
+    owners = dict(sorted(owners.items()))
+
     # Compare each head of each member with the same head of the first member that has it.
-    owners = _first_owners(sources, site)
     key_owners: dict[int, HeadOwner] = {}
     for member, source in enumerate(sources):
         kept = source.description.mask.kept[site.path]
@@ -436,17 +436,6 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
             if not _same_head(blocks, first_with_key, here, OF_KEYS):
                 return None
     return list(owners.values())
-
-
-def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, HeadOwner]:
-    """Return the first owner of every head that any member has, by the head's original number, ascending."""
-    owners: dict[int, HeadOwner] = {}
-    for member, source in enumerate(sources):
-        kept = source.description.mask.kept[site.path]
-        for position, head in enumerate(kept):
-            if head not in owners:
-                owners[head] = HeadOwner(member, position)
-    return dict(sorted(owners.items()))
 
 
 def _read_head_weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = False) -> HeadWeights:

@@ -428,34 +428,8 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
     steps = document.get("removed")
     if not isinstance(steps, list):
         raise InputError(f'circuit {origin} has no list "removed"')
-    removed = _read_removed(steps, sites, origin)
 
-    # Heads that were removed before the first step cannot be removed again.
-    gone_at_start: list[Head] = []
-    start_document = document.get("start_mask")
-    if start_document is not None:
-        start_mask = mask_from_json(start_document, sites, f"{origin} (start_mask)")
-        gone_at_start = start_mask.removed_heads
-    removed_twice = set(gone_at_start).intersection(removed)
-    if removed_twice:
-        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(removed_twice)]
-        raise InputError(f"circuit {origin} contradicts itself", problems=problems)
-
-    is_nested = document.get("algorithm") != "headmap"
-    return Ranking(tuple(removed), tuple(gone_at_start), is_nested)
-
-
-def _read_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[Head]:
-    """Return the heads that the steps of a circuit file remove, in order.
-
-    Args:
-        steps: objects with a ``site`` and a ``head``; a file may hold any other value.
-        sites: the sites of the model.
-        origin: the name of the circuit in the message.
-
-    Raises:
-        InputError: lists every step that removes no head of the model, or a head that an earlier step has removed.
-    """
+    # Read every step, so that one message lists all problems.
     heads_of_site = {site.path: site.heads for site in sites}
     problems: list[str] = []
     removed: list[Head] = []
@@ -478,4 +452,17 @@ def _read_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[
             removed.append((path, head))
     if problems:
         raise InputError(f"circuit {origin} does not fit the model", problems=problems)
-    return removed
+
+    # Heads that were removed before the first step cannot be removed again.
+    gone_at_start: list[Head] = []
+    start_document = document.get("start_mask")
+    if start_document is not None:
+        start_mask = mask_from_json(start_document, sites, f"{origin} (start_mask)")
+        gone_at_start = start_mask.removed_heads
+    removed_twice = set(gone_at_start).intersection(removed)
+    if removed_twice:
+        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(removed_twice)]
+        raise InputError(f"circuit {origin} contradicts itself", problems=problems)
+
+    is_nested = document.get("algorithm") != "headmap"
+    return Ranking(tuple(removed), tuple(gone_at_start), is_nested)

@@ -356,29 +356,13 @@ class HeadAttention(nn.Module):
         # Multiply them by the head gates, if these are set.
         if self.head_gate is None:
             return heads
-        batch = parts[0].shape[0]
-        return self._gated(heads, members, self.head_gate, batch)
-
-    @staticmethod
-    def _gated(
-        heads: Sequence[Tensor | None], members: Sequence[MemberProjections], head_gate: Tensor, batch: int
-    ) -> list[Tensor | None]:
-        """Multiply the output of each head of each member by its gate.
-
-        Args:
-            heads: for each member ``[B, q, h * head_dim]``, or None if it has no heads.
-            members: the projections of the members.
-            head_gate: ``[1 or samples, sum of heads]``.
-            batch: B: the number of samples, or a multiple of it if each sample is cut into windows.
-        """
-        # Repeat each gate for all values of its head.
         head_dim = members[0].head_dim
-        gates = head_gate.repeat_interleave(head_dim, dim=1)  # [1 or samples, sum of heads * head_dim]
+        gates = self.head_gate.repeat_interleave(head_dim, dim=1)  # [1 or samples, sum of heads * head_dim]
 
         # Repeat the gates of a sample for all its windows.
         samples = gates.shape[0]
         if samples > 1:
-            windows_per_sample = batch // samples
+            windows_per_sample = parts[0].shape[0] // samples
             gates = gates.repeat_interleave(windows_per_sample, dim=0)  # [B, sum of heads * head_dim]
 
         # Split them by member and multiply.

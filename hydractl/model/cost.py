@@ -62,26 +62,6 @@ def macs(description: Description, tensors: TensorSource, *, whole_last_block: b
         tensors: its weights without removed heads; only names, dtypes and shapes are used.
         whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
     """
-    call = _digest_of_call(description, tensors, whole_last_block)
-    if call not in _macs_of_call:
-        # On a CPU torch runs attention as one operator, which the counter does not know and counts as zero. On the meta
-        # device attention is taken apart into its two matrix products.
-        model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
-        model = model.with_classes()
-        model.whole_last_block = whole_last_block
-        # The counter adds gradient hooks to every module it enters, which fails for a view of a parameter (such as the
-        # query of attention pooling).
-        model.requires_grad_(False)
-        with torch.no_grad():
-            if model.prompted is not None:
-                model.label_features()  # computed here, outside the count, because prompts run once for all samples
-        inputs = model.example_inputs(1)
-        _macs_of_call[call] = _count_macs(lambda: model.member_logits(inputs))
-    return _macs_of_call[call]
-
-
-def _digest_of_call(description: Description, tensors: TensorSource, whole_last_block: bool) -> str:
-    """Return a key for the cache of :func:`macs`: equal for calls that run the same operators on the same shapes."""
     # What the model says about itself, without what does not influence its cost.
     document = description.to_json()
     for key in _KEYS_OF_THE_PAST:
@@ -105,7 +85,22 @@ def _digest_of_call(description: Description, tensors: TensorSource, whole_last_
     # Hash all of this together with the names, dtypes and shapes of the tensors.
     all_that_decides = [document, shapes, whole_last_block]
     text = json.dumps(all_that_decides, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
+    call = hashlib.sha256(text.encode()).hexdigest()
+    if call not in _macs_of_call:
+        # On a CPU torch runs attention as one operator, which the counter does not know and counts as zero. On the meta
+        # device attention is taken apart into its two matrix products.
+        model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
+        model = model.with_classes()
+        model.whole_last_block = whole_last_block
+        # The counter adds gradient hooks to every module it enters, which fails for a view of a parameter (such as the
+        # query of attention pooling).
+        model.requires_grad_(False)
+        with torch.no_grad():
+            if model.prompted is not None:
+                model.label_features()  # computed here, outside the count, because prompts run once for all samples
+        inputs = model.example_inputs(1)
+        _macs_of_call[call] = _count_macs(lambda: model.member_logits(inputs))
+    return _macs_of_call[call]
 
 
 def _count_macs(run: Callable[[], Any]) -> int:

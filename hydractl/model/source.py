@@ -201,7 +201,29 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
     # A zero-shot model accepts any names and prompts.
     classes = source.family.classes(description.config)
     if classes is None:
-        return _with_prompts(source, names, prompt)
+        templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
+        some_name = names[0] if names else "a"
+        # Called because it refuses templates that cannot be used.
+        source.family.prompts(description.config, description.preprocess, [some_name], templates)
+
+        # What was fitted to other classes or prompts does not fit these. A calibration may go by the order of the
+        # classes.
+        extra = description.extra
+        left_out: list[str] = []
+        if description.labels is not None:
+            names_before = list(description.labels)
+            templates_before = list(description.prompt or [DEFAULT_PROMPT])
+            if names != names_before or templates != templates_before:
+                left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
+        warnings = source.warnings
+        if left_out:
+            extra = {key: value for key, value in extra.items() if key not in left_out}
+            warnings += (
+                f"{source.name}: {', '.join(left_out)} left out: fitted to other classes, to another order of them, "
+                "or to other prompts",
+            )
+        description = replace(description, labels=names, prompt=templates, extra=extra)
+        return replace(source, description=description, warnings=warnings)
 
     # A classifier needs one name for each class, and no prompt. Compare the names with those it may already have.
     if prompt:
@@ -213,42 +235,6 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
         renaming = renaming_warning(description.labels, names, source.name)
         warnings += (renaming,) if renaming else ()
     return replace(source, description=replace(description, labels=names), warnings=warnings)
-
-
-def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
-    """Return a zero-shot model with these class names and prompts.
-
-    Args:
-        source: the model.
-        names: the class names; None means that it has none yet.
-        prompt: the templates. Empty means those of the checkpoint, or else that of the paper.
-
-    Raises:
-        UsageError: if a template has no place for the name.
-    """
-    description = source.description
-    templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
-    some_name = names[0] if names else "a"
-    # Called because it refuses templates that cannot be used.
-    source.family.prompts(description.config, description.preprocess, [some_name], templates)
-
-    # What was fitted to other classes or prompts does not fit these. A calibration may go by the order of the classes.
-    extra = description.extra
-    left_out: list[str] = []
-    if description.labels is not None:
-        names_before = list(description.labels)
-        templates_before = list(description.prompt or [DEFAULT_PROMPT])
-        if names != names_before or templates != templates_before:
-            left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
-    warnings = source.warnings
-    if left_out:
-        extra = {key: value for key, value in extra.items() if key not in left_out}
-        warnings += (
-            f"{source.name}: {', '.join(left_out)} left out: fitted to other classes, to another order of them, or to "
-            "other prompts",
-        )
-    description = replace(description, labels=names, prompt=templates, extra=extra)
-    return replace(source, description=description, warnings=warnings)
 
 
 def _open_reference(ref: str | ModelRef, arch: str | None, seed: int, name: str | None) -> Source:

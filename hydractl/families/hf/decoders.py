@@ -124,7 +124,13 @@ def decoder_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
             angles[kind] = forward(rotary_emb, hidden, positions, *own_argument)
         context["angles"] = angles
     context["tokens"] = padding_mask
-    context["last"] = _last_positions(config, ids, padding_mask)
+
+    # The last token that transformers reads of each text alone, [B, 1].
+    is_read = torch.ones_like(ids, dtype=torch.bool) if padding_mask is None else padding_mask.bool()
+    if config.pad_token_id is not None:
+        is_read = is_read & (ids != config.pad_token_id)
+    numbers = torch.arange(ids.shape[1], device=ids.device)
+    context["last"] = (numbers * is_read).argmax(-1, keepdim=True)
     return State(hidden, context)
 
 
@@ -159,24 +165,6 @@ def _visible_tokens(ids: Tensor, tokens: Tensor | None, window: int | None) -> T
     sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
     is_itself = distance == 0  # [T, T]
     return visible | (is_itself & sees_nothing)
-
-
-def _last_positions(config: Any, ids: Tensor, tokens: Tensor | None) -> Tensor:
-    """Return the position of the token of each sample that transformers reads of the text alone, ``[B, 1]``.
-
-    This is the last token that the mask does not hide. Where the configuration names a padding token, transformers also
-    passes over these at the end of a text; where it names none, a text may end in the token that pads others.
-
-    Args:
-        config: transformers' configuration object.
-        ids: token ids, ``[B, T]``.
-        tokens: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
-    """
-    positions = torch.arange(ids.shape[1], device=ids.device)
-    is_read = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens.bool()
-    if config.pad_token_id is not None:
-        is_read = is_read & (ids != config.pad_token_id)
-    return (positions * is_read).argmax(-1, keepdim=True)
 
 
 def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:

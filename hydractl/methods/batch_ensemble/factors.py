@@ -90,7 +90,13 @@ class BatchEnsemble:
             put(bank, "out", RankOne(bank.out.detach()))
             if bank.gate is not None:
                 put(bank, "gate", RankOne(bank.gate.detach()))
-        for layer in _mlp_layers(model):
+        inside_blocks = tuple(f"{path}." for path in model.block_paths)
+        layers: list[Any] = []
+        for path, module in model.networks[0].named_modules():
+            is_linear_in_block = path.startswith(inside_blocks) and is_linear(module)
+            if is_linear_in_block and model.family.part(f"{path}.weight", model.sites) == "mlp":
+                layers.append(module)
+        for layer in layers:
             put(layer, "weight", RankOne(layer.weight.detach()))
 
     def trains(self, model: HydraModel) -> set[str]:
@@ -107,18 +113,3 @@ class BatchEnsemble:
                 if getattr(module, bias, None) is not None:
                     biases.add(f"{path}.{bias}")
         return factors | biases
-
-
-def _mlp_layers(model: HydraModel) -> list[Any]:
-    """Return the linear layers of the MLPs of all blocks."""
-    inside_blocks = tuple(f"{path}." for path in model.block_paths)
-    layers = []
-    for path, module in model.networks[0].named_modules():
-        if not path.startswith(inside_blocks):
-            continue
-        if not is_linear(module):
-            continue
-        part = model.family.part(f"{path}.weight", model.sites)
-        if part == "mlp":
-            layers.append(module)
-    return layers

@@ -141,7 +141,9 @@ class LaplaceFit:
         if self.logits is None or labels is None:
             priors = {}
             for tower, curvature in self.curvatures.items():
-                priors[tower] = _most_evident(curvature, count)
+                evidence = [curvature.evidence(prior, count) for prior in PRIORS]
+                index_of_highest = evidence.index(max(evidence))
+                priors[tower] = PRIORS[index_of_highest]  # the first of equals
             return priors
         logits_of = self.logits
 
@@ -161,14 +163,6 @@ class LaplaceFit:
         for tower, curvature in self.curvatures.items():
             posteriors[tower] = curvature.posterior(priors[tower], count)
         return posteriors
-
-
-def _most_evident(curvature: Curvature, count: float) -> float:
-    """Return the prior with the highest evidence, the first of equals."""
-    evidence = [curvature.evidence(prior, count) for prior in PRIORS]
-    index_of_highest = evidence.index(max(evidence))
-    best: float = PRIORS[index_of_highest]
-    return best
 
 
 # --- classifiers ------------------------------------------------------------------------------------------------------
