@@ -199,11 +199,6 @@ class FirstTokens:
         return torch.arange(self.count, device=state.hidden.device).expand(samples, -1)
 
 
-def first_tokens(count: int) -> Callable[[State], Tensor]:
-    """Return a function for :attr:`Stages.reads` if the readout uses only the first ``count`` tokens."""
-    return FirstTokens(count)
-
-
 @dataclass(frozen=True)
 class AttentionLayout:
     """The names that a library gives to the tensors of its attention, relative to the attention module.

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import timm_eva, timm_relative
 from hydractl.families.base import (
     AttentionLayout,
+    FirstTokens,
     ImageFormat,
     LoadedModel,
     ModelFamily,
     Stages,
     State,
-    first_tokens,
     for_each,
     numbered_paths,
     seeded,
@@ -321,21 +322,20 @@ class TimmViT(ModelFamily):
 
         The stem is everything before the blocks. The readout is the final norm, pooling and the classifier.
         """
-        if isinstance(model, timm_eva.Eva):
-            return timm_eva.eva_stages(model, (*_EMBED, "norm_pre."))
         if isinstance(model, timm_relative.SwinTransformer):
             return timm_relative.swin_stages(model, _EMBED)
-
-        # Variants of the ViT differ in what they do before the blocks. The stem runs timm's own forward_features on a
-        # shallow copy without blocks and final norm, which works for all of them and shares the parameters.
-        stem_model = copy.copy(model)
-        stem_model._modules = dict(model._modules)
-        stem_model.blocks = nn.Sequential()
-        stem_model.norm = nn.Identity()
-
-        def stem(images: Tensor) -> State:
-            """Return the tokens before the first block."""
-            return State(stem_model.forward_features(images))
+        if isinstance(model, timm_eva.Eva):
+            stem = partial(timm_eva.eva_stem, model)
+            run_block = timm_eva.run_eva_block
+        else:
+            # Variants of the ViT differ in what they do before the blocks. The stem runs timm's own forward_features on
+            # a shallow copy without blocks and final norm, which works for all of them and shares the parameters.
+            stem_model = copy.copy(model)
+            stem_model._modules = dict(model._modules)
+            stem_model.blocks = nn.Sequential()
+            stem_model.norm = nn.Identity()
+            stem = partial(_stem, stem_model)
+            run_block = _run_block
 
         def readout(state: State) -> Tensor:
             """Return the logits ``[B, classes]``."""
@@ -344,7 +344,7 @@ class TimmViT(ModelFamily):
 
         tower = Stages(
             stem=stem,
-            blocks=for_each(lambda block, state: State(block(state.hidden), state.context), model.blocks),
+            blocks=for_each(run_block, model.blocks),
             block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=readout,
@@ -527,12 +527,29 @@ def _with_classes_unnamed(section: Mapping[str, object], classes: int) -> dict[s
 
 def timm_sites(model: Any) -> list[Site]:
     """Return the sites (attention blocks) in model order, for a model that :func:`check_timm_model` accepts."""
-    if isinstance(model, _RELATIVE):
-        blocks = timm_relative.relative_blocks(model).items()
-        return [timm_relative.relative_site(f"{path}.attn", block.attn) for path, block in blocks]
-    paths = numbered_paths("blocks", model.blocks)
-    pairs = zip(paths, model.blocks, strict=True)
-    return [timm_eva.rotary_site(f"{path}.attn", block.attn) for path, block in pairs]
+    sites = []
+    for path, block in timm_relative.blocks_of(model).items():
+        attention = block.attn
+        site = Site(
+            f"{path}.attn",
+            heads=attention.num_heads,
+            head_dim=attention.proj.in_features // attention.num_heads,
+            d_model=attention.proj.out_features,
+            layout=timm_relative.KINDS.get(type(attention)) or timm_eva.layout_name(attention),
+            sharing=getattr(attention, "num_kv_groups", 1),
+        )
+        sites.append(site)
+    return sites
+
+
+def _stem(model: Any, images: Tensor) -> State:
+    """Return the tokens of a model without blocks."""
+    return State(model.forward_features(images))
+
+
+def _run_block(block: nn.Module, state: State) -> State:
+    """Return the state after one block of a ViT or a BEiT."""
+    return State(block(state.hidden), state.context)
 
 
 def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
@@ -541,10 +558,10 @@ def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
     Otherwise it uses the class token, which comes first, or with distillation the first two tokens.
     """
     if isinstance(model, VisionTransformerDistilled):
-        return first_tokens(2)
+        return FirstTokens(2)
     has_attention_pool = getattr(model, "attn_pool", None) is not None
     if model.global_pool == "token" and not has_attention_pool:
-        return first_tokens(1)
+        return FirstTokens(1)
     return None
 
 
@@ -646,8 +663,7 @@ def check_timm_model(model: Any) -> None:
         raise InputError(f"{kind} cuts images into {tokens} tokens, expected at most {_MOST_TOKENS}")
 
     # There must be blocks.
-    blocks = timm_relative.relative_blocks(model) if isinstance(model, _RELATIVE) else model.blocks
-    if len(blocks) == 0:
+    if not timm_relative.blocks_of(model):
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
 
     # Each kind of model has its own conditions.

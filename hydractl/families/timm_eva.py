@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.families.base import AttentionLayout, Stages, State, first_tokens, for_each, numbered_paths
+from hydractl.families.base import AttentionLayout, State
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.heads.mask import Site
 from hydractl.heads.rotary import Rotary
 
 declare_operators()
@@ -110,43 +109,19 @@ def why_unsupported_eva(model: Any) -> str | None:
     return None
 
 
-def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """Cut an Eva into its only tower: stem, blocks and readout.
+def eva_stem(model: Any, images: Tensor) -> State:
+    """Return the tokens of an Eva before the first block, as timm's ``forward_features`` computes them.
 
-    The stem does what timm's ``forward_features`` does before the blocks. The angles of the positions are the entry
-    ``rope`` of the context.
-
-    Args:
-        model: timm's Eva.
-        prefixes: the beginnings of the names of the stem's parameters.
+    The angles of their positions are the entry ``rope`` of the context.
     """
-
-    def stem(images: Tensor) -> State:
-        """Return the tokens before the first block, and in the context the angles of their positions."""
-        patches = model.patch_embed(images)
-        tokens, rope = model._pos_embed(patches)
-        hidden = model.norm_pre(tokens)
-        return State(hidden, {"rope": rope})
-
-    def readout(state: State) -> Tensor:
-        """Return the logits ``[B, classes]``."""
-        hidden = model.norm(state.hidden)
-        return model.forward_head(hidden)
-
-    tower = Stages(
-        stem=stem,
-        blocks=for_each(_run_block, model.blocks),
-        block_paths=numbered_paths("blocks", model.blocks),
-        stem_prefixes=prefixes,
-        readout=readout,
-        attention_inputs=for_each(attention_input, model.blocks),
-        reads=first_tokens(1) if model.global_pool == "token" else None,
-    )
-    return [tower]
+    patches = model.patch_embed(images)
+    tokens, rope = model._pos_embed(patches)
+    hidden = model.norm_pre(tokens)
+    return State(hidden, {"rope": rope})
 
 
-def _run_block(block: nn.Module, state: State) -> State:
-    """Return the state after one block."""
+def run_eva_block(block: nn.Module, state: State) -> State:
+    """Return the state after one block of an Eva."""
     context = state.context
     hidden = block(state.hidden, rope=context["rope"])
     return State(hidden, context)
@@ -156,20 +131,3 @@ def attention_input(block: Any, state: State) -> Tensor:
     """Return the inputs of the attention of a ViT's or an Eva's block, computed from the state before the block."""
     # These blocks have their norms after attention and MLP.
     return state.hidden if isinstance(block, (EvaBlockPostNorm, ResPostBlock)) else block.norm1(state.hidden)
-
-
-def rotary_site(path: str, attention: Any) -> Site:
-    """Return the site of one attention module of timm.
-
-    Args:
-        path: dotted name of the module in the model.
-        attention: the module.
-    """
-    return Site(
-        path,
-        heads=attention.num_heads,
-        head_dim=attention.head_dim,
-        d_model=attention.proj.out_features,
-        layout=layout_name(attention),
-        sharing=getattr(attention, "num_kv_groups", 1),
-    )

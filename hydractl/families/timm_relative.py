@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from hydractl.families.base import AttentionLayout, Stages, State
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.heads.mask import Site
 from hydractl.heads.relative import Relative
 
 declare_operators()
@@ -26,7 +25,8 @@ _Grid = tuple[int, int]
 """Number of rows and columns of tokens."""
 
 _TABLE = "relative_position_bias_table"
-_KINDS = {BeitAttention: "relative", WindowAttention: "windows"}
+KINDS: dict[type[nn.Module], str] = {BeitAttention: "relative", WindowAttention: "windows"}
+"""The key of :data:`LAYOUTS` for each class of attention."""
 LAYOUTS = {
     "relative": AttentionLayout(("qkv",), "proj", table=_TABLE, biases=("q_bias", "v_bias")),
     "windows": AttentionLayout(("qkv",), "proj", table=_TABLE),
@@ -66,8 +66,8 @@ class DistanceStandIn(nn.Module):
 
 def why_unsupported_relative(model: Any) -> str | None:
     """Return why the heads of a model cannot be pruned one by one; None if they can."""
-    kinds = {type(block.attn) for block in relative_blocks(model).values()}
-    if not kinds <= _KINDS.keys():
+    kinds = {type(block.attn) for block in blocks_of(model).values()}
+    if not kinds <= KINDS.keys():
         names = sorted(kind.__name__ for kind in kinds)
         return f"its attention is {', '.join(names)}"
     if getattr(model, "rel_pos_bias", None) is not None:
@@ -77,9 +77,9 @@ def why_unsupported_relative(model: Any) -> str | None:
     return None
 
 
-def relative_blocks(model: Any) -> dict[str, Any]:
-    """Return the blocks of a BEiT or Swin by their dotted names, in model order."""
-    if isinstance(model, Beit):
+def blocks_of(model: Any) -> dict[str, Any]:
+    """Return the blocks of a model of timm by their dotted names, in model order; a Swin has them in stages."""
+    if not isinstance(model, SwinTransformer):
         return {f"blocks.{index}": block for index, block in enumerate(model.blocks)}
     blocks = {}
     for number, stage in enumerate(model.layers):
@@ -88,29 +88,13 @@ def relative_blocks(model: Any) -> dict[str, Any]:
     return blocks
 
 
-def relative_site(path: str, attention: Any) -> Site:
-    """Return the site of one attention module of timm.
-
-    Args:
-        path: dotted name of the module in the model.
-        attention: the module.
-    """
-    return Site(
-        path,
-        heads=attention.num_heads,
-        head_dim=attention.proj.in_features // attention.num_heads,
-        d_model=attention.proj.out_features,
-        layout=_KINDS[type(attention)],
-    )
-
-
 def fill_swin_buffers(model: Any) -> None:
     """Fill the buffers of a Swin on the meta device with real numbers, in place.
 
     The buffers are the indices of distances and the masks of windows. timm creates them on the device of the
     parameters, so on the meta device they have no numbers.
     """
-    for block in relative_blocks(model).values():
+    for block in blocks_of(model).values():
         block.attn.init_non_persistent_buffers()
         block.attn_mask = block.get_attn_mask(device=torch.device("cpu"), dtype=torch.float32)
 
@@ -165,7 +149,7 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     tower = Stages(
         stem=stem,
         blocks=blocks,
-        block_paths=list(relative_blocks(model)),
+        block_paths=list(blocks_of(model)),
         stem_prefixes=prefixes,
         readout=readout,
         attention_inputs=attention_inputs,

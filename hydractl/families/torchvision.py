@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import (
     AttentionLayout,
+    FirstTokens,
     ImageFormat,
     LoadedModel,
     ModelFamily,
     MultiheadStandIn,
     Stages,
     State,
-    first_tokens,
     for_each,
     normed_input,
 )
@@ -272,7 +272,7 @@ class TorchvisionViT(ModelFamily):
             stem_prefixes=("conv_proj.", "class_token", "encoder.pos_embedding"),
             readout=readout,
             attention_inputs=for_each(partial(normed_input, "ln_1"), blocks),
-            reads=first_tokens(1),
+            reads=FirstTokens(1),
         )
         return [tower]
 

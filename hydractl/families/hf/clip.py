@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hydractl.errors import InputError
-from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, normed_input, numbered_paths
+from hydractl.families.base import FirstTokens, Projection, Stages, State, for_each, normed_input, numbered_paths
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.hf.architectures import EncoderTower, towers_of
 from hydractl.families.hf.texts import prompt_tokens, text_preprocess
@@ -54,7 +54,7 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     if not is_causal(model):
         return stages
     projection = _projection(model.visual_projection, partial(_pooled_image, model))
-    return replace(stages, reads=first_tokens(1), projection=projection)
+    return replace(stages, reads=FirstTokens(1), projection=projection)
 
 
 def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import (
     AttentionLayout,
+    FirstTokens,
     ImageFormat,
     LoadedModel,
     ModelFamily,
     Stages,
     State,
-    first_tokens,
     for_each,
     normed_input,
 )
@@ -428,7 +428,7 @@ class HFEncoder(ModelFamily):
         if is_decoder(model):
             reads = _positions_of_last
         elif count_of_first_tokens is not None:
-            reads = first_tokens(count_of_first_tokens)
+            reads = FirstTokens(count_of_first_tokens)
 
         is_deberta = tower.key == "deberta"
         one_tower = Stages(

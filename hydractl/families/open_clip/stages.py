@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.families import timm
-from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, normed_input, numbered_paths
+from hydractl.families.base import FirstTokens, Projection, Stages, State, for_each, normed_input, numbered_paths
 from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, TextTower, text_tower
 from hydractl.families.prompts import mean_features
 
@@ -60,7 +60,7 @@ def visual_stages(model: Any) -> Stages:
         readout=readout,
         projection=projection,
         attention_inputs=for_each(partial(normed_input, "ln_1"), blocks),
-        reads=first_tokens(1) if reads_class_token else None,
+        reads=FirstTokens(1) if reads_class_token else None,
         tower="visual",
         prefixes=("visual.",),
     )
