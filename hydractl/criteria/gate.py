@@ -66,13 +66,14 @@ class Gate(Criterion):
                     for loss in losses:
                         _add_gradients(sums, loss, gates_of_prompts)
                 progress.advance(len(labels))
-        return {site_index: _normalised(total / calibration.size) for site_index, total in sums.items()}
 
-
-def _normalised(scores: Tensor) -> list[float]:
-    """Return the scores of one site divided by their l2 norm; scores that are all 0 stay 0."""
-    norm = float(scores.norm()) or 1.0
-    return (scores / norm).tolist()
+        # Divide the scores of each site by their l2 norm; scores that are all 0 stay 0.
+        scores = {}
+        for site_index, total in sums.items():
+            mean = total / calibration.size
+            norm = float(mean.norm()) or 1.0
+            scores[site_index] = (mean / norm).tolist()
+        return scores
 
 
 def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tensor]) -> None:

@@ -630,16 +630,11 @@ def _check_depth(name: object, arguments: object) -> None:
     if not isinstance(arguments, Mapping):
         return
     # The model may have stages, like a Swin.
-    depth: Any = _total_depth(arguments["depths"] if "depths" in arguments else [arguments.get("depth", 1)])
+    depth: Any = arguments["depths"] if "depths" in arguments else [arguments.get("depth", 1)]
+    if isinstance(depth, list) and are_whole_numbers(depth, 0):
+        depth = sum(depth)
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
-
-
-def _total_depth(depths: object) -> object:
-    """Return the sum of a list of whole numbers; return anything else unchanged, for the message of an error."""
-    if isinstance(depths, list) and are_whole_numbers(depths, 0):
-        return sum(depths)
-    return depths
 
 
 def check_timm_model(model: Any) -> None:
@@ -801,8 +796,11 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
     """
     pretrained = object_or_empty(config, "pretrained_cfg")
     published = config.get("label_names") or pretrained.get("label_names")
-    # Names are a list, or a mapping from the number of the class.
-    names = _as_list(published, model.num_classes) if isinstance(published, Mapping) else published
+    # Names are a list, or a mapping from the number of the class, which must name each class once.
+    names = published
+    if isinstance(published, Mapping):
+        listed = [published.get(str(index)) for index in range(model.num_classes)]
+        names = None if None in listed or len(published) != model.num_classes else listed
     if isinstance(names, list):
         if len(names) != model.num_classes:
             return None
@@ -813,14 +811,6 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
         return None
     info = timm.data.ImageNetInfo(subset)
     return list(info.label_names())
-
-
-def _as_list(names: Mapping[str, object], classes: int) -> list[object] | None:
-    """Turn ``{"0": NAME, "1": NAME, ...}`` into a list; None unless there is exactly one name for each class."""
-    listed = [names.get(str(index)) for index in range(classes)]
-    if None in listed or len(names) != classes:
-        return None
-    return listed
 
 
 def _hint_at_similar_names(name: str) -> str:

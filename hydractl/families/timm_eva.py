@@ -55,29 +55,16 @@ class RotaryStandIn(nn.Module):
             rope: sines, then cosines of the angles of all tokens but the prefix, ``[T - prefix, 2 * head_dim]``.
             attn_mask, is_causal: as for timm's attention.
         """
-        rotary = None if rope is None else self._with_prefix(rope)
+        rotary = None
+        if rope is not None:
+            # timm computes angles for patches only. Tokens of the prefix (class token, registers) have no position in
+            # the image and are not rotated: their angle is 0, with sine 0 and cosine 1.
+            patch_sin, patch_cos = rope.chunk(2, dim=-1)  # [T - prefix, head_dim] each
+            prefix_shape = (self.prefix, patch_cos.shape[1])
+            sin = torch.cat((patch_sin.new_zeros(prefix_shape), patch_sin))  # [T, head_dim]
+            cos = torch.cat((patch_cos.new_ones(prefix_shape), patch_cos))
+            rotary = Rotary(cos[None, None], sin[None, None], self.neighbours)
         return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
-
-    def _with_prefix(self, rope: Tensor) -> Rotary:
-        """Add the prefix tokens (class token, registers) to the angles of the patches.
-
-        timm computes angles for patches only, because a prefix token has no position in the image.
-
-        Args:
-            rope: sines, then cosines of the patches, ``[T - prefix, 2 * head_dim]``.
-
-        Returns:
-            Sines and cosines of all tokens, the same for all samples and heads: ``[1, 1, T, head_dim]``.
-        """
-        patch_sin, patch_cos = rope.chunk(2, dim=-1)  # [T - prefix, head_dim] each
-
-        # Tokens of the prefix are not rotated: their angle is 0, with sine 0 and cosine 1.
-        prefix_shape = (self.prefix, patch_cos.shape[1])
-        prefix_sin = patch_sin.new_zeros(prefix_shape)
-        prefix_cos = patch_cos.new_ones(prefix_shape)
-        sin = torch.cat((prefix_sin, patch_sin))  # [T, head_dim]
-        cos = torch.cat((prefix_cos, patch_cos))
-        return Rotary(cos[None, None], sin[None, None], self.neighbours)
 
 
 def layout_name(attention: Any) -> str:

@@ -144,7 +144,14 @@ class HeadWeights:
                 Heads that have the same index must have equal keys and values.
         """
         # There may be fewer key heads than heads: take each from the first head that uses it.
-        sources_of_keys = list(heads) if key_heads is None else _sources_of_keys(heads, key_heads)
+        users = key_heads or ()
+        sources_of_keys = []
+        for key in sorted(set(users)):
+            weights, position = heads[users.index(key)]
+            if weights.key_heads is not None:
+                sources_of_keys.append((weights, weights.key_heads[position]))
+        if not sources_of_keys:  # no block shares keys and values, so each head has its own
+            sources_of_keys = list(heads)
 
         def gather(name: str, _: Tensor) -> Tensor:
             sources = sources_of_keys if name in OF_KEYS else heads
@@ -168,26 +175,6 @@ class HeadWeights:
             if tensor is not None:
                 changed[name] = change(name, tensor)
         return replace(self, **changed)
-
-
-def _sources_of_keys(
-    heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int]
-) -> list[tuple[HeadWeights, int]]:
-    """Return for each key head the block and index it is taken from: those of the first head that uses it.
-
-    Args:
-        heads: the block and position of each head.
-        key_heads: for each head, the index of the key head that it uses in the new block.
-    """
-    sources = []
-    for key in range(max(key_heads) + 1):
-        first_user = key_heads.index(key)
-        weights, position = heads[first_user]
-        if weights.key_heads is not None:
-            sources.append((weights, weights.key_heads[position]))
-    if not sources:  # no block shares keys and values, so each head has its own
-        return list(heads)
-    return sources
 
 
 HEAD_ROWS = ("gate", "gate_bias", "table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")

@@ -252,7 +252,10 @@ class HeadAttention(nn.Module):
         parts = apart(x, len(members))
         heads = self._concatenated_heads(members, parts, memory, meeting)
         if self.observer is not None:
-            self._show_first_member(self.observer, heads[0], parts[0])
+            of_first = heads[0]
+            if of_first is None:  # it has no heads
+                of_first = parts[0].new_zeros((*parts[0].shape[:2], 0))
+            self.observer(of_first)
         outputs = []
         for projections, part, heads_of_member in zip(members, parts, heads, strict=True):
             if heads_of_member is None:
@@ -300,14 +303,6 @@ class HeadAttention(nn.Module):
         attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
         heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, head_dim] -> [B, q, h * head_dim]
         return F.linear(heads, bank.out, bank.out_bias)
-
-    @staticmethod
-    def _show_first_member(observer: Callable[[Tensor], None], heads: Tensor | None, part: Tensor) -> None:
-        """Call the observer with the heads of member 0; if it has no heads, with an empty tensor ``[B, T, 0]``."""
-        if heads is None:
-            batch, tokens = part.shape[:2]
-            heads = part.new_zeros((batch, tokens, 0))
-        observer(heads)
 
     def _with_dropout(self, output: Tensor) -> Tensor:
         """Apply the dropout of the output, in training or if it is always active."""

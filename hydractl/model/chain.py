@@ -76,17 +76,13 @@ class Start:
         return self.sites.start + self.blocks
 
 
-def _first_tokens_of(stem: Callable[[Any], State], count: int) -> Callable[[Any], State]:
-    """Return the stem of a tower that keeps the first tokens only, unless its context is not empty."""
-
-    def stem_of_first_tokens(inputs: Any) -> State:
-        state = stem(inputs)
-        context_of_tokens = [value for value in state.context.values() if value is not None]
-        if context_of_tokens:
-            return state
-        return State(state.hidden[:, :count], state.context)
-
-    return stem_of_first_tokens
+def _stem_of_first_tokens(stem: Callable[[Any], State], count: int, inputs: Any) -> State:
+    """Run a stem, and keep the first tokens only, unless its context is not empty."""
+    state = stem(inputs)
+    context_of_tokens = [value for value in state.context.values() if value is not None]
+    if context_of_tokens:
+        return state
+    return State(state.hidden[:, :count], state.context)
 
 
 class Chain:
@@ -166,8 +162,8 @@ class Chain:
         The outputs are then other ones: this is for comparing models with each other in less time. Where the context
         has something for each token, e.g. a mask, all tokens stay.
         """
-        cut_stages = [replace(stages, stem=_first_tokens_of(stages.stem, count)) for stages in self._stages]
-        self._stages = cut_stages
+        stems = [partial(_stem_of_first_tokens, stages.stem, count) for stages in self._stages]
+        self._stages = [replace(stages, stem=stem) for stages, stem in zip(self._stages, stems, strict=True)]
 
     def of_projection(self) -> Chain:
         """Return a copy of the chain that reads out the input of the last linear layer, ``[M, B, prompts, d]``."""
@@ -210,19 +206,16 @@ class Chain:
             inputs: a batch, as the model takes it.
             watch: is called after every block.
         """
-        chain = self if watch is None else self._watched_by(watch)
+        chain = self
+        if watch is not None:
+            first, *others = self._stages
+            blocks = []
+            for site, block in zip(self.sites, first.blocks, strict=True):
+                blocks.append(partial(_run_and_tell, block, watch, site))
+            chain = copy.copy(self)
+            chain._stages = [replace(first, blocks=blocks), *others]
         state = chain.stem(inputs)
         return chain.rest(self.sites.start, state)
-
-    def _watched_by(self, watch: Watch) -> Chain:
-        """Return a copy of the chain that calls a function after every block."""
-        first, *others = self._stages
-        blocks = []
-        for site, block in zip(self.sites, first.blocks, strict=True):
-            blocks.append(partial(_run_and_tell, block, watch, site))
-        watched = copy.copy(self)
-        watched._stages = [replace(first, blocks=blocks), *others]
-        return watched
 
     @property
     def reads_all_tokens(self) -> bool:

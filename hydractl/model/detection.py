@@ -151,9 +151,10 @@ def classifiers(model: Network) -> Iterator[FeatureClassifier]:
     if len(model.chains) == 1:
         for heads in heads_of(model, _ON_LOGITS):
             weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)  # [classes, sum of widths]
-            bias = torch.zeros(())
+            bias = weight.new_zeros(len(weight))
             for head in heads:
-                bias = bias + _bias_or_zeros(head)
+                if head.bias is not None:
+                    bias = bias + head.bias
             bias = bias / len(heads)
             yield _in_float64(weight), _in_float64(bias)
         return
@@ -176,11 +177,6 @@ def classifiers(model: Network) -> Iterator[FeatureClassifier]:
         logits_of_unit_vectors = logits[:-1]  # [D, classes]
         weight = (logits_of_unit_vectors - bias).T  # [classes, D]
         yield _in_float64(weight), _in_float64(bias)
-
-
-def _bias_or_zeros(head: nn.Linear) -> Tensor:
-    """Return the bias of a layer, or zeros if it has none."""
-    return head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
 
 
 def _in_float64(values: Tensor) -> Floats:

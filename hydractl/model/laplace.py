@@ -169,23 +169,17 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
     projections_of_members = []
     for network in model.networks:
         towers = model.family.stages(network)
-        projections_of_members.append([_projection_of_tower(model, network, stages) for stages in towers])
+        projections = []
+        for stages in towers:
+            if stages.projection is None:
+                raise UsageError(
+                    f"the {stages.tower} tower of {model.description.arch} does not end in one linear layer",
+                    hint="a Laplace posterior of two towers needs both projections, as CLIP has them",
+                )
+            weight, bias = stages.projection.parameters()
+            projections.append(_layer_with_bias_column(stages.tower, network, weight, bias))
+        projections_of_members.append(projections)
     return projections_of_members
-
-
-def _projection_of_tower(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
-    """Return the projection in which a tower ends.
-
-    Raises:
-        UsageError: if the tower does not end in one linear layer.
-    """
-    if stages.projection is None:
-        raise UsageError(
-            f"the {stages.tower} tower of {model.description.arch} does not end in one linear layer",
-            hint="a Laplace posterior of two towers needs both projections, as CLIP has them",
-        )
-    weight, bias = stages.projection.parameters()
-    return _layer_with_bias_column(stages.tower, network, weight, bias)
 
 
 def attach_posteriors(model: Network, tensors: TensorSource) -> None:

@@ -244,25 +244,18 @@ class HeadBank(nn.Module):
             return relative.looked_up(table[run])
 
         # Embeddings of distances. Queries of distances meet the keys of tokens, and keys of distances their queries.
-        queries, keys = self._project_distances(run, relative.embeddings)
+        # Without projections for distances, their vectors [R, d_model] go through the projections of the tokens.
+        vectors = relative.embeddings
+        queries: Tensor | None
+        keys: Tensor | None
+        if self.pos_q is None and self.pos_k is None:
+            queries, keys = self._linear(run, vectors[None], QUERIES_AND_KEYS)
+        else:
+            queries = self._linear_of_distances(run, vectors, self.pos_q, self.pos_q_bias)
+            keys = self._linear_of_distances(run, vectors, self.pos_k, self.pos_k_bias)
         queries_of_distances = queries if relative.to_content else None
         keys_of_distances = keys if relative.to_position else None
         return relative.compared(q, k, queries_of_distances, keys_of_distances)
-
-    def _project_distances(self, run: slice, vectors: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Project the vectors ``[R, d_model]`` of R distances to queries and keys, for n neighbouring heads.
-
-        Returns:
-            Queries and keys, each ``[n, R, head_dim]`` or ``[1, n, R, head_dim]``, or None if it has no projection.
-        """
-        # Without projections for distances, the vectors go through the projections of the tokens.
-        if self.pos_q is None and self.pos_k is None:
-            queries, keys = self._linear(run, vectors[None], QUERIES_AND_KEYS)
-            return queries, keys
-        return (
-            self._linear_of_distances(run, vectors, self.pos_q, self.pos_q_bias),
-            self._linear_of_distances(run, vectors, self.pos_k, self.pos_k_bias),
-        )
 
     def _linear_of_distances(
         self, run: slice, vectors: Tensor, weight: Tensor | None, bias: Tensor | None

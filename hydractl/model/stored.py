@@ -298,8 +298,16 @@ def check_tensors(
     Raises:
         InputError: listing everything that does not fit.
     """
-    # This comes before anything is built with the sizes in the description.
-    _check_blocks_and_size(origin, description, family, sites)
+    # The attention blocks and the size of images come before anything is built with the sizes in the description.
+    heads_of_sites = [(site.path, site.heads) for site in sites]
+    described_heads = list(description.masks[0].heads.items())
+    if heads_of_sites != described_heads:
+        raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
+    shape = family.image_shape(description.config)
+    if shape is not None:
+        size = input_size(description.preprocess)
+        if size != shape:
+            raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
 
     # Compare the names and shapes of each member's tensors with the library's model, reduced to the kept heads.
     problems = _problems_of_classes(description, family)
@@ -326,26 +334,6 @@ def check_tensors(
     # Called because it refuses preprocessing that it does not know. It prepares an image of the size in the
     # description, for which memory is set aside only where the weights have that size, too.
     family.collate(description.preprocess)
-
-
-def _check_blocks_and_size(origin: str, description: Description, family: ModelFamily, sites: Sequence[Site]) -> None:
-    """Check that a description has the attention blocks of its architecture, and images of the size that it takes.
-
-    Raises:
-        InputError: naming the first thing that does not fit.
-    """
-    # The attention blocks.
-    heads_of_sites = [(site.path, site.heads) for site in sites]
-    described_heads = list(description.masks[0].heads.items())
-    if heads_of_sites != described_heads:
-        raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
-
-    # The size of images.
-    shape = family.image_shape(description.config)
-    if shape is not None:
-        size = input_size(description.preprocess)
-        if size != shape:
-            raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
 
 
 def _problems_of_classes(description: Description, family: ModelFamily) -> list[str]:

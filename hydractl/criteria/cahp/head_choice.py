@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -611,56 +611,30 @@ def _knee(
     for fitted_degree in sorted({*DEGREES, degree}):
         knees[fitted_degree] = find_knee(sizes, accuracy, fitted_degree)
         heads_at_knees[str(fitted_degree)] = knees[fitted_degree].heads
-    _report(log, sizes, accuracy, knees, degree)
 
+    # Log the curve, several points in a line, then the knee and the knees of the other degrees.
+    log.info("cahp: accuracy against the number of heads kept")
+    accuracy_of_size = dict(zip(sizes, accuracy, strict=True))
+    points = [f"{size}: {share:.4f}" for size, share in accuracy_of_size.items()]
+    for start in range(0, len(points), _POINTS_PER_LINE):
+        points_of_line = points[start : start + _POINTS_PER_LINE]
+        log.info("  " + "  ".join(points_of_line))
     knee = knees[degree]
-    fitted = knee.fitted.tolist()
+    if knee.distance is None:
+        log.warn(f"cahp: the curve has no knee with degree {degree}, so all {knee.heads} heads are kept")
+    other_knees = []
+    for other_degree, other_knee in knees.items():
+        if other_degree != degree:
+            other_knees.append(f"{other_knee.heads} with degree {other_degree}")
+    kept = f"{knee.heads} of {sizes[-1]} heads are kept (accuracy {accuracy_of_size[knee.heads]:.4f})"
+    log.info(f"cahp: {kept}, degree {degree}; {', '.join(other_knees)}")
 
     # The measured curve and the fitted one, point by point.
     curve = []
-    for index, size in enumerate(sizes):
-        point = {
-            "heads": size,
-            "correct": correct[index],
-            "accuracy": accuracy[index],
-            "fitted": fitted[index],
-        }
-        curve.append(point)
+    for size, count, share, fitted in zip(sizes, correct, accuracy, knee.fitted.tolist(), strict=True):
+        curve.append({"heads": size, "correct": count, "accuracy": share, "fitted": fitted})
     return knee.heads, {
         "curve": curve,
         "knee": {"heads": knee.heads, "distance": knee.distance},
         "knees": heads_at_knees,
     }
-
-
-def _report(log: Log, sizes: Sequence[int], accuracy: Sequence[float], knees: Mapping[int, Knee], degree: int) -> None:
-    """Log the curve, the knee, and the knees of the other degrees.
-
-    Args:
-        log: receives the lines.
-        sizes: the numbers of heads that were tried.
-        accuracy: the accuracy with each.
-        knees: the knees by degree.
-        degree: the degree that decides.
-    """
-    log.info("cahp: accuracy against the number of heads kept")
-    accuracy_of_size = dict(zip(sizes, accuracy, strict=True))
-    points = [f"{size}: {share:.4f}" for size, share in accuracy_of_size.items()]
-
-    # The points of the curve, several in a line.
-    for start in range(0, len(points), _POINTS_PER_LINE):
-        points_of_line = points[start : start + _POINTS_PER_LINE]
-        log.info("  " + "  ".join(points_of_line))
-
-    knee = knees[degree]
-    if knee.distance is None:
-        log.warn(f"cahp: the curve has no knee with degree {degree}, so all {knee.heads} heads are kept")
-    accuracy_at_knee = accuracy_of_size[knee.heads]
-    other_knees = []
-    for other_degree, other_knee in knees.items():
-        if other_degree != degree:
-            other_knees.append(f"{other_knee.heads} with degree {other_degree}")
-    listed = ", ".join(other_knees)
-    log.info(
-        f"cahp: {knee.heads} of {sizes[-1]} heads are kept (accuracy {accuracy_at_knee:.4f}), degree {degree}; {listed}"
-    )

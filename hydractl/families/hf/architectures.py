@@ -442,10 +442,29 @@ def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
     Raises:
         InputError: with the difference, or if the heads cannot be separated.
     """
+    # An attention class that several models share may have no model in its name.
+    before_task, _, _ = name.partition("For")
+    kind = before_task.removesuffix("Model")
+    starts = (kind.removesuffix("Text"), kind, "")
+    expected_classes = [start + layout.core_class for start in starts]
+    linear_class = Conv1D if layout.heads.transposed else nn.Linear
     try:
-        blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
-        for block in blocks:
-            _check_attention(name, block, layout)
+        for _, layer in layers_of(base, layout):
+            # The classes of the attention and of its projections (queries, keys, values, output).
+            block = layer.get_submodule(layout.block)
+            core: Any = block.get_submodule(layout.core)  # the module that computes attention
+            projections = [block.get_submodule(projection) for projection in (*layout.heads.qkv, layout.heads.out)]
+            are_linear = all(type(projection) is linear_class for projection in projections)
+            core_class = type(core).__name__
+            if core_class not in expected_classes or not are_linear:
+                raise InputError(f"the attention of this {name} is {core_class}, expected {expected_classes[0]}")
+
+            # HeadAttention scales scores by 1 / sqrt(head_dim). Classes that do not state their scale do the same.
+            head_dim = getattr(core, "head_dim", 0)
+            scale = getattr(core, "scaling", 0)
+            if head_dim and scale and not math.isclose(scale, head_dim**-0.5):
+                problem = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({head_dim})"
+                raise InputError(f"this {name} is not supported: {problem}")
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
@@ -454,42 +473,6 @@ def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
     problems = deberta.problems(base) if type(base).__name__ == deberta.BODY else []
     if problems:
         raise InputError(f"this {name} is not supported", problems=problems)
-
-
-def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
-    """Raise an error if an attention block has another class, projections or scale than expected.
-
-    Args:
-        name: the name of the model's class, such as ``BertForSequenceClassification``.
-        block: the attention block of a layer.
-        layout: the expected names of its modules, and the expected class of its attention.
-
-    Raises:
-        InputError: with the difference.
-        AttributeError: if a module does not have the expected name.
-    """
-    core = block.get_submodule(layout.core)  # the module that computes attention
-
-    # The classes of the attention and of its projections (queries, keys, values, output).
-    projection_names = (*layout.heads.qkv, layout.heads.out)
-    projections = [block.get_submodule(projection_name) for projection_name in projection_names]
-    linear_class = Conv1D if layout.heads.transposed else nn.Linear
-    are_linear = all(type(projection) is linear_class for projection in projections)
-    before_task, _, _ = name.partition("For")
-    kind = before_task.removesuffix("Model")
-    # An attention class that several models share may have no model in its name.
-    starts = (kind.removesuffix("Text"), kind, "")
-    expected_classes = [start + layout.core_class for start in starts]
-    core_class = type(core).__name__
-    if core_class not in expected_classes or not are_linear:
-        raise InputError(f"the attention of this {name} is {core_class}, expected {expected_classes[0]}")
-
-    # HeadAttention scales scores by 1 / sqrt(head_dim). Classes that do not state their scale do the same.
-    head_dim = getattr(core, "head_dim", 0)
-    scale = getattr(core, "scaling", 0)
-    if head_dim and scale and not math.isclose(scale, head_dim**-0.5):
-        problem = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({head_dim})"
-        raise InputError(f"this {name} is not supported: {problem}")
 
 
 # --- the towers of a model --------------------------------------------------------------------------------------------

@@ -219,10 +219,10 @@ def _build_processor(settings: object) -> Any:
     name = settings.get("image_processor_type") if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or name not in PROCESSORS:
         raise _unsupported(name)
-    # Check all sizes first: a huge one would make the processor fill the memory.
+    # Check all sizes that are set (not None or 0) first: a huge one would make the processor fill the memory.
     for key in ("size", "crop_size", "pad_size"):
         sizes = settings.get(key) or {}
-        if not isinstance(sizes, Mapping) or not _are_lengths(sizes):
+        if not isinstance(sizes, Mapping) or not is_size([length for length in sizes.values() if length]):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
     with refused_as(f"transformers cannot build its {name}"):
         processor_class = getattr(transformers, name)
@@ -233,12 +233,6 @@ def _unsupported(name: object) -> InputError:
     """Return the error for an image processor that is not supported."""
     hint = f"supported: {', '.join(PROCESSORS)}"
     return InputError(f"transformers' image processor {shown(name)} is not supported", hint=hint)
-
-
-def _are_lengths(sizes: Mapping[str, object]) -> bool:
-    """Return whether all sizes that are set (not None or 0) are possible sides of an image in pixels."""
-    lengths = [length for length in sizes.values() if length]
-    return is_size(lengths)
 
 
 def _shape_of_images(processor: Any, channels: int) -> list[int]:

@@ -158,7 +158,9 @@ def converted_weights(
         if len(dtypes_in_file) == 1:
             dtype = torch_dtype(next(iter(infos.values())))
         else:
-            dtype = _dtype_in_file(name, tensor, loaded_model, infos)
+            # Made from several tensors of the file, or from a part of one, it stays as transformers loaded it.
+            name_in_file = _name_in_file(name, tensor, loaded_model, infos)
+            dtype = tensor.dtype if name_in_file is None else torch_dtype(infos[name_in_file])
         tensors[name] = tensor.to(dtype)
     return DictTensors(tensors), left_out
 
@@ -249,25 +251,6 @@ def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report:
         problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected_shape)}")
     problems += [shown(message, 200) for message in report.get("error_msgs", ())]
     return problems
-
-
-def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, TensorInfo]) -> torch.dtype:
-    """Return the dtype that a tensor has in a file with several dtypes.
-
-    Args:
-        name: the name of the tensor in the installed version.
-        tensor: the tensor as transformers loaded it.
-        loaded: the model that transformers loaded; it knows how names were converted.
-        infos: the header entries of the file by the names there.
-
-    Returns:
-        The dtype in the file. If transformers made the tensor from several tensors of the file, or from a part of one,
-        the dtype of ``tensor``.
-    """
-    name_in_file = _name_in_file(name, tensor, loaded, infos)
-    if name_in_file is None:
-        return tensor.dtype
-    return torch_dtype(infos[name_in_file])
 
 
 def _name_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, TensorInfo]) -> str | None:

@@ -139,7 +139,9 @@ class ManyInputs(OneBody):
             layer.dealt = [inputs[rows] for rows in rows_of_inputs]
             body = layer.dealt[0]
         else:
-            texts = [_rows_of_text(inputs, rows) for rows in rows_of_inputs]
+            texts = []
+            for rows in rows_of_inputs:
+                texts.append({name: value[rows] for name, value in inputs.items()})
             layer.dealt = [text["input_ids"] for text in texts]
             body = unite_texts(texts)
         try:
@@ -158,14 +160,6 @@ class ManyInputs(OneBody):
         weights = tensors[self._stem]  # [M, ...]
         tensors[self._stem] = weights.sum(0)
         return tensors
-
-
-def _rows_of_text(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """Return some rows of all tensors of a text batch."""
-    text = {}
-    for name, value in inputs.items():
-        text[name] = value[rows]
-    return text
 
 
 def unite_texts(texts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
