@@ -132,6 +132,7 @@ def _measure_dtype(
         # One result for each model at this batch size.
         for row, cost in zip(rows, costs, strict=True):
             timing = timed(runs[row.name], runs_of_first, batch_size, options.seed)
+            timing = timing.model_copy(update={"peak_memory_bytes": contest.peak_memory_bytes[row.name]})
             measured.append(
                 BenchRow(
                     model=row.name,
@@ -141,7 +142,7 @@ def _measure_dtype(
                     device=str(device),
                     compile=mode is not None,
                     compile_mode=mode,
-                    **dict(timing.model_copy(update={"peak_memory_bytes": contest.peak_memory_bytes[row.name]})),
+                    **dict(timing),
                     **dict(cost),
                 )
             )

@@ -548,7 +548,8 @@ def _most_similar(traces: Sequence[Trace], heads: Kept) -> Trace | None:
 
 def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
     """Return whether every head that was present in a trace was also present in another trace."""
-    return all(set(heads) <= set(other_heads) for heads, other_heads in zip(trace.kept, other.kept, strict=True))
+    pairs = zip(trace.kept, other.kept, strict=True)
+    return all(set(heads) <= set(other_heads) for heads, other_heads in pairs)
 
 
 def _shape_in_tower(tower: SearchedTower, stem: State, samples: int) -> BatchShape:

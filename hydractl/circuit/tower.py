@@ -422,7 +422,8 @@ class BlockCost:
         A product with weights takes one product backward; a product of two activations, as in attention, takes two.
         """
         forward = self.block(tokens, queries, heads)
-        second_products = 2 * self.share**2 * queries * tokens / self.windows * heads * self.head_dim
+        pairs_of_tokens = 2 * self.share**2 * queries * tokens / self.windows
+        second_products = pairs_of_tokens * heads * self.head_dim
         return forward + second_products
 
     def without_attention(self, queries: float) -> float:

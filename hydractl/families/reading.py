@@ -192,7 +192,7 @@ def names_only(config: Mapping[str, object], without: Iterable[str] = ()) -> dic
 
     def plain(value: object) -> object:
         if isinstance(value, Mapping):
-            return {key: plain(inner) for key, inner in value.items() if key not in left_out and not leads(inner)}
+            return names_only(value, left_out)
         if isinstance(value, list):
             return [plain(inner) for inner in value if not leads(inner)]
         return value
@@ -200,7 +200,11 @@ def names_only(config: Mapping[str, object], without: Iterable[str] = ()) -> dic
     def leads(value: object) -> bool:
         return isinstance(value, str) and _PLAIN_NAME.fullmatch(value) is None
 
-    return {key: plain(value) for key, value in config.items() if key not in left_out and not leads(value)}
+    kept = {}
+    for key, value in config.items():
+        if key not in left_out and not leads(value):
+            kept[key] = plain(value)
+    return kept
 
 
 def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:

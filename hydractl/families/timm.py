@@ -141,7 +141,10 @@ class TimmViT(ModelFamily):
         arguments = dict(options)
         # Take the settings of the crop out of the options. timm would not refuse them: it takes a mode that it does
         # not know for ``center``, and pads where more than the image is to be cut out.
-        crop: dict[str, object] = {key: arguments.pop(key) for key in ("crop_pct", "crop_mode") if key in arguments}
+        crop: dict[str, object] = {}
+        for key in ("crop_pct", "crop_mode"):
+            if key in arguments:
+                crop[key] = arguments.pop(key)
         share = crop.get("crop_pct", 1)
         is_share = isinstance(share, int | float) and 0 < share <= 1
         if not is_share:
@@ -530,12 +533,13 @@ def timm_sites(model: Any) -> list[Site]:
     sites = []
     for path, block in timm_relative.blocks_of(model).items():
         attention = block.attn
+        layout = timm_relative.KINDS.get(type(attention)) or timm_eva.layout_name(attention)
         site = Site(
             f"{path}.attn",
             heads=attention.num_heads,
             head_dim=attention.proj.in_features // attention.num_heads,
             d_model=attention.proj.out_features,
-            layout=timm_relative.KINDS.get(type(attention)) or timm_eva.layout_name(attention),
+            layout=layout,
             sharing=getattr(attention, "num_kv_groups", 1),
         )
         sites.append(site)

@@ -123,7 +123,11 @@ class FusedTensors:
     def elements(self, stock: Sequence[str]) -> int:
         """Return the number of stored elements of the tensors with these stock names, over all members."""
         wanted = set(stock)
-        return sum(self.info(name).numel for name, origin in self._origins.items() if origin.stock_name in wanted)
+        elements = 0
+        for name, origin in self._origins.items():
+            if origin.stock_name in wanted:
+                elements += self.info(name).numel
+        return elements
 
     def names(self) -> list[str]:
         """Return all tensor names, sorted."""

@@ -70,7 +70,10 @@ class Relative:
             The scores ``[B, n, q, T]``, scaled.
         """
         # The distance of each query token from each key token: of all tokens [1, 1, T, T], of some [B, 1, q, T].
-        index = self.index[None, None] if self.positions is None else self.index[self.positions][:, None]
+        if self.positions is None:
+            index = self.index[None, None]
+        else:
+            index = self.index[self.positions][:, None]
 
         # Compare each token with all R distances at once, then pick the score at its distance from each other token.
         total = q.new_zeros(())

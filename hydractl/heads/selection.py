@@ -200,6 +200,9 @@ def check_scored(scores: HeadScores, present: HeadMask) -> None:
     Raises:
         InputError: lists the heads without a score.
     """
-    missing = [f"{path} head {head}" for path, head in present.kept_heads if math.isinf(scores.scores[path][head])]
+    missing = []
+    for path, head in present.kept_heads:
+        if math.isinf(scores.scores[path][head]):
+            missing.append(f"{path} head {head}")
     if missing:
         raise InputError("the scores lack heads that the model has", problems=missing)

@@ -162,8 +162,11 @@ class Chain:
         The outputs are then other ones: this is for comparing models with each other in less time. Where the context
         has something for each token, e.g. a mask, all tokens stay.
         """
-        stems = [partial(_stem_of_first_tokens, stages.stem, count) for stages in self._stages]
-        self._stages = [replace(stages, stem=stem) for stages, stem in zip(self._stages, stems, strict=True)]
+        cut_stages = []
+        for stages in self._stages:
+            cut_stem = partial(_stem_of_first_tokens, stages.stem, count)
+            cut_stages.append(replace(stages, stem=cut_stem))
+        self._stages = cut_stages
 
     def of_projection(self) -> Chain:
         """Return a copy of the chain that reads out the input of the last linear layer, ``[M, B, prompts, d]``."""

@@ -481,7 +481,10 @@ class MemberProjections(nn.Module):
             projected: queries, keys and values of each run, as :meth:`project` returns them.
             relative: the terms.
         """
-        return [self.bank.relative(run, q, k, relative) for run, (q, k, _) in zip(self.runs, projected, strict=True)]
+        terms = []
+        for run, (q, k, _) in zip(self.runs, projected, strict=True):
+            terms.append(self.bank.relative(run, q, k, relative))
+        return terms
 
     def take(self, attended: Tensor) -> Tensor:
         """Select the member's heads from the attended heads of the bank, ``[B, heads of the bank, q, head_dim]``.

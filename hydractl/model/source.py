@@ -508,7 +508,9 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
     """
     family = get_family(family_name)
     sites = family.sites(loaded.config)
-    removed = [(site.path, head) for index, site in enumerate(sites) for head in loaded.removed.get(index, ())]
+    removed: list[tuple[str, int]] = []
+    for index, site in enumerate(sites):
+        removed += [(site.path, head) for head in loaded.removed.get(index, ())]
     description = Description(
         kind="pruned" if removed else "dense",
         family=family_name,

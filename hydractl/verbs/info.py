@@ -219,7 +219,9 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     masks = description.masks
     head_maps = []
     for mask in masks:
-        sites = [KeptSite(site=path, heads=heads, kept=list(mask.kept[path])) for path, heads in mask.heads.items()]
+        sites = []
+        for path, heads in mask.heads.items():
+            sites.append(KeptSite(site=path, heads=heads, kept=list(mask.kept[path])))
         head_maps.append(sites)
     notes = []
     drawn: dict[str, object] = {"source": dict(description.provenance)}
@@ -228,10 +230,11 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     else:
         drawn["head_maps"] = head_maps
         if _few_enough_to_compare(masks):
-            drawn["overlap"] = [
-                _overlap_of_masks(f"member {first}", mask, f"member {second}", other_mask)
-                for (first, mask), (second, other_mask) in combinations(enumerate(masks), 2)
-            ]
+            overlaps = []
+            for first, second in combinations(range(len(masks)), 2):
+                overlap = _overlap_of_masks(f"member {first}", masks[first], f"member {second}", masks[second])
+                overlaps.append(overlap)
+            drawn["overlap"] = overlaps
         else:
             notes.append(f"{len(head_maps)} members of many heads, too many to be compared")
 
