@@ -729,13 +729,18 @@ SENTENCES = {
         {single mahalanobis} with `mahalanobis` and {single mahalanobis-layers} with `mahalanobis-layers`.
     """,
     "cifar10": """
-        **Another score is the best one, and pruned members gain little or nothing; a deep ensemble does gain.** Over
-        {trainings} trainings of a ViT with an accuracy of {single accuracy}, `knn` instead of MSP gains {single knn -
-        single msp}, `energy` {single energy - single msp} and `mahalanobis` {single mahalanobis - single msp}. With
-        `energy` for all, minus the single model: `whole-late@4` {whole-late@4 energy - single energy} of AUROC and
-        {whole-late@4 accuracy - single accuracy} of accuracy at {whole-late@4 mac_ratio} times the mult-adds, the three
-        circuits {circuits energy - single energy} and {circuits accuracy - single accuracy} at {circuits mac_ratio}
-        times, a deep ensemble of the trainings {deep energy - single energy} and {deep accuracy - single accuracy}.
+        **A weak model, and another score: `knn` is the best of these, the distances of all layers gain little, and
+        under `knn` every ensemble of pruned members loses; a deep ensemble gains.** Over {trainings} trainings of a ViT
+        with an accuracy of {single accuracy}, `knn` instead of MSP gains {single knn - single msp} of mean AUROC,
+        `energy`, which is fitted to nothing, {single energy - single msp}, `mahalanobis-layers` {single
+        mahalanobis-layers - single msp}. Under `knn`, minus the single model: `whole-late@4` {whole-late@4 knn - single
+        knn} at {whole-late@4 mac_ratio} times the mult-adds; the three circuits {circuits knn - single knn} and
+        {circuits accuracy - single accuracy} of accuracy at {circuits mac_ratio} times; the same tuned for an epoch
+        {circuits-tuned knn - single knn} and {circuits-tuned accuracy - single accuracy}; a deep ensemble of the
+        trainings {deep knn - single knn} and {deep accuracy - single accuracy}. Under `energy` and `vim`, which find
+        fewer OOD samples, pruned members can gain: `whole-late@4` {whole-late@4 energy - single energy} and
+        {whole-late@4 vim - single vim}, the tuned circuits {circuits-tuned energy - single energy} and {circuits-tuned
+        vim - single vim}.
     """,
     "elsewhere": """
         Rounding differs between machines, and a training makes much of it: the same {trainings} seeds trained on
