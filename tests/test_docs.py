@@ -228,7 +228,7 @@ def test_one_table_becomes_three_parts(tmp_path: Path, shell: Shell) -> None:
     publish(stock("bert"), "bert", tmp_path / "bert")
     rows = [f"a film {number} so fine,{number % 3}\n" for number in range(60)]
     (tmp_path / "reviews.csv").write_text("body,stars\n" + "".join(rows))
-    commands = block_of("data.md", "sh", "fraction=0.9:1").replace("bert.st", "bert")
+    commands = block_of("data.md", "sh", "fraction=0.9:1").replace("hf:google-bert/bert-base-uncased", "bert")
     shell(commands.replace("--epochs 3", "--epochs 1"), tmp_path)
     seen = hydractl.open(str(tmp_path / "tuned.st")).description.seen
     assert [entry["n"] for entry in seen] == [48, 6]
