@@ -254,9 +254,7 @@ def test_every_room_exists(house: dict[str, ast.Module]) -> None:
 
 MANY = "\n".join(["def f():", *["    from hydractl.errors import E"] * 40])
 BAD = {
-    ("errors.py", "from hydractl.heads.mask import Site"): "errors.py:1: errors may not import hydractl.heads.mask",
     ("heads/mask.py", "def f():\n    import hydractl.cli.app"): "heads/mask.py:2: heads may not import hydractl.cli",
-    ("heads/mask.py", "def f():\n    from hydractl import cli"): "heads/mask.py:2: heads may not import hydractl.cli",
     ("metrics/a.py", "if TYPE_CHECKING:\n    from hydractl.fusion.plan import P"): "metrics/a.py:2: metrics may not",
     ("families/b.py", 'M = "hydractl.cli.app"'): "families/b.py:1: families may not import hydractl.cli.app",
     ("verbs/score.py", "from . import heads"): "verbs/score.py:1: a relative import",
@@ -267,14 +265,10 @@ BAD = {
     ("verbs/score.py", MANY): "41 imports inside functions",
     ("one.py", ""): "7 files at the root",
     ("verbs/score.py", "import typer"): "verbs/score.py:1: may not import typer",
-    ("cli/app.py", "import click.core"): "cli/app.py:1: may not import click",
-    ("families/b.py", "def f():\n    from timm.layers import Attention"): "families/b.py:2: may not import timm",
     ("families/timm.py", "import timm"): "imports timm without hydractl.families.torchvision_operators",
     ("verbs/score.py", "def f():\n    print(1)"): "verbs/score.py:2: print outside cli/console.py",
     ("files/b.py", "import hydractl"): "files/b.py:1: imports the package, which imports this",
-    ("files/b.py", "from hydractl import __version__"): "files/b.py:1: imports the package, which imports this",
     ("data/utils.py", ""): "data/utils.py: name it after what it does",
-    ("utils/a.py", ""): "utils/a.py: name it after what it does",
 }
 
 
