@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -18,6 +20,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
 
 import hydractl
+from tests.image_data import encoded
 from tests.pico import SMALL, published
 
 pytestmark = pytest.mark.release
@@ -142,3 +145,56 @@ def test_the_library_loads_a_pruned_folder(folder: Path, tmp_path: Path, variant
     else:
         found = [one["score"] for one in with_transformers(where, sample)]
     assert sorted(found) == pytest.approx(expected, abs=1e-5)
+
+
+def test_mlflow_answers_as_predict_does(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    hydractl.calibrate(folder / "h.st", val=folder / "data.npz", threshold="id:0.1", device="cpu", output="best.st")
+    page = (Path(__file__).resolve().parents[1] / "docs" / "interop.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("\n## MLflow\n")
+    code, saving = re.findall(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    Path("mlflow_hydra.py").write_text(code, encoding="utf-8")
+    exec(saving, {})
+    pixels = np.load(folder / "data.npz")["x"][:9]
+    frame = pandas.DataFrame({"image": list(map(encoded, pixels))})
+    answer = mlflow.pyfunc.load_model("best.mlflow").predict(frame)
+    rows = hydractl.predict("best.st", data=pixels, device="cpu").rows
+    assert answer["is_ood"].tolist() == [row["is_ood"] for row in rows]
+    assert answer["ood_score"].tolist() == pytest.approx([row["ood_score"] for row in rows])
+    assert [str(label) for label in answer["predicted"]] == [str(row["predicted"]) for row in rows]
+
+
+def test_ray_data_says_of_every_row_what_a_single_process_says(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="pip install 'ray[data]' aiohttp")
+    pytest.importorskip("aiohttp", reason="pip install aiohttp")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from examples.interop.ray_data import predictions, same_answers
+
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else its processes wait for all others of a busy machine
+    model = str(tmp_path / "cal.st")
+    hydractl.calibrate(folder / "h.st", val=folder / "data.npz", threshold="id:0.1", device="cpu", output=model)
+    pixels = np.load(folder / "data.npz")["x"]
+    ids = [f"photo {number}" for number in range(len(pixels))]
+    shards = []
+    for start, stop in ((0, 30), (30, 37), (37, 80)):  # no multiple of the batch size
+        images = list(map(encoded, pixels[start:stop]))
+        shard = str(tmp_path / f"shard{start:02}.parquet")
+        parquet.write_table(pyarrow.table({"id": ids[start:stop], "image": images}), shard)
+        shards.append(shard)
+
+    single = []
+    for shard in shards:
+        single += hydractl.predict(model, data=shard, batch_size=16, device="cpu").rows
+    single = [{**row, "id": sample} for row, sample in zip(single, ids, strict=True)]
+    rows = list(predictions(model, shards, actors=2, batch_size=16))
+    assert [row["id"] for row in rows] == ids
+    assert same_answers(rows, single)
+    moved = [*rows[:5], {**rows[5], "ood_score": rows[5]["ood_score"] + 1e-3}, *rows[6:]]
+    assert not same_answers(moved, single) and not same_answers(rows[1:], single)
+    sys.modules["ray"].shutdown()

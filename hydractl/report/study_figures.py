@@ -42,7 +42,9 @@ _MADE_OF: Mapping[str, str] = {
     "whole-late": "the same, the heads all of the last third of its layers",
     "whole-three": "fused with three such copies: for accuracy, for OOD detection, and for both",
     "circuits": "three such copies, each without a third of the heads, without the model itself",
+    "circuits-tuned": "the models of circuits, each trained on after pruning",
     "taylor": "three copies pruned by Taylor scores of the training data",
+    "trained": "the single model, trained on like one of a tuned ensemble",
 }
 """What models are made of, by the part of their name before ``@N``; those of methods have the name of the method."""
 
@@ -53,6 +55,8 @@ _SCORES: Mapping[str, str] = {
     "rmd": "mahalanobis, minus the distance to the mean of all training samples",
     "knn": "distance of the features to the nearest training samples",
     "vim": "energy, and what of the features lies outside of the space of the training samples",
+    "react": "energy, after features above a limit have been cut down to it",
+    "gen": "how far the probabilities are from one class alone, by their generalised entropy",
     "hedge": "a sum of several scores, each standardised on training samples held out",
 }
 """What the scores are that a study takes most often; ``docs/metrics.md`` has all."""
@@ -136,8 +140,10 @@ def _flagged(study: StudyAnswer) -> list[str]:
     if wanted is not None and study.choice.n is not None:
         samples = f"the {study.choice.n:,} ID samples of --val that it was chosen on"
         promised = f"at most {100 * float(wanted[1]):g} % of {samples}"
-        by_chance = "on other samples the share differs by chance, the more the fewer they are"
-        sentence += f" It was set to flag {promised}; {by_chance}."
+        by_chance = "the fewer these are, the more the share of other samples differs by chance"
+        sentence += (
+            f" It was set to flag {promised}; {by_chance}. FPR95 is of other thresholds, which find 95 % of OOD."
+        )
     return [sentence]
 
 

@@ -159,5 +159,5 @@ def of_stability(stability: StabilityRecord) -> list[str]:
         is_small = abs(stability.difference) < AUROC_MARGIN
         if is_small and changed_shares["model"] <= OFTEN:
             return []
-        consequence = f", whose mean OOD AUROC on these data differs by {signed_number(stability.difference)}"
+        consequence = f", on average by {signed_number(stability.difference)} of mean OOD AUROC on these data"
     return [f"Not certain: resamples of the validation data would have led to {' and '.join(changes)}{consequence}."]

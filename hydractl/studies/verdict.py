@@ -395,7 +395,7 @@ def _fewer_false_alarms(facts: Facts) -> str:
     if not facts.false_alarms or fpr95 is None or fpr95.kind not in GAINS:
         return ""
     before, after = map(percent, facts.false_alarms)
-    return f"false alarms fall from {before} to {after} of normal (ID) samples where 95 % of the OOD samples are found"
+    return f"false alarms fall from {before} to {after} of normal (ID) samples, at thresholds that find 95 % of OOD"
 
 
 def _single_sentence(facts: Facts, answer: str) -> str:
@@ -412,10 +412,10 @@ def _single_sentence(facts: Facts, answer: str) -> str:
 
     if not facts.has_other_rows:
         return sentence
-    judged = "No other model is worth its cost here"
+    judged = "No other model gains enough to be worth its cost here"
     if facts.other_row_may_pay:
-        judged = "On validation data no other model is worth its cost"
-    return f"{sentence} {judged}, which takes a gain of more than {AUROC_MARGIN:g} of AUROC."
+        judged = "On validation data no other model gains enough to be worth its cost"
+    return f"{sentence} {judged}: more than {AUROC_MARGIN:g} of AUROC."
 
 
 def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
@@ -440,7 +440,7 @@ def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
         if facts.false_alarms:
             before, of_rival, after = map(percent, facts.false_alarms)
             plainly = (
-                f" Where 95 % of the OOD samples are found, false alarms are {before} of normal (ID) samples with the "
+                f" At thresholds that find 95 % of OOD, false alarms are {before} of normal (ID) samples with the "
                 f"model as it is, {of_rival} with {rival}, and {after} with this."
             )
         return f"Use {name}: {gain}{cost}.{pays}{plainly}"

@@ -234,8 +234,8 @@ def test_what_is_flagged_and_how_sure_it_is_come_with_their_numbers_of_samples(d
     *_, flagged, how_sure = in_brief(study.model_copy(update=updated))
     assert flagged == (
         "The threshold of best.st flags 2.8 % of ID samples, 50.0 % of letters. It was set to flag at most 5 % of the "
-        "150 ID samples of --val that it was chosen on; on other samples the share differs by chance, the more the "
-        "fewer they are."
+        "150 ID samples of --val that it was chosen on; the fewer these are, the more the share of others differs by "
+        "chance. FPR95 is of other thresholds, which find 95 % of OOD."
     )
     other = threshold.model_copy(update={"rule": "id:x"})  # of a document that another program wrote
     use = study.use.model_copy(update={"threshold": other})

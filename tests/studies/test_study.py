@@ -847,8 +847,7 @@ def test_commands_by_make_make_the_same_bytes(
         pytest.skip("flock, by which a GPU has one command at a time, is of util-linux")
     expected = contents(copy)
     plan = only_planned(copy, monkeypatch, capsys)
-    program, submitting = programs_of_the_page()
-    compile(program + submitting, "several-gpus.md", "exec")
+    program, _ = programs_of_the_page()
     printing = [sys.executable, "-c", program, "runs", "2"]
     makefile = subprocess.run(printing, input=plan, capture_output=True, text=True, check=True).stdout
     Path("runs/steps/Makefile").write_text(makefile)
@@ -856,6 +855,25 @@ def test_commands_by_make_make_the_same_bytes(
     done = subprocess.run(make, env=with_hydractl, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Nothing to be done" in subprocess.run(make, capture_output=True, text=True, check=True).stdout
+    assert Path("runs/choose/circuits.json").exists() and not list(Path("runs/test").iterdir())
+    assert study() == 0
+    assert contents(copy) == expected
+
+
+@pytest.mark.release
+def test_jobs_make_the_same_bytes(
+    copy: Path, with_hydractl: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("submitit", reason="pip install submitit")
+    expected = contents(copy)
+    plan = only_planned(copy, monkeypatch, capsys)
+    printing, submitting = programs_of_the_page()
+    beginning = printing.partition("print(")[0]
+    here = submitting.replace('"runs/vit/jobs"', '"runs/jobs", cluster="local"').replace("gpus_per_node=1, ", "")
+    assert here.count("local") == 1
+    program = [sys.executable, "-c", beginning + here, "runs", "2"]
+    done = subprocess.run(program, input=plan, env=with_hydractl, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert Path("runs/choose/circuits.json").exists() and not list(Path("runs/test").iterdir())
     assert study() == 0
     assert contents(copy) == expected

@@ -225,7 +225,7 @@ def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure],
     assert lines(tested)[0].endswith(f" {NO_OTHER}")
 
 
-NO_OTHER = "No other model is worth its cost here, which takes a gain of more than 0.01 of AUROC."
+NO_OTHER = "No other model gains enough to be worth its cost here: more than 0.01 of AUROC."
 
 
 def next_best(
@@ -244,8 +244,8 @@ def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
     said = lines(tested)
     assert said[0].startswith("Use the single model with vim: ")
     assert said[0].endswith(
-        " against the model as it is, with MSP, at the same mult-adds. On validation data no other model is worth its "
-        "cost, which takes a gain of more than 0.01 of AUROC."
+        " against the model as it is, with MSP, at the same mult-adds. On validation data no other model gains enough "
+        "to be worth its cost: more than 0.01 of AUROC."
     )
     assert said[1] == (
         "Next best on validation data is whole-avg@4 with vim, at 1.14 times the mult-adds: on the test data mean OOD "
@@ -264,8 +264,8 @@ def test_the_headline_carries_the_doubt(rungs: list[Rung]) -> None:
     (doubt,) = doubts.of_stability(StabilityRecord(row=0.46, score=0.9, difference=0.002))
     sure, unsure = (facts_of([BETTER] * (len(rungs) - 1), {"msp": BETTER}, rungs, uncertain=x) for x in ("", doubt))
     assert lines(unsure)[0].endswith(
-        ". Not certain: resamples of the validation data would have led to another model in 54 % of cases, whose mean "
-        "OOD AUROC on these data differs by +0.0020."
+        ". Not certain: resamples of the validation data would have led to another model in 54 % of cases, on "
+        "average by +0.0020 of mean OOD AUROC on these data."
     )
     assert "Not certain" not in " ".join(lines(sure)) and "No other model is worth" not in lines(unsure)[0]
 
@@ -285,15 +285,15 @@ def test_fpr95_stands_beside_auroc_in_the_answer() -> None:
 
 def test_the_headline_says_plainly_how_false_alarms_change_where_they_do() -> None:
     fewer = {AUROC: finding(BETTER), FPR95: finding((-0.262, (-0.33, -0.2)), FPR95)}
-    plain = "false alarms fall from 34.7 % to 8.5 % of normal (ID) samples where 95 % of the OOD samples are found"
+    plain = "false alarms fall from 34.7 % to 8.5 % of normal (ID) samples, at thresholds that find 95 % of OOD"
     score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline=fewer, false_alarms=(0.347, 0.085))
     assert lines(score)[0] == f"Use the single model with vim: {plain}, at the same mult-adds. {NO_OTHER}"
     unsure = {AUROC: finding(BETTER), FPR95: finding((-0.02, (-0.07, 0.03)), FPR95)}
     assert "false alarms" not in " ".join(lines(replace(score, against_baseline=unsure)))
     row = facts_of([BETTER, BETTER], {"vim": BETTER}, against_baseline=fewer, false_alarms=(0.347, 0.09, 0.085))
     assert lines(row)[0].endswith(
-        ", at 1.14 times the mult-adds. Where 95 % of the OOD samples are found, false alarms are 34.7 % of normal "
-        "(ID) samples with the model as it is, 9.0 % with the single model with vim, and 8.5 % with this."
+        ", at 1.14 times the mult-adds. At thresholds that find 95 % of OOD, false alarms are 34.7 % of normal (ID) "
+        "samples with the model as it is, 9.0 % with the single model with vim, and 8.5 % with this."
     )
 
 
@@ -442,7 +442,7 @@ def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> N
 def test_another_score_that_costs_next_to_nothing_is_no_doubt() -> None:
     assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.004)) == []
     assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.014)) == [
-        "Not certain: resamples of the validation data would have led to another score in 70 % of cases, whose mean "
-        "OOD AUROC on these data differs by -0.0140."
+        "Not certain: resamples of the validation data would have led to another score in 70 % of cases, on "
+        "average by -0.0140 of mean OOD AUROC on these data."
     ]
-    assert "differs by +0.0040" in doubts.of_stability(StabilityRecord(row=0.7, score=0.3, difference=0.004))[0]
+    assert "by +0.0040" in doubts.of_stability(StabilityRecord(row=0.7, score=0.3, difference=0.004))[0]
