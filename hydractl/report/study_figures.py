@@ -140,10 +140,9 @@ def _flagged(study: StudyAnswer) -> list[str]:
     if wanted is not None and study.choice.n is not None:
         samples = f"the {study.choice.n:,} ID samples of --val that it was chosen on"
         promised = f"at most {100 * float(wanted[1]):g} % of {samples}"
-        by_chance = "the fewer these are, the more the share of other samples differs by chance"
-        sentence += (
-            f" It was set to flag {promised}; {by_chance}. FPR95 is of other thresholds, which find 95 % of OOD."
-        )
+        by_chance = "the fewer these are, the more the share of others differs by chance"
+        of_fpr95 = "FPR95 is of other thresholds, which find 95 % of OOD"
+        sentence += f" It was set to flag {promised}; {by_chance}. {of_fpr95}."
     return [sentence]
 
 
