@@ -98,7 +98,9 @@ class Values:
 
 
 def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
-    """Count the results of one batch, in float64.
+    """Return the OOD scores, the number of correct samples and the losses of one batch, computed in float64.
+
+    Each comes with its doubt: by how much it may differ on another machine, where logits are rounded otherwise.
 
     Args:
         logits: ``[B, classes]``.
@@ -129,7 +131,8 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     if labels is None:
         return Values(False, scores, near=score_tolerance)
 
-    # How many samples are classified right here, on every machine (surely), and on some machine (perhaps).
+    # A sample is right if its margin, the logit of the label minus the highest other one, is above 0. Count those that
+    # are right here, on every machine (surely), and on some machine (perhaps): a tie may be won elsewhere.
     only_member = members[0]  # [B, classes]
     predicted = only_member.argmax(axis=1)
     correct = int((predicted == labels).sum())
@@ -282,8 +285,8 @@ class Tally:
     def counts(self) -> EvaluationCounts:
         """Return the counts over the batches seen so far, summed over all tasks.
 
-        ``two_u`` is twice the number of pairs of an ID and an OOD sample in the right order, which gives the AUROC. It
-        is None if no OOD sample has been seen.
+        ``two_u`` is twice the number of pairs of an ID and an OOD sample in the right order (a tie is half a pair), so
+        the AUROC is ``two_u / (2 * n_id * n_ood)``. It is None if no OOD sample has been seen.
         """
         # A task is one ID set (inside) with one OOD set (outside). Its samples and pairs are counted as often as its
         # share says. `lower` and `higher` are by how much rounding may change `two_u`.

@@ -172,17 +172,21 @@ class Evaluator:
     def price(self, site: int | None, samples: int, share: float | None = None) -> float:
         """Return the cost of evaluating one candidate, a head of a site, in evaluations of one block on one sample.
 
+        Without a head of the sample tower, the blocks from its site on run for each sample. Without one of the label
+        tower, which encodes the texts of the classes, they run for these texts, however many samples there are.
+
         Args:
             site: the index of the site (attention block), which may be in the sample tower or in the label tower; None:
                 the cost of the current model itself.
             samples: on how many samples; each is assumed to cost the mean over the samples of this evaluator.
             share: the share of the heads that is present at each site; None: as many as now.
         """
+        # A head of the sample tower, or the current model itself.
         label_tower = self.label_tower
         if label_tower is None or site not in label_tower.sites:
             return samples * _mean_price(self.sample_tower, self._shapes, site, share)
 
-        # A head of the label tower: the tower runs on all prompts, however many samples there are.
+        # A head of the label tower.
         shapes = []
         for stem in self._label_stems:
             prompts_of_batch = len(stem.hidden)
@@ -202,7 +206,8 @@ class Evaluator:
         """Make the model without these heads the current one, which later calls evaluate.
 
         If the model has a tower for the texts of the labels, the texts run now. Batches of samples run later, when they
-        are asked for.
+        are asked for. The states of all blocks in a run (its trace) are stored, so that a similar model need only run
+        from the first block that differs.
 
         Args:
             removed: all heads that the model lacks, not only those removed since the previous model.
@@ -260,13 +265,10 @@ class Evaluator:
         return [self._values_from_reads(batch, trace.read, classes) for classes in classes_without_each]
 
     def _label_reads_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
-        """Return the class features of the label tower when one more head is removed, for each of some heads of a site.
+        """Return the class features without each of these heads of one site, ``[classes, D]`` for each head.
 
-        The label tower encodes the texts of the classes. Its last answer is kept, since every batch asks for the same
-        one.
-
-        Returns:
-            For each head ``[classes, D]``.
+        The label tower encodes the texts of the classes. Its last answer is stored, since every batch of samples asks
+        for the same one.
         """
         assert self.label_tower is not None
         candidates = [CandidateHead(site, head) for head in heads]
@@ -428,11 +430,11 @@ class Evaluator:
     def _trace_of_current_model(self, batch: int) -> Trace:
         """Return the trace of one batch (the states of all blocks) under the current model, and store it.
 
-        A stored trace of the same model is returned as it is. Otherwise the batch runs, starting at the first block
-        where the current model differs from the model of the most similar stored trace.
+        The batch runs from the first block where the current model differs from the most similar stored trace; it does
+        not run if they are equal. There are two stores:
 
-        Traces of models that are searched are stored in ``_traces``, several per batch. The trace of a model that is
-        only tried (``_is_aside``) is stored in ``_tried``, one per batch.
+        * ``_traces``, several per batch: models that a search has reached by removals;
+        * ``_tried``, one per batch: a model that is only tried (``_is_aside``), and may be discarded.
         """
         heads = self.sample_tower.kept
         searched_traces = self._traces.setdefault(batch, [])

@@ -89,7 +89,7 @@ class Slopes:
     quantities: Quantities
 
     def by_heads(self, heads: Sequence[CandidateHead]) -> Quantities:
-        """Return the slopes by some heads, one column each; zeros for heads of the label tower."""
+        """Return the slopes by these heads, float64 ``[N, len(heads)]``; zeros for heads of the label tower."""
         column_of_head = {head: column for column, head in enumerate(self.heads)}
         column_of_zeros = -1  # the last column
         columns = torch.tensor([column_of_head.get(head, column_of_zeros) for head in heads], dtype=torch.long)
@@ -99,11 +99,15 @@ class Slopes:
 
 
 def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
-    """Return masks of the ID samples and of the OOD samples that belong to a task, bool ``[N]`` each."""
+    """Return which ID samples and which OOD samples belong to a task, as two masks, bool ``[N]`` each.
+
+    The samples are in the order of the batches. All samples of a batch belong to the same tasks.
+    """
     id_flags: list[bool] = []
     ood_flags: list[bool] = []
     for batch in evaluator.batches:
         belongs_to_task = task in batch.tasks
+        # Only ID batches have labels.
         flags = ood_flags if batch.labels is None else id_flags
         flags.extend([belongs_to_task] * batch.size)
     is_inside = torch.tensor(id_flags, dtype=torch.bool)
@@ -121,17 +125,20 @@ def quantities_needed(objectives: Sequence[str]) -> list[str]:
 
 
 def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
-    """Compute one quantity of each sample of a batch, differentiably.
+    """Return one quantity of each sample of a batch, ``[B]``, differentiable by the logits.
+
+    With z the logits, y the label and j over the other classes, the quantities are:
+
+    * ``ood_score``: a function that sorts samples as the OOD score does, and is nearly linear;
+    * ``margin``: z_y - max z_j, above 0 if the sample is right;
+    * ``label``: z_y - log sum exp z_j, the log-odds log(p_y / (1 - p_y));
+    * ``spread``: the sum of q_j^2, where q is the softmax over the others: 1 if one of them has all, else less.
 
     Args:
-        name: ``ood_score``; or a comparison of the label with the other classes: ``margin`` (logit minus the highest
-            other one), ``label`` (log-odds) or ``spread`` (of probability over the others).
+        name: one of these names.
         logits: float64 ``[B, classes]``.
         labels: ``[B]``; None for OOD samples, which have only the OOD score.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
-
-    Returns:
-        The quantity of each sample, ``[B]``.
     """
     if name == OOD_SCORE:
         nearly_linear_score = _OOD_SCORE[ood_score]
@@ -237,7 +244,11 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
 
 
 def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the slopes of one batch by the name of the quantity, ``[B, heads + 1]`` each; the last column is zero."""
+    """Return the slopes of one batch by the name of the quantity, float32 ``[B, heads + 1]`` each.
+
+    A slope is the derivative of the quantity of a sample by a gate, a factor 1 on the output of a head. The last column
+    is zero, for heads that have no gate. Empty if the batch has none of the quantities, e.g. OOD samples no margin.
+    """
     readable, labels = _quantities_and_labels(evaluator, batch, names)
     if not readable:
         return {}
@@ -283,7 +294,9 @@ def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str
 
 
 def _joined_in_batch_order(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) -> Quantities:
-    """Concatenate the quantities of all batches in the order of the batches, separately for ID and OOD batches.
+    """Return the quantities of all samples, ``[N, ...]`` each: those of all batches, concatenated in their order.
+
+    ID and OOD batches are concatenated separately; OOD batches are those without labels.
 
     Args:
         evaluator: the evaluator that has the batches.

@@ -254,6 +254,8 @@ def _is_sound_record(
         return False
     if is_evaluation and not isinstance(record["given_up"], list):
         return False
+
+    # `off` has by how much the forecast of each objective was wrong; only a lazy search makes forecasts.
     if not all(type(error) is float for error in record.get("off", {}).values()):
         return False
 

@@ -144,10 +144,11 @@ class _PlannedRound:
 def _rounds_of_elimination(
     evaluator: Evaluator, heads: int, budget: int, asked_at_most: int | None
 ) -> list[_PlannedRound]:
-    """Return one round for each removal of Algorithm 1, exact or lazy, with the work that is expected of it.
+    """Return the expected work of each step of a greedy search (Algorithm 1), which removes one head per step.
 
-    At every step one head is removed. The removed heads are assumed to be spread evenly over all sites, so the model
-    becomes cheaper step by step.
+    An exact search evaluates all heads that are left at each step; a lazy one only those with the best forecasts. The
+    removed heads are assumed to be spread evenly over all sites, so the model becomes cheaper step by step: after 36 of
+    144 heads are removed, a share of 0.75 runs.
 
     Args:
         evaluator: an evaluator of the whole model.
@@ -180,9 +181,11 @@ def _rounds_of_elimination(
 def with_memory(
     plan: SearchPlan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False
 ) -> SearchPlan:
-    """Return the plan under a memory limit: how much is kept at a time, and into how many parts the data are cut.
+    """Return the plan under a memory limit, with the bytes that are used and the number of parts (chunks) of the data.
 
-    The memory is used in the same way as by :class:`Evaluator`, with batches of equal size.
+    The memory holds states, as in :class:`Evaluator`: the stems (the states before the first block) and the traces (the
+    states of all blocks). If the traces of all batches do not fit, the batches are cut into chunks that take turns.
+    Batches are assumed to be of equal size.
 
     Args:
         plan: a plan made with one batch of each set.
@@ -222,9 +225,9 @@ def with_memory(
 
 
 def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float, float]:
-    """Return the seconds of one sample-block evaluation, counting included, timed for one candidate on an ID batch.
+    """Return how long one block takes for one sample: seconds of the clock, and seconds of processor time.
 
-    They are those of the clock, and those of the processor.
+    Timed is the evaluation of one candidate on the first ID batch, including the counting of its results.
     """
     site, position = head
     first_id_batch = 0
@@ -236,7 +239,8 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float
     evaluator.current_values(first_id_batch)
     evaluator.values_without_each(first_id_batch, site, [position])
 
-    # Of later calls the shortest counts: others may have waited for other work of the machine.
+    # Of later calls the shortest counts: others may have waited for other work of the machine. Seconds are divided by
+    # the work of the call, which is counted in blocks times samples.
     shortest = math.inf
     least_busy = math.inf
     for _ in range(_TIMED_CALLS):

@@ -88,7 +88,10 @@ class Race:
         known: Mapping[CandidateHead, HeadEvaluation],
         finished: Callable[[RacingHead], None],
     ) -> None:
-        """Enter all candidates with the best case of nothing counted; those that a journal knows do not run again."""
+        """Enter all candidates; those that an interrupted search has counted (``known``) do not run again.
+
+        The best case of a candidate is what it would reach if all samples that it has not seen counted in its favour.
+        """
         self.evaluator = evaluator
         self.objectives = list(objectives)
         self.bounds = bounds
@@ -149,7 +152,7 @@ class Race:
     # --- all data in memory, with bounds: the best case decides who goes on -------------------------------------------
 
     def _find_winner(self, objective: str) -> None:
-        """Evaluate candidates for one objective until each is counted to its end or out of reach.
+        """Evaluate candidates for one objective until each is counted to its end or cannot win.
 
         The leader, the candidate that can still reach the most, always runs next, on one batch: no candidate runs a
         batch that it could have been spared. One exception: a leader that has seen enough batches runs to the end at
@@ -181,9 +184,9 @@ class Race:
     def _batches_in_order(self, objective: str) -> list[int]:
         """Return the indices of the batches that an objective needs, first those on which the current model loses most.
 
-        Differences between candidates show there first, so candidates can be given up after few batches. If there are
-        too many batches, they keep their order: the comparison of every ID batch with every OOD batch would cost more
-        than it spares.
+        Differences between candidates show there first, so candidates can be given up after few batches. The order is
+        greedy: batch after batch, the one that adds most loss. If there are too many batches, they keep their order,
+        as comparing every ID batch with every OOD batch would cost more than it spares.
         """
         needed = self._batches_read_by([objective])
         id_batches = [batch for batch in needed if self._is_id(batch)]
@@ -207,8 +210,9 @@ class Race:
         alone = loss_by_batch / total_by_batch
         paired = loss_by_pair / total_by_pair
 
-        # Choose one batch after another, always the one that adds most loss to those chosen before. Add a tenth of a
-        # batch's loss with all others, so that the first choice already looks ahead.
+        # Choose one batch after another, always the one that adds most loss to those chosen before. A batch adds its
+        # own loss, and its losses in pairs with the chosen ones. Before anything is chosen, a tenth of its losses in
+        # pairs with all batches lets the first choice look ahead.
         gain = alone + 0.1 * paired.sum(axis=1)
         order: list[int] = []
         for _ in range(len(gain)):
@@ -240,9 +244,9 @@ class Race:
     def _run_chunks(self) -> None:
         """Run all candidates on the batches whose states fit into memory together, then on the next chunk, and so on.
 
-        Candidates of one site that run together are a unit. With bounds, candidates that can no longer win are given
-        up. Then, if there are three chunks or more, the most hopeful unit runs to the end after the first chunk, so
-        that others can be given up by comparison with it.
+        A chunk is a part of the batches, a unit a few candidates of one site that run together. With bounds,
+        candidates that can no longer win are given up. Then, if there are three chunks or more, the unit that can still
+        reach the most runs to the end after the first chunk: its final scores rule out others.
         """
         needed = set(self._batches_read_by(self.objectives))
         batches_of_chunks = [[batch for batch in chunk if batch in needed] for chunk in self.evaluator.chunks]
@@ -266,11 +270,11 @@ class Race:
             self._evaluate_unit(unit, batch)
 
     def _units_by_hope(self) -> list[list[RacingHead]]:
-        """Group the candidates that are not done into units that run together, the most hopeful unit first.
+        """Return the candidates that are not done, in units of up to ``at_once`` that run together.
 
-        The hope of a candidate is the best standing that it can still reach, for the first objective. A unit holds at
-        most ``at_once`` candidates of one site (attention block), the most hopeful first, and is as hopeful as this
-        one.
+        A unit has candidates of one site (attention block) only. Units and the candidates in them are sorted by hope,
+        the best standing that a candidate can still reach for the first objective; a unit counts as its first one. E.g.
+        with ``at_once`` 2 and hopes 9, 7, 4 at site A and 8 at site B: [A9, A7], [B8], [A4].
         """
         first_objective = self.objectives[0]
         running = [contestant for contestant in self._contestants if contestant.final_counts is None]
@@ -291,9 +295,10 @@ class Race:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def _evaluate_unit(self, unit: Sequence[RacingHead], batch: int) -> None:
-        """Evaluate some candidates of one site on one batch, and judge each by its new counts.
+        """Evaluate some candidates of one site on one batch, and add the results to the counts of each.
 
-        Nothing runs unless at least one candidate still needs the batch.
+        Nothing runs unless at least one candidate still needs the batch. Each is judged at once: it may be given up, or
+        rule out others.
         """
         is_needed = any(self._still_needs(contestant, batch) for contestant in unit)
         if not is_needed:
@@ -322,9 +327,11 @@ class Race:
     def _judge_after_batch(self, contestant: RacingHead) -> None:
         """Judge a candidate that has seen one more batch.
 
-        First its best case is lowered to what is still possible, and objectives that it can no longer win are dropped.
-        Then the objectives for which it now has all counts are entered; this may put other candidates out of reach. If
-        nothing is left to count, the candidate is done.
+        The order matters:
+
+        1. Its best case (all unseen samples in its favour) is lowered, and objectives that it cannot win are dropped.
+        2. Objectives for which it has all counts are entered; its score there may rule out other candidates.
+        3. If nothing is left to count, the candidate is done.
         """
         n_id = self.evaluator.n_id
         n_ood = self.evaluator.n_ood
@@ -386,6 +393,8 @@ def _loss_of_single_samples(values: Values, objective: str) -> float:
 def _paired_losses(values: Sequence[Values]) -> np.ndarray:
     """Return the AUROC loss between each two batches: twice the number of sample pairs in the wrong order.
 
+    A pair is an ID and an OOD sample; it is in the right order if the OOD sample scores higher, and a tie counts half.
+
     Args:
         values: the results of each batch.
 
@@ -403,7 +412,7 @@ def _paired_losses(values: Sequence[Values]) -> np.ndarray:
             # Only samples of the same task are compared. The loss is the same for (ID, OOD) and (OOD, ID).
             common_tasks = set(inside.tasks).intersection(outside.tasks)
             if common_tasks:
-                # Twice the number of pairs in which the OOD sample does not score above the ID one; ties count half.
+                # `two_u` is twice the number of pairs in the right order.
                 pairs = len(inside.scores) * len(outside.scores)
                 loss = 2 * pairs - two_u(inside.scores, outside.scores)
                 losses[id_batch, ood_batch] = loss

@@ -134,11 +134,12 @@ class Certainty:
 def undecided_first(
     inside: Certainty, outside: Certainty | None, objectives: Sequence[str], lengths: Mapping[str, Sequence[int] | None]
 ) -> dict[str, list[int]]:
-    """Return an order of the samples in which a losing candidate shows early: undecided samples come first.
+    """Return the indices of the samples of each set, those first that tell the candidates of a search apart.
 
-    ID samples come first if they are wrong, nearly wrong, or look like OOD samples; OOD samples come first if they look
-    like ID samples. Every order gives the same result; this one lets losing candidates stop early. If lengths matter,
-    samples of similar hazard are sorted by length, so that little is padded.
+    Every order gives the same result; this one shows early which candidates lose, so that they are given up. The hazard
+    of a sample is how likely it shows this: an ID sample that is wrong, nearly wrong, or looks like an OOD sample, and
+    an OOD sample that looks like an ID sample. If lengths matter, samples of similar hazard are sorted by length, so
+    that little is padded.
 
     Args:
         inside, outside: the scores of the ID and of the OOD samples under the whole model.
@@ -198,6 +199,7 @@ def _most_hazardous_first(hazards: Floats, lengths: Sequence[int] | None) -> lis
     def minus_length(index: int) -> int:
         return -lengths[index]
 
+    # Cut into _STRATA groups of nearly equal size, still the highest hazards first, and sort each group by length.
     order_by_length: list[int] = []
     for stratum in np.array_split(order, _STRATA):
         longest_first = sorted(stratum.tolist(), key=minus_length)

@@ -145,7 +145,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
 def _check_budget(
     budget: int, total: int, options: SearchOptions, before: HeadMask, after: HeadMask, candidates: Sequence[Head]
 ) -> None:
-    """Raise an error for a budget that removes nothing, everything, or more than the searched sites have.
+    """Check that a budget removes at least one head, leaves one, and is not above the number of candidates.
 
     Args:
         budget: how many heads the search removes.
@@ -162,7 +162,7 @@ def _check_budget(
     option = "--keep" if is_by_keep else "--budget"
     removed_before = total - budget
 
-    # Nothing to remove.
+    # Nothing to remove; the first message is for a search that begins with heads removed already.
     if budget < 1 and removed_before:
         raise UsageError(f"{removed_before} heads are gone at the beginning, and {option} asks for {total} in all")
     if budget < 1:
@@ -273,6 +273,8 @@ def _starting_point(
 
 def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
     """Return the paths of the sites that a text such as ``3-5,8`` lists by their numbers, in model order.
+
+    Ranges include both ends, so these are the sites 3, 4, 5 and 8; a site that is listed twice is returned once.
 
     Raises:
         UsageError: for a number or a range that the model does not have.

@@ -215,9 +215,10 @@ class GreedySearch:
         return {objective: winner_of(objective, could_win[objective]) for objective in trials}
 
     def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
-        """Build the race of this process's candidates; candidates that the journal knows are not evaluated again.
+        """Return the race of one step: the candidates of this process, of which one wins for each objective.
 
-        The objectives of a group share their evaluations: the journal stores these under the first objective.
+        Evaluations in the journal of an interrupted search are used again. The objectives of the group have removed the
+        same heads so far, so they share their evaluations: the journal stores these under the first objective.
         """
         first_objective = group[0]
 
@@ -270,8 +271,9 @@ class GreedySearch:
     def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
         """Return the candidates that this process evaluates, in model order.
 
-        The most expensive candidates are dealt first, each to the process with the least work so far. Every process
-        deals all candidates in the same way, so nothing has to be exchanged.
+        The most expensive candidates are assigned first, each to the process with the least work so far: prices 5, 4,
+        3, 3 go to two processes as 5 + 3 and 4 + 3. Every process assigns all candidates in the same way, so nothing
+        has to be exchanged.
         """
         # The price of a candidate depends only on its site (attention block).
         samples = self.evaluator.size
@@ -287,6 +289,7 @@ class GreedySearch:
         dealt_here = []
         for head in dearest_first:
             least_load = min(load_of_process)
+            # Of equal loads the lowest rank.
             rank = load_of_process.index(least_load)
             load_of_process[rank] += price_of_site[head.site]
             if rank == self.processes.rank:
@@ -294,7 +297,10 @@ class GreedySearch:
         return sorted(dealt_here)
 
     def _gather_by_objective(self, trials_here: Mapping[str, Sequence[Trial]]) -> dict[str, list[Trial]]:
-        """Return for each objective of this process the trials of all processes, in the order of the processes."""
+        """Return the trials of all processes for each objective, in the order of the processes.
+
+        A trial is a head and what was counted without it. Processes exchange trials as JSON records.
+        """
         records_here = {objective: list(map(record_of_trial, trials)) for objective, trials in trials_here.items()}
         trials_of_all: dict[str, list[Trial]] = {objective: [] for objective in trials_here}
         for records_of_process in self.processes.gather(records_here):

@@ -123,6 +123,8 @@ class Session:
     def _order_of_samples(self, journal: Journal) -> dict[str, list[int]]:
         """Return the order of the samples of each set, the same in all processes; it is stored in the journal.
 
+        If candidates are given up early, samples that tell them apart come first; otherwise the longest come first.
+
         Args:
             journal: may have the order of an earlier run; otherwise the process of rank 0 stores it there.
 
@@ -209,8 +211,8 @@ class Session:
             )
             sample_sets.append(sample_set)
 
-        # Evaluate the batches of all these sets, with the memory and the tasks of this search. A lane is a model that
-        # is searched in turn with others, one for each objective.
+        # Evaluate the batches of all these sets, with the memory and the tasks of this search. Each objective removes
+        # other heads, so its model (a lane) has states of its own in memory. `aside`: a model that is only tried, too.
         batches = [batch for sample_set in sample_sets for batch in sample_set.batches]
         return Evaluator(
             self.model,
@@ -378,7 +380,10 @@ class Session:
 
     @contextlib.contextmanager
     def _open_journal(self, path: Path | None) -> Iterator[Journal]:
-        """Open the journal of this process, in turn with the other processes, and check its records.
+        """Open the journal of this process, and check that its records can be of this search.
+
+        With several processes, rank 0 opens its journal first, then the others open theirs, and no process goes on
+        before all have read.
 
         Args:
             path: the journal of rank 0; None: nothing is stored.

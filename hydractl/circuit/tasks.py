@@ -49,10 +49,12 @@ def role_of(name: str) -> str:
 
 
 def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source, list[list[str]]]:
-    """Return the source with the classes of all ID sets, and the list of classes of each set.
+    """Return the source with the classes of all ID sets, and the classes of each set if they differ.
 
-    If the sets have different classes, the source gets the classes of all sets, one set after another. If all sets have
-    the same classes, which is always so with a classifier, the returned list is empty.
+    A classifier is returned as it is, with an empty list. A zero-shot model gets its classes from the data:
+
+    * all sets have the same classes: these, and an empty list;
+    * they differ: the classes of all sets, one set after another, and the classes of each set.
     """
     if source.classes is not None:  # a classifier: its classes are fixed
         return source, []
@@ -154,10 +156,10 @@ def warnings_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
 
 
 def set_runs(tasks: Sequence[Task]) -> dict[tuple[str, ClassRange], list[int]]:
-    """Return how the model runs over sets: each set once for all tasks that have the same classes, ID sets first.
+    """Return the tasks of each run of the model over a set: their indices, by the set and the range of their classes.
 
-    Returns:
-        The indices of the tasks, by the name of the set and the range of their classes among those of the model.
+    Tasks that read the same set with the same classes share one run. ID sets come first. E.g. if two tasks compare the
+    sets a and b with the same OOD set c, and have all classes: {(a, all): [0], (b, all): [1], (c, all): [0, 1]}.
     """
     runs: dict[tuple[str, ClassRange], list[int]] = {}
     for index, task in enumerate(tasks):

@@ -80,7 +80,10 @@ class SearchedTower:
             self.costs.append(cost)
 
     def remove(self, removed: Sequence[CandidateHead]) -> None:
-        """Slice exactly these heads away, and restore all others; heads of other towers are ignored."""
+        """Slice exactly these heads away, and restore all others; heads of other towers are ignored.
+
+        A site's weights are replaced only if its heads change. They are always taken from the unpruned weights.
+        """
         to_remove = set(removed)
         kept = []
         for index, site in enumerate(self.sites):
@@ -90,6 +93,7 @@ class SearchedTower:
                 unpruned = self._unpruned[index]
                 projections = unpruned
                 if len(kept_here) < unpruned.heads:
+                    # Select the rows of the kept heads; norms and the like, which belong to no head, stay the same.
                     # A parameter created in inference mode could not take part in a graph of gradients.
                     with torch.inference_mode(False), torch.no_grad():
                         common = [getattr(unpruned.bank, name) for name in COMMON]
@@ -140,10 +144,9 @@ class SearchedTower:
         return Trace(self.kept, before, last, joined, output, read)
 
     def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
-        """Return what the tower reads out when one more head is removed, for each of some heads of one site.
+        """Return the output of the tower without each of these heads of one site, e.g. features of the class token.
 
-        All candidates run as one batch: the state is repeated, once for each candidate. What is read out are e.g. the
-        features of the class token.
+        All candidates run as one batch: the state is repeated, once for each candidate.
 
         Args:
             trace: all intermediate results of the batch under the current model.
@@ -162,8 +165,9 @@ class SearchedTower:
         repeated = self.chain.repeated(before, candidates)
         state = self.chain.block(site, repeated, attended=attended)
 
-        # Count the work of this block. Costs take numbers of tokens as they were after the stem. A block of a Swin may
-        # have fewer: `share` of them, e.g. a quarter after one merging. So divide the tokens of a block by its share.
+        # Count the work of this block. Costs take numbers of tokens as they were after the stem (the layers before the
+        # first block). A block of a Swin may have only the share `share` of them. So divide the tokens of a block by
+        # its share, e.g. a quarter after one merging: 784 / 0.25 = 3136.
         cost = self.costs[block_of_site]
         samples = len(before.hidden)
         tokens = trace.last.hidden.shape[1] / self.costs[-1].share
@@ -178,7 +182,7 @@ class SearchedTower:
         return read.unflatten(0, (candidates, batch_size))  # [len(heads), B, ...]
 
     def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
-        """Return the output of one attention when one more head is removed, for each of some heads.
+        """Return the output of one attention without each of these heads, ``[B, queries, d_model]`` for each head.
 
         The part that a head adds to the output of the attention is subtracted from it.
 
@@ -186,14 +190,11 @@ class SearchedTower:
             trace: all intermediate results of the batch under the current model.
             index: the index of the block in this tower.
             heads: the positions of the heads to remove, which are present.
-
-        Returns:
-            For each head ``[B, queries, d_model]``.
         """
         projections = self.chain.attentions[index].only
         present = self.kept[index]
-        joined = trace.joined[index]
-        output = trace.output[index]
+        joined = trace.joined[index]  # the outputs of the present heads side by side, [B, queries, heads * head_dim]
+        output = trace.output[index]  # [B, queries, d_model]
         if len(present) == 1:
             # The only head leaves the bias alone. Subtracting the head would leave rounding errors, and equal samples
             # would no longer tie.
@@ -244,7 +245,7 @@ class SearchedTower:
         return [tokens] * blocks_before_last + [queries]
 
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
-        """Run one block of the current model, and observe its attention.
+        """Run one block of the current model, and return the state after it with what its attention computes.
 
         Returns:
             The state after the block; the concatenated outputs of the heads, ``[B, queries, heads * head_dim]``; and
@@ -297,7 +298,7 @@ class SearchedTower:
     def price(self, site: int | None, tokens: int, queries: int, share: float | None) -> float:
         """Return the cost of one sample for evaluating one candidate, in evaluations of a whole block.
 
-        The candidate runs the rest of its block after attention, then all later blocks.
+        Without the candidate, only the rest of its block after attention runs, then all later blocks.
 
         Args:
             site: the index of the candidate's site; None: the cost of running the whole tower.
@@ -393,7 +394,11 @@ class BlockCost:
         )
 
     def block(self, tokens: float, queries: float, heads: float) -> float:
-        """Return the mult-adds of the whole block.
+        """Return the mult-adds of the whole block for one sample.
+
+        With t tokens, q queries, width w = heads * head_dim, key width k, d = d_model and W windows, they are 2 q d w
+        (queries and outputs; 3 q d w with a gate) + 2 t d k (keys and values) + 2 q t w / W (attention), and those of
+        all other layers.
 
         Args:
             tokens: how many tokens have keys and values, counted in tokens of the stem; the block has the share

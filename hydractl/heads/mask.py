@@ -206,13 +206,13 @@ class HeadScores:
 def _read_listed_sites(
     listed: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
 ) -> Mapping[str, object]:
-    """Return the ``sites`` object of a file, and append a problem for each site that is unknown or missing.
+    """Return the ``sites`` object of a file, and add a sentence to ``problems`` for each unknown or missing site.
 
     Args:
         listed: the object, which may be any value; for anything but an object, {} is returned.
         sites: the sites of the model.
-        problems: receives one sentence for each unknown and for each missing site.
-        whole_towers: whether it is enough to list all sites of some towers.
+        problems: an output: the sentences are appended to it.
+        whole_towers: whether it is enough to list all sites of one tower; a model of images and texts has two.
     """
     if not isinstance(listed, Mapping):
         problems.append('"sites" is missing or not an object')
@@ -270,7 +270,7 @@ def _text_of_shape(counts: Sequence[int]) -> str:
 
 
 def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str | None = None) -> HeadMask:
-    """Read a mask and check it against the sites of a model.
+    """Return the mask in a JSON document, checked against the sites of a model.
 
     Args:
         document: the mask, as read from a file.
@@ -310,12 +310,12 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
 def _read_entry(entry: object, site: Site, problems: list[str]) -> tuple[int, ...]:
     """Return the kept heads of one site of a mask file, ascending; an empty tuple if the file does not list them.
 
-    Also appends every problem with the entry to ``problems``.
+    Heads that are no index of the site, or are listed twice, are left out and reported in ``problems``.
 
     Args:
         entry: the entry of the site in the file, which may be any value.
         site: the site of the model.
-        problems: receives a sentence for each problem.
+        problems: an output: a sentence for each problem is appended to it.
     """
     if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
         problems.append(f'site {site.path} needs a list "kept"')

@@ -82,14 +82,15 @@ def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
     """Return the Jensen-Shannon divergence of two distributions given as counts: 0 bits if equal, 1 if disjoint.
 
-    It is the mean of the divergences of both distributions from their mean; None if the counts of one are all 0.
+    With shares p and q and their mean m = (p + q) / 2, it is half the sum over keys of p log2(p / m) + q log2(q / m).
+    None if the counts of one distribution are all 0.
     """
     total_a = sum(a.values())
     total_b = sum(b.values())
     if not total_a or not total_b:
         return None
 
-    # Collect the terms p log2(p / mean) of both divergences; a share of 0 has no term.
+    # Collect the terms of all keys; a share of 0 adds nothing. p / m is 2 p / (p + q).
     terms = []
     for key in {**a, **b}:
         p = a.get(key, 0) / total_a

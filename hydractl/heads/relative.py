@@ -57,17 +57,15 @@ class Relative:
         return at_positions.transpose(0, 1)  # [B, n, q, T]
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
-        """Return attention scores from comparing the queries and keys of tokens with those of distances.
+        """Return what the distances of tokens add to attention scores, ``[B, n, q, T]``, scaled.
 
-        Besides "how well does this query fit that key", two questions are scored: how well a query fits the distance of
-        the other token, and how well a key does.
+        Let token i have the query q_i, token j the key k_j, and their distance d the query Q_d and the key K_d. To the
+        score q_i . k_j two terms are added: q_i . K_d (does the query fit the distance?) and k_j . Q_d (does the key?).
 
         Args:
             q, k: queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` of tokens.
-            queries, keys: queries and keys of distances, ``[n, R, dk]`` each; None if the block does not have them.
-
-        Returns:
-            The scores ``[B, n, q, T]``, scaled.
+            queries, keys: queries and keys of the R distances, ``[n, R, dk]`` each; None if the block does not have
+                them.
         """
         # The distance of each query token from each key token: of all tokens [1, 1, T, T], of some [B, 1, q, T].
         if self.positions is None:

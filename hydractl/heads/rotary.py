@@ -28,7 +28,9 @@ class Rotary:
     neighbours: bool
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate queries or keys by the angles of their tokens.
+        """Return queries or keys rotated by the angles of their tokens.
+
+        Two dimensions (a, b) with the angle t become (a cos t - b sin t, b cos t + a sin t).
 
         Args:
             heads: queries or keys, ``[B, h, T, head_dim]``; of each head only the first ``width`` dimensions rotate.
@@ -49,7 +51,7 @@ class Rotary:
             first, second = to_rotate.chunk(2, dim=-1)
             perpendicular = torch.cat([-second, first], dim=-1)
 
-        # Rotate by the angle, and put the other dimensions back behind.
+        # Rotate by the angle: (a, b) cos t + (-b, a) sin t. Put the other dimensions back behind.
         rotated = to_rotate * self.cos + perpendicular * self.sin
         rotated = rotated.to(heads.dtype)
         if not other_dims:

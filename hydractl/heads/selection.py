@@ -13,6 +13,8 @@ from hydractl.heads.mask import Head, HeadMask, HeadScores, Ranking, Site
 def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict[str, int]:
     """Return the number of heads to remove at each site, by its path, for a budget per site.
 
+    E.g. for sites of 12 and 3 heads, ``keep`` 4 removes 8 and 0, and ``remove`` 2 removes 2 of each.
+
     Args:
         present: the heads that the model still has.
         keep: the number of heads to keep at each site; a site with fewer loses none.
@@ -36,6 +38,8 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
 
 def total_budget(present: HeadMask, keep: int | None, remove: int | None, option: str = "--remove") -> int:
     """Return the total number of heads to remove, from ``keep`` as a mean per site or from ``remove`` as a total.
+
+    E.g. for 12 sites with 144 heads in all, ``keep`` 10 removes 144 - 10 * 12 = 24.
 
     Args:
         present: the heads that the model still has.
@@ -80,7 +84,7 @@ def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, 
 def select_global(
     order: Sequence[Head], present: HeadMask, count: int, fixed: Mapping[str, tuple[int, ...]]
 ) -> HeadMask:
-    """Return the mask with ``count`` heads removed in all: the ``fixed`` sites as given, the rest in the given order.
+    """Return the mask with ``count`` heads removed in all: those that ``fixed`` lacks, then the first of ``order``.
 
     Args:
         order: heads, the first to be removed first.
@@ -102,7 +106,7 @@ def select_global(
             hint="share fewer sites or remove more heads",
         )
 
-    # Spend the rest on the other sites, in the given order.
+    # Remove the rest at the other sites, the first of the order first.
     still_there = set(mask.kept_heads)
     candidates = []
     for path, head in order:

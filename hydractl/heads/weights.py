@@ -59,7 +59,7 @@ class HeadWeights:
         return self.q.shape[1]
 
     def select(self, positions: Sequence[int]) -> HeadWeights:
-        """Return a block of only some of its heads.
+        """Return a block of only these heads, in their order.
 
         With grouped-query attention, several heads share one head of keys and values (a key head): ``key_heads`` of
         [0, 0, 1, 1] means that heads 0 and 1 share the first. A key head stays as long as some head uses it; the key
@@ -116,7 +116,8 @@ class HeadWeights:
         key_positions = head_positions
         key_head_count = heads
         if self.key_heads is not None and key_heads is not None:
-            # A key head goes to the index where the new block's heads look for it: take it from any head that uses it.
+            # A key head goes to the index where the new block's heads look for it. Later heads that use the same key
+            # head write the same index again.
             position_of_key = {}
             for key, position in zip(self.key_heads, positions, strict=True):
                 position_of_key[key] = key_heads[position]
