@@ -76,20 +76,25 @@ _MODELS = ("HydraModel", "Model", "load", "open", "save")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, e.g. ``hydractl.prune``; plug-ins may add verbs to them."""
+    """Return a public name of the package, imported at its first use (PEP 562), e.g. ``hydractl.prune``.
+
+    The cases, in this order: the function of a verb (of a plug-in, too); a verb that was removed (AttributeError with
+    what replaces it); a name that is not public (AttributeError); any other name of ``__all__``.
+    """
     from importlib import import_module
     from pkgutil import resolve_name
 
     registry = import_module("hydractl.options.registry")
     verb = registry.verb_called(name)
     if verb is not None:
-        return resolve_name(registry.VERBS[verb].signature)
+        path_of_function = registry.VERBS[verb].signature  # such as "hydractl.api.prune:prune"
+        return resolve_name(path_of_function)
     if name in registry.GONE_VERBS:
         raise AttributeError(f"{__name__}.{name} is gone: {registry.GONE_VERBS[name]}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # These modules import torch, which takes seconds, so they are imported only now: `hydractl --help` must not wait.
-    module_name = "results"
+    module_name = "results"  # of every name that is not among the following
     if name in _MODELS:
         module_name = "models"
     elif name == "Calibrated":

@@ -84,12 +84,14 @@ def calibrate(
     note: str | None = calibrating(
         "A sentence about how this model was chosen, for the provenance of the checkpoint", metavar="TEXT"
     ),
+    # Options that eval has, too: each type, declared in hydractl.api.validating, holds the flag and its help.
     val: Val = None,
     ood_val: OodVal = (),
     calibration: Calibrations = (),
     threshold: str | Threshold | None = threshold_option(often=True),
     conformal: Conformal = None,
     conformal_score: ConformalScore = "lac",
+    # Options that most verbs have: each type, declared in hydractl.api.options, holds the flag and its help.
     output: Output = None,
     limit: Limit = None,
     max_length: MaxLength = None,
@@ -107,10 +109,13 @@ def calibrate(
     batch_size: BatchSize = 64,
     whole_last_block: WholeLastBlock = False,
 ) -> Calibrated:
-    """Choose temperature, threshold and OOD score of a model on validation data.
+    """Choose the temperature, the OOD threshold and the OOD score of a model on validation data.
 
-    Of one checkpoint the result is a checkpoint. Of members ``A+B+C`` and of stored predictions, whose ``output`` ends
-    in ``.json``, it is a file for the argument ``calibration`` of ``eval``.
+    :mod:`hydractl.verbs.calibrate` runs the model on ``val`` and ``ood_val``. A temperature minimises the NLL, a
+    threshold is a quantile of the OOD scores, and of several OOD scores the one with the highest mean AUROC is taken.
+
+    One checkpoint becomes a new checkpoint that holds what was chosen. For members ``A+B+C`` and stored predictions,
+    ``output`` ends in ``.json``, and the file is for the argument ``calibration`` of ``eval``.
 
     Args:
         model: one checkpoint, members ``A+B+C``, or predictions that ``eval`` has stored.
@@ -122,13 +127,16 @@ def calibrate(
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
+    # ``call.values`` has the value of each option by name; ``call.add`` notes a problem, raised when the block ends.
     with checking() as call:
         scores = call.values["ood_score"]
         add_problems_of_validation(call)
+
+        # Without one of these options there is nothing to choose.
         if not any(map(call.given, ("temperature", "threshold", "ood_score", "conformal", "calibration"))):
             call.add("calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score")
 
-        # Of several scores one is chosen by the data.
+        # Of several scores the one with the highest AUROC is taken, which takes ID and OOD samples.
         if len(scores) > 1 or ALL_SCORES in scores:
             as_written = ",".join(scores)
             for needed in ("val", "ood_val"):
@@ -141,7 +149,13 @@ def calibrate(
 
     from hydractl.verbs.calibrate import run
 
+    # Compute and write. A program that names no output gets a temporary file.
     folder = place_for_model(call, "calibrated.st")
     outcome = run(call)
+
+    # A JSON file holds what was chosen, and no model.
     is_json = any(file.suffix == ".json" for file in outcome.files)
-    return Calibrated(None if is_json else made(call, outcome, folder), outcome.returned())
+    checkpoint = None
+    if not is_json:
+        checkpoint = made(call, outcome, folder)
+    return Calibrated(checkpoint, outcome.returned())

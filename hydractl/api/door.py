@@ -36,7 +36,7 @@ _PYTHON = Door(
 
 
 def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str, object]) -> Any:
-    """Run a verb for a program, and return what its function returns.
+    """Run a verb for a Python program, e.g. for ``hydractl.prune("a.st", keep=8)``, and return its result.
 
     None and empty lists count as not given. An argument that is no option, such as ``on_log``, is passed on.
 
@@ -44,12 +44,16 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         RequirementError: one of ``require`` is not met.
         HydraError: what the verb raises; its messages name arguments instead of flags.
     """
+    # Refuse unknown arguments, and suggest what was meant.
     function = declared.function
     signature = declared.signature
     for name in keywords:
         if name not in signature.parameters:
             about = about_option(name, declared.verb, _PYTHON)
             raise UsageError(f"{function.__name__}() got an unexpected keyword argument {name!r}{about}")
+
+    # Split the arguments: ``values`` are of options, by the name of the option; ``further`` are for Python alone. The
+    # option of the model is named "model", whatever the function calls its parameter (such as ``models``).
     bound = signature.bind(*arguments, **keywords).arguments
     bound["model"] = bound.pop(declared.model_parameter, None)
     values = {}
@@ -62,7 +66,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
             values[name] = value
 
     def said(message: str) -> str:
-        """Return a message in terms of Python."""
+        """Return a message in terms of Python: ``keep=8`` for ``--keep 8``."""
         return in_python(message, declared.options, values)
 
     try:
@@ -70,7 +74,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         verb_call = gather(declared, taken, of_program=True)
         verb_call.log = PythonLog(said, further.get("on_log"))
         with ExitStack() as while_it_works:
-
+            # The call runs this when its options have been checked, before any work.
             def protect_inputs() -> None:
                 """Refuse outputs that would replace what is read."""
                 while_it_works.enter_context(reading(inputs_of(verb_call)))
@@ -89,6 +93,8 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         elif error.hint is not None:
             error.hint = said(error.hint)
         raise
+
+    # Only now, so that what was computed has been written.
     unmet = outcome.unmet
     if unmet:
         raise RequirementError(f"{len(unmet)} of the requirements do not hold", problems=unmet)
@@ -99,7 +105,10 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 
 
 def value_for_option(option: Option, value: Any) -> object:
-    """Return an argument in the form that its option takes: texts, and objects for what is in memory.
+    """Return a Python argument in the form that its option takes.
+
+    By what the option takes: data sets become specs that hold samples in memory, JSON documents become
+    :class:`Document`, models become texts (files, names) or opened models; any other value stays as it is.
 
     Args:
         option: the option of the argument.
@@ -118,10 +127,13 @@ def value_for_option(option: Option, value: Any) -> object:
         return [_document(f"document {number}", document) for number, document in enumerate(as_list(value), start=1)]
     if option.kind not in MODEL_KINDS:
         return value
+
+    # Models. "rows" are the rows of a table of results, each one model or an ensemble.
     if option.kind == "rows":
         models = row_arguments(value)
     else:
         models = model_arguments(as_list(value), count(), by_file=option.kind == "file")
+    # A model that is not open yet is passed on as its text alone.
     return [model.text if model.held is None else model for model in models]
 
 
@@ -137,11 +149,13 @@ def data_argument(option: Option, value: Any) -> Any:
         UsageError: the option takes data sets by name, and the value does not name any.
         InputError: a data set is of a type that :func:`hydractl.data.held.held_set` does not take.
     """
+    # Python's mapping {name: data}; an option that takes no names gets the data alone.
     if isinstance(value, Mapping):
         by_name = {name: held_spec(option.flag, data, f"{option.name}.{name}") for name, data in value.items()}
         return by_name if option.takes_names else list(by_name.values())
     if not option.takes_names:
         return held_spec(option.flag, value, option.name)
+    # Texts "NAME=SPEC", as on the command line.
     if all(isinstance(item, str) for item in as_list(value)):
         return value
     raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
@@ -172,16 +186,16 @@ def as_list(models: Any) -> list[Any]:
 
 
 def model_arguments(models: Iterable[ModelLike], numbers: Iterator[int], *, by_file: bool = False) -> list[ModelRef]:
-    """Return each MODEL in the form that a verb takes.
+    """Return a reference to each model, in the form that a verb takes; an object in memory is opened first.
 
     Args:
         models: files, names, opened models or modules; an opened one that is several models becomes several.
-        numbers: the numbers by which messages call opened models, from ``memory:0``.
+        numbers: counts the opened models, which messages call ``memory:0``, ``memory:1`` and so on.
         by_file: whether an opened model is named by its file or name, which other processes can open, if it has one.
     """
     arguments: list[ModelRef] = []
     for model in models:
-        if not isinstance(model, Model | nn.Module):
+        if not isinstance(model, Model | nn.Module):  # a file or a name, which the verb opens itself
             arguments.append(ModelRef(os.fspath(model)))
             continue
         for opened in open(model).models:
@@ -193,10 +207,11 @@ def model_arguments(models: Iterable[ModelLike], numbers: Iterator[int], *, by_f
 
 
 def row_arguments(models: Any) -> list[ModelRef]:
-    """Return the rows of a table in the form that a verb takes.
+    """Return a reference for each row of a table of results; a row is a model, or an ensemble of several.
 
     Args:
         models: one model, several, or a mapping from the names of rows to a model or the members of an ensemble.
+            ``["a.st", "b.st"]`` are two rows named after their files, ``{"pair": ["a.st", "b.st"]}`` is one row.
 
     Raises:
         UsageError: the name of a row has a character with a meaning on the command line.
@@ -207,7 +222,7 @@ def row_arguments(models: Any) -> list[ModelRef]:
     rows: list[ModelRef] = []
     numbers = count()
     for name, members in named_rows:
-        if set(name) & set("/:?="):
+        if set(name) & set("/:?="):  # a row is passed on as the text NAME=MODEL+MODEL, which these would break
             raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
         rows.append(ModelRef.of_row(name, model_arguments(as_list(members), numbers)))
     return rows

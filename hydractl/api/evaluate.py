@@ -136,6 +136,7 @@ def evaluate(
         at_most=SEVERITIES[-1],
         split=True,
     ),
+    # What is chosen on validation data: types of hydractl.api.validating hold the flags and their help.
     val: Val = None,
     ood_val: OodVal = (),
     temperature: str | float | None = temperature_option(
@@ -156,6 +157,7 @@ def evaluate(
     ),
     passes: int | None = dropping(f"Passes with --mc-dropout [passes; default: {PASSES}]", at_least=2),
     test: Data | None = io(f"The data set that is tested on: {SPEC_FORMS}", often=True),
+    # Options that most verbs have: each type, declared in hydractl.api.options, holds the flag and its help.
     output: Figures = None,
     limit: Limit = None,
     max_length: MaxLength = None,
@@ -173,7 +175,9 @@ def evaluate(
     batch_size: BatchSize = 64,
     whole_last_block: WholeLastBlock = False,
 ) -> Evaluation:
-    """Measure accuracy, calibration, OOD detection and diversity.
+    """Measure accuracy, calibration, OOD detection and diversity of models on the same test data.
+
+    :mod:`hydractl.verbs.eval` runs each model, or reads the logits that an earlier call has stored.
 
     Args:
         models: one model, several, or a mapping from the names of rows to models. A list in the mapping is an ensemble
@@ -188,13 +192,14 @@ def evaluate(
         RequirementError: one of ``require`` is not met.
     """
     keeps_logits = str(predictions or "").endswith(".st")
+    # ``call.values`` has the value of each option by name; problems that are noted are raised when the block ends.
     with checking() as call:
         values = call.values
         scores = values["ood_score"]
         add_problems_of_validation(call)
         call.goes_with("passes", "mc_dropout")
 
-        # Scores, and the data that they are fitted to.
+        # OOD scores on features, such as Mahalanobis, are fitted to training data; scores on logits need none.
         if call.given("train") and not fits_to_training_data(scores):
             call.add(f"--train needs an --ood-score on features: {', '.join(ON_FEATURES)}", "ood_score")
         add_problems_of_scores(call, scores)

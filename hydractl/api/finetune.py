@@ -105,18 +105,20 @@ def _settle(call: Call) -> None:
 
 
 def _take_recipe(call: Call, recipe: str) -> None:
-    """Set the options that nobody gave to the values of a recipe; its problems become those of the call.
+    """Set the options that nobody gave to the values of a recipe, a YAML file of hyper-parameters.
 
-    Early stopping without ``--val`` is taken back.
+    What is wrong in the file is added to the problems of the call. Early stopping that the recipe asks for is taken
+    back without ``--val``, which it is measured on.
 
     Args:
         call: the call.
         recipe: the name or the file of the recipe.
     """
+    # Read the file. Ranks tell where a value comes from: 0 is a default, RECIPE above it, then files, variables, flags.
     option_by_key = {option.key: option for option in recipe_options()}
     contents = read_recipe(recipe, option_by_key)
     call.problems += contents.problems
-    for key, raw in contents.values[None].items():
+    for key, raw in contents.values[None].items():  # None: keys that stand at the top of the file
         option = option_by_key[key]
         # A value that somebody gave wins, even if it could not be read; so does a length that somebody gave.
         is_length = option.name in ("epochs", "steps")
@@ -125,6 +127,7 @@ def _take_recipe(call: Call, recipe: str) -> None:
             continue
         call.take(option, Given(raw, f"recipe {recipe}", RECIPE))
 
+    # Early stopping, where there is nothing to measure it on.
     if call.given("val"):
         return
     for name in ("patience", "min_delta"):
@@ -135,11 +138,14 @@ def _take_recipe(call: Call, recipe: str) -> None:
 
 
 def _without_effect(call: Call) -> Iterator[tuple[Sequence[str], str]]:
-    """Yield options without effect, with the option that makes them so.
+    """Yield pairs: names of options without effect, and the name of the option that makes them so.
 
-    Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine schedule, classes to the cross-entropy.
-    Some ensembles have no use for a choice on validation data, or for an average over part of a training.
+    - momentum is of SGD, betas and eps are of AdamW;
+    - label smoothing, a new head and compilation are of the cross-entropy, not of the contrastive loss;
+    - the floor of the learning rate is of the cosine schedule;
+    - some ensemble methods set options aside, and one that trains nothing all those of a training.
     """
+    # A method that trains nothing, such as laplace: every option of a training, and nothing more to say.
     method = call.values["ensemble"]
     if method is not None and not method.trains:
         names = [option.name for option in call.declared.options if option.group in _GROUPS_OF_A_TRAINING]

@@ -240,11 +240,14 @@ def save(
         OutputError, StorageError: the file cannot be written.
         UsageError: the path has the ending of another kind of file.
     """
+    # A document.
     if isinstance(what, Result):
         what = what.to_dict()
     if isinstance(what, Mapping):
         with Output(file_path(os.fspath(path)), force=force) as output:
             return write_json(output, what)
+
+    # A model. A name such as a.onnx would say that the file is of another kind.
     hint_at_name = name_for_weights(os.fspath(path))
     if hint_at_name is not None:
         raise UsageError(f"save writes safetensors, not {path}", hint=hint_at_name)
@@ -270,10 +273,10 @@ def held_spec(option: str, value: Any, name: str) -> str | DataSpec:
 
 
 def _description_to_save(source: Source, trained_on: Data | None) -> Description:
-    """Return the description of a model for a checkpoint.
+    """Return the description that the header of a checkpoint holds: architecture, origin, samples seen in training.
 
-    It says how the model was made (by ``save``, if nothing else is known), and which samples its weights have seen:
-    those in the description of the model, and those of ``trained_on``.
+    Origin: the commands that made the model (``save``, if nothing else is known). Samples seen: those that the model's
+    description lists already, and those of ``trained_on``; they are kept as hashes.
     """
     made_by = source.description.provenance
     if not made_by:
@@ -283,13 +286,15 @@ def _description_to_save(source: Source, trained_on: Data | None) -> Description
         dataset = open_data(held_spec("--data", trained_on, "trained_on"), ignore_labels=True)
         samples = entry("save", "train", dataset)
         seen = merged(seen, [samples])
+    # "sliced": the tensors of pruned heads are cut out, not zeroed.
     return replace(source.description, layout="sliced", provenance=made_by, seen=tuple(seen))
 
 
 def _source_of_weights_now(model: HydraModel) -> Source:
-    """Return a module as a source, with the weights, classes and prompt that it has now.
+    """Return a loaded module as a source, which is what a file of it would be when opened.
 
-    Results that were fitted to the weights of the checkpoint, such as a threshold, are left out.
+    It has the weights, classes and prompt that the module has now, perhaps after a training. What was fitted to the
+    weights of its checkpoint, such as a temperature or a threshold, is left out, because it may fit no longer.
 
     Warns:
         UserWarning: once for each result that is left out.
@@ -298,9 +303,13 @@ def _source_of_weights_now(model: HydraModel) -> Source:
     for fitted in (*CHOSEN_BY_CALIBRATE, KEY):
         if fitted in description.extra:
             warnings.warn(f"the {fitted} is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
+
+    # Zero-shot models have prompts, the templates that their class names are put into.
     prompt = description.prompt
     if model.prompted:
         prompt = model.prompted.templates
+
+    # The provenance says that ``save`` made it, and of what.
     parent = dict(description.provenance) or None
     description = replace(
         description,
@@ -312,6 +321,7 @@ def _source_of_weights_now(model: HydraModel) -> Source:
     )
     tensors = DictTensors(model.stock_tensors())
 
+    # Hashing takes time, so it is done when the digest is asked for, and once.
     @functools.cache
     def digest() -> str:
         """Return the digest of the file that :func:`save` would write."""

@@ -20,7 +20,7 @@ _NAME = "model"
 
 
 def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Path) -> Source:
-    """Return a stock module as a source, with the weights it has now.
+    """Return a module of timm, transformers, torchvision or open_clip as a source: a model with its weights of now.
 
     Args:
         module: a module of a supported library.
@@ -64,12 +64,12 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
 
 
 def _architecture_of_timm(module: nn.Module) -> str | None:
-    """Return the ``arch`` of a module of timm, as far as the module tells it.
+    """Return the architecture of a module of timm as text; None for a module without timm's ``pretrained_cfg``.
 
-    Returns:
-        ``timm:NAME?num_classes=N``, with ``&img_size=PIXELS`` if its images do not have the published size; None for a
-        module without timm's ``pretrained_cfg``.
+    E.g. ``timm:vit_tiny_patch16_224?num_classes=10``, and ``&img_size=32`` behind it if the images have another size
+    than those of the published model.
     """
+    # timm writes what was published into a dict: the name, the shape of an image and so on.
     published = getattr(module, "pretrained_cfg", None)
     if not isinstance(published, dict) or not published.get("architecture"):
         return None
@@ -77,6 +77,7 @@ def _architecture_of_timm(module: nn.Module) -> str | None:
     classes = getattr(module, "num_classes", 0)
     arch = f"timm:{architecture}?num_classes={classes}"
 
+    # A transformer has a patch embedding, which knows the size of its images: (height, width) in pixels.
     patch_embedding = getattr(module, "patch_embed", None)
     size = getattr(patch_embedding, "img_size", None)
     if size is None:

@@ -76,6 +76,7 @@ def predict(
         writes=True,
         often=True,
     ),
+    # Options that most verbs have: each type, declared in hydractl.api.options, holds the flag and its help.
     limit: Limit = None,
     max_length: MaxLength = None,
     labels: Labels = None,
@@ -90,9 +91,10 @@ def predict(
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
 ) -> Predictions:
-    """Predict samples without labels, and flag those that the model was not made for.
+    """Predict the class of each sample of unlabelled data, and flag the samples that are out of distribution (OOD).
 
-    A loaded model predicts a batch by its own method ``predict``.
+    :mod:`hydractl.verbs.predict` runs the model. A sample is flagged if its OOD score reaches the threshold that the
+    checkpoint holds. A loaded model predicts a batch by its own method ``predict``.
 
     Args:
         model: one checkpoint, preferably one that :func:`calibrate` wrote, which holds a threshold.
@@ -105,9 +107,12 @@ def predict(
         RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    path = None if output == "-" else output
+    path = None if output == "-" else output  # None: the predictions are printed or returned
+    # ``call.add`` notes a problem of the options; all of them are raised together when the block ends.
     with checking() as call:
-        models = call.values["model"]  # a command line has the INPUTs behind the MODEL
+        # The data are either the INPUTs, which follow the MODEL on the command line as in `predict a.st x.png y.png`,
+        # or those of --data.
+        models = call.values["model"]  # [MODEL, INPUT, INPUT, ...]
         inputs = [item.text for item in models[1:]]
         if inputs and call.of_this_verb("data"):
             call.add("give only one of INPUT, --data", "data")
@@ -115,6 +120,8 @@ def predict(
             call.add("predict needs an INPUT: a folder, a file, - for standard input, or --data SPEC")
         elif inputs.count("-") > 1:
             call.add("standard input can be read once, and - is given twice")
+
+        # The file of predictions: one line a sample, in a format that the ending names.
         if path is not None and not str(path).lower().endswith(LINE_FILES):
             endings = ", ".join(LINE_FILES)
             call.add(f"--output {path}: predictions are written to {endings}", "output")

@@ -50,6 +50,7 @@ def score(
     ),
     keep: int | None = scoring("Heads to keep per site [heads]", at_least=0, often=True),
     remove: int | None = scoring("Heads to remove per site [heads]", at_least=0),
+    # Options that most verbs have: each type, declared in hydractl.api.options, holds the flag and its help.
     output: Output = None,
     data: DataSet = None,
     limit: Limit = None,
@@ -67,7 +68,13 @@ def score(
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
 ) -> Scores:
-    """Give every attention head an importance score.
+    """Give every attention head an importance score by the criterion ``method``, such as Taylor; a low one goes first.
+
+    :mod:`hydractl.verbs.score` computes the scores. Which ``order`` is taken, and what has no effect:
+
+    - a criterion that itself decides which heads stay: no order, no numbers of heads;
+    - ``one-shot``, or no order and a criterion without data: all heads on the full model, no numbers of heads;
+    - no order and a criterion with data: ``sequential`` if ``keep`` or ``remove`` is there, else ``one-shot``.
 
     Returns:
         The scores, which ``prune(scores=...)`` takes.
@@ -82,19 +89,21 @@ def score(
         if reads_no_data:
             call.unused("max_length", because="method")
 
-        # Scores without data do not depend on the heads that were removed before, so a number of heads has no effect.
+        # Settle the order. ``call.unused`` puts options back to their defaults, and complains of those that were given.
         if isinstance(criterion, Decider):
             call.unused("order", "keep", "remove", because="method")
             order = None
         elif order == "one-shot":
             call.unused("keep", "remove", because="order")
         elif order is None and reads_no_data:
+            # Such scores do not depend on the heads that were removed before, so a number of heads changes nothing.
             call.unused("keep", "remove", because="method")
         # The scores at a number of heads are those of ``prune --method`` at this number.
         elif order is None:
             has_count = call.given("keep") or call.given("remove")
             order = "sequential" if has_count else "one-shot"
 
+        # What is needed: a criterion, data if it reads some, and for sequential scoring how many heads go.
         call.needs("method")
         if criterion is not None and criterion.needs_data:
             call.needs("data", f"--method {criterion}")

@@ -92,13 +92,19 @@ def drop_unused_training_data(call: Call) -> None:
 
 
 def add_problems_of_validation(call: Call) -> None:
-    """Add the problems between options that choose something on validation data."""
-    # What is chosen needs data. Of several choices that lack --val only the first is reported.
+    """Add a problem to the call for each choice on validation data whose data set is missing.
+
+    - a fitted temperature, the threshold ``id:P`` and conformal sets need ``--val``, in-distribution (ID) data;
+    - the threshold ``ood:P`` needs ``--ood-val``, out-of-distribution (OOD) data;
+    - ``--ood-val auto`` needs ``--val``, because it makes OOD samples of the ID ones.
+    """
     values = call.values
     temperature: Temperature | None = values["temperature"]
     threshold: Threshold | None = values["threshold"]
     ood_val: Sequence[OodSet] = values["ood_val"]
     lacks_val = values["val"] is None
+
+    # The first option that chooses something on --val; one problem is enough for all that lack it.
     chosen_on_val = None
     if temperature is not None and temperature.is_fitted:
         chosen_on_val = f"--temperature {temperature}"
@@ -108,6 +114,8 @@ def add_problems_of_validation(call: Call) -> None:
         chosen_on_val = "--conformal"
     if lacks_val and chosen_on_val is not None:
         call.add(f"{chosen_on_val} needs --val, data to choose on that is not tested on")
+
+    # What needs OOD samples, or ID samples to make them of.
     if threshold is not None and threshold.side == "ood" and not call.given("ood_val"):
         call.add(f"--threshold {threshold} needs --ood-val, data to choose on that is not tested on")
     is_made = any(ood_set.spec.text == AUTO for ood_set in ood_val)

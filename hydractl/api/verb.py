@@ -15,11 +15,14 @@ R = TypeVar("R")
 
 
 def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that makes a verb of a function; ``facts`` are further attributes of
-    :class:`hydractl.options.signature.Declared`.
+    """Return a decorator that makes a function a verb: a command, e.g. ``hydractl prune``, and a function of Python.
 
-    The function is called with checked values. Whoever calls it from Python passes plain arguments, which
-    :mod:`hydractl.api.door` reads.
+    Both read and check the options before the decorated function runs. The command line calls it with the values of
+    the flags; in Python the wrapper below has :mod:`hydractl.api.door` read the plain arguments.
+
+    Args:
+        name: the verb on the command line.
+        facts: further attributes of :class:`hydractl.options.signature.Declared`.
     """
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
@@ -30,6 +33,7 @@ def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
             door = import_module("hydractl.api.door")  # heavy, and of no use to the command line
             return door.call(declared, arguments, keywords)
 
+        # The command line reads ``declared``; help() and editors show the signature and the docstring.
         call.declared = declared  # type: ignore[attr-defined]
         call.__signature__ = declared.plain_signature()  # type: ignore[attr-defined]
         call.__doc__ = _with_options(inspect.cleandoc(function.__doc__ or ""), declared)
@@ -39,11 +43,15 @@ def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _with_options(docstring: str, declared: Declared) -> str:
-    """Return a docstring whose section ``Args:`` has a line for each option, beside those that it has already."""
+    """Return a docstring whose section ``Args:`` has a line ``name: help`` for each option.
+
+    An option that the docstring describes itself keeps its own line. A section that is missing is put before
+    ``Returns:``, or at the end.
+    """
     lines = []
     for option in declared.options:
         name = option.name
-        if option is declared.model:
+        if option is declared.model:  # its parameter may have another name, such as ``models``
             name = declared.model_parameter
         if name not in OF_A_TERMINAL and f"\n    {name}: " not in docstring:
             lines.append(f"    {name}: {option.described()}")
